@@ -1,0 +1,35 @@
+"""Penstock runs open-weight language models at full pressure. The public list, imported when first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.config import Config
+    from penstock.errors import PenstockError
+    from penstock.llm import LLM
+    from penstock.request import CompletionOutput, RequestOutput, SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "Config", "PenstockError", "RequestOutput", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "penstock.llm",
+    "CompletionOutput": "penstock.request",
+    "Config": "penstock.config",
+    "PenstockError": "penstock.errors",
+    "RequestOutput": "penstock.request",
+    "SamplingParams": "penstock.request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,119 @@
+"""Config: every knob of an engine, grouped, typed, checked, and documented once (docs/config.md is generated from here).
+
+It knows no room: it is handed to them. A knob's help is its field's metadata; None means "the engine decides, and says
+what it decided in its stats".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args, get_type_hints
+
+from penstock.errors import UsageError
+
+BLOCK_SIZE = 16  # tokens of a block; the kernels and the prefix tree are made for it
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "dummy"]
+Kernels = Literal["auto", "reference"]
+PrefixGroups = Literal["auto", "off"]
+
+
+def _knob(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelOptions:
+    """Which model, and as what numbers."""
+
+    model: str = _knob("demo", "A model folder, a hub id, or `demo` for the model in the package.")
+    revision: str | None = _knob(None, "The hub's branch, tag or commit to take; ignored by nothing: refused for a folder.")
+    dtype: Dtype = _knob("auto", "Numbers of weights and KV. `auto`: bfloat16 where the processor has it, else float32.")
+    device: Device = _knob("auto", "Where it runs. `auto`: a CUDA GPU if there is one, else the CPU.")
+    load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")
+    skip_tokenizer_init: bool = _knob(False, "Load no tokenizer: ids in, ids out.")
+    seed: int = _knob(0, "Where seeds of requests that bring none, and dummy weights, come from.", low=0, high=2**63 - 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryOptions:
+    """How much of the machine it takes."""
+
+    max_model_len: int | None = _knob(None, "Longest prompt plus output, in tokens. None: the model's context.", low=2)
+    kv_cache_tokens: int | None = _knob(None, "Tokens that the KV cache holds. None: measured from what is free.", low=32)
+    enable_prefix_caching: bool = _knob(True, "Keep blocks of finished prompts, and use them again for equal beginnings.")
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchingOptions:
+    """How much of it at once."""
+
+    max_num_seqs: int | None = _knob(None, "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU.", low=1)
+    max_num_batched_tokens: int | None = _knob(
+        None, "Tokens of a step, prompts and rows together. None: 2,048 on a CPU, 16,384 on a GPU.", low=16
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleOptions:
+    """What runs next, and how."""
+
+    prefix_groups: PrefixGroups = _knob("auto", "Attend a shared prefix once for its group where that pays; `off`: never.")
+    steps_ahead: int = _knob(1, "Steps launched before an earlier one is read. 0 reads each at once.", low=0, high=3)
+    preempt_every: int = _knob(0, "For tests: preempt a row every so many steps. 0: only when blocks run out.", low=0)
+    kernels: Kernels = _knob("auto", "Which column of kernels. `reference`: plain torch everywhere.")
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """All knobs of an engine. Flat names reach them: `Config.of(max_num_seqs=64)`; an unknown name is a UsageError."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    batching: BatchingOptions = field(default_factory=BatchingOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+
+    @classmethod
+    def of(cls, **knobs: Any) -> Config:
+        """Builds a Config from flat knob names, each checked by type and range."""
+        config = cls()
+        places = config.places()
+        for name, value in knobs.items():
+            if name not in places:
+                raise UsageError(f"unknown option {name!r}: known are {', '.join(sorted(places))}", param=name)
+            setattr(places[name], name, value)
+        config.check()
+        return config
+
+    def places(self) -> dict[str, Any]:
+        """Knob name -> the group object that holds it."""
+        return {knob.name: group for group in self.groups() for knob in fields(group)}
+
+    def groups(self) -> tuple[ModelOptions, MemoryOptions, BatchingOptions, ScheduleOptions]:
+        return self.model, self.memory, self.batching, self.schedule
+
+    def check(self) -> None:
+        for group in self.groups():
+            hints = get_type_hints(type(group))
+            for knob in fields(group):
+                _check_knob(knob.name, getattr(group, knob.name), hints[knob.name], dict(knob.metadata))
+
+
+def _check_knob(name: str, value: Any, hint: Any, metadata: dict[str, Any]) -> None:
+    choices = get_args(hint)
+    if choices and all(isinstance(c, str) for c in choices):
+        if value not in choices:
+            raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}", param=name)
+        return
+    allowed = tuple(choices) or (hint,)
+    if value is None and type(None) in allowed:
+        return
+    if (isinstance(value, bool) and bool not in allowed) or not isinstance(value, allowed):
+        wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
+        raise UsageError(f"{name} must be {wanted}, not {value!r}", param=name)
+    low, high = metadata["low"], metadata["high"]
+    if (low is not None and value < low) or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise UsageError(f"{name} must be {bound}, not {value}", param=name)

@@ -1,0 +1,55 @@
+"""The error tree: every fault that a user can cause or must be told of.
+
+    PenstockError                    one clear line with the way out; the command line prints it and exits with `exit_code`
+    ├── UsageError                   what was asked cannot be (also a ValueError); over HTTP a 400 that names `param`
+    │   └── ContextLengthError       a prompt that doesn't fit the model's context; ends that prompt alone
+    ├── CheckpointError              a folder, config, shard or name that is missing, cut short or not understood
+    │   └── TokenizerError           a tokenizer that is missing or disagrees with the model's vocabulary
+    ├── CapacityError                this machine has no room: memory, disk, a port in use
+    ├── JournalError                 a journal or an output that cannot be written, or belongs to another run
+    └── EngineError                  the engine died or was closed; says what it said last
+
+It knows no room: stdlib only. A message is one line; nobody has to read a traceback to know what to do next.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all. `str(error)` is one line with the way out; `exit_code` is what the command line ends with."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(" ".join(message.split()))
+        self.param = param
+
+
+class UsageError(PenstockError, ValueError):
+    """An option, field or value that cannot be served; `param` names it."""
+
+
+class ContextLengthError(UsageError):
+    """A prompt (plus at least one token) that is longer than the model's context."""
+
+
+class CheckpointError(PenstockError):
+    """A model folder that cannot be read as it is."""
+
+
+class TokenizerError(CheckpointError):
+    """A tokenizer that is missing, unreadable, or disagrees with the model."""
+
+
+class CapacityError(PenstockError):
+    """The machine lacks memory, disk or a port for what was asked."""
+
+
+class JournalError(PenstockError):
+    """A journal or output that cannot be written, or that another run wrote."""
+
+
+class EngineError(PenstockError):
+    """The engine stopped; every waiter gets this."""
+
+    exit_code = 1

@@ -1,0 +1,83 @@
+"""What the kernels are handed of a step: tensors on the device, built once a step by `execute.batch`, read by every layer.
+
+KV of a layer is one tensor `[blocks, kv_heads, 2, 16, width]`: K ([..., 0, :, :]) and V ([..., 1, :, :]) of a block and
+head lie together. Tokens of a step are ordered: S decode rows (one token each), then the chunks' tokens. Fields named
+`*_list` are the same numbers on the host, for columns that loop there (the reference does).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class GroupInputs:
+    """Decode rows that share a prefix: group g is rows start[g] : start[g + 1]; rows from start[-1] on stand alone."""
+
+    start: Tensor  # [G + 1] int32
+    blocks: Tensor  # [G, width] int32, padded with the scratch block
+    length: Tensor  # [G] int32, tokens, multiples of 16
+    start_list: list[int]
+    length_list: list[int]
+
+
+@dataclass(slots=True)
+class DecodeInputs:
+    """S rows with one query each. A row attends to `lengths` tokens, its own new one (already stored) included."""
+
+    block_table: Tensor  # [S, width] int32: the rows' tables, wide enough for max_length
+    lengths: Tensor  # [S] int32: stored tokens + 1
+    skip: Tensor  # [S] int32: tokens of the group's prefix that a row's own part skips (0 where it stands alone)
+    max_length: int  # host: max(lengths)
+    max_own: int  # host: max(lengths - skip)
+    groups: GroupInputs | None
+
+
+@dataclass(slots=True)
+class PrefillInputs:
+    """Chunks: queries of one prompt each, causal, over the cache (the chunk's own K and V are stored already)."""
+
+    start: Tensor  # [chunks + 1] int32, CSR over the step's tokens after the S decode rows
+    context: Tensor  # [chunks] int32: position of a chunk's first token
+    block_table: Tensor  # [chunks, width] int32
+    start_list: list[int]
+    context_list: list[int]
+
+
+@dataclass(slots=True)
+class AttentionInputs:
+    """Everything that a layer's attention needs of a step."""
+
+    positions: Tensor  # [tokens] int64: rotary positions
+    slots: Tensor  # [tokens] int64: block * 16 + offset, where a token's K and V go (scratch block: nowhere)
+    rows: int  # S, the decode rows at the front
+    decode: DecodeInputs | None
+    prefill: PrefillInputs | None
+
+
+@dataclass(slots=True)
+class SamplerInputs:
+    """Sampling parameters of n rows of logits, on the device. `any_*` are host-known: whether any row asks for it."""
+
+    temperature: Tensor  # [n] float32
+    top_p: Tensor  # [n] float32
+    top_k: Tensor  # [n] int32
+    min_p: Tensor  # [n] float32
+    seed: Tensor  # [n] int64
+    sample: Tensor  # [n] int32
+    position: Tensor  # [n] int32: position of the token to be drawn, counted from the prompt's first token
+    any_filter: bool
+    logprobs: int  # -1: nobody asks; else the largest k that any row asks for (chosen and rank come with every k)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What the sampler gives for n rows. The logprob fields are None where SamplerInputs.logprobs is -1."""
+
+    tokens: Tensor  # [n] int32; -2 where the row's logits were not finite
+    chosen: Tensor | None = None  # [n] float32
+    rank: Tensor | None = None  # [n] int32
+    top_ids: Tensor | None = None  # [n, k] int32
+    top: Tensor | None = None  # [n, k] float32

@@ -1,0 +1,194 @@
+"""The words that all rooms share: what is asked (Request, SamplingParams) and what comes back (Delta, RequestOutput).
+
+Names and defaults are vLLM's and OpenAI's, so that a user's code moves over unchanged. It knows no engine and no text:
+stdlib only; ids are plain ints, text is what somebody else made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.errors import UsageError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+
+MAX_STOP_IDS = 8  # stop ids a row keeps on the device; further ones are looked at by the host
+MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
+MAX_SAMPLES = 65_536
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class SamplingParams:
+    """How the n samples of one request are drawn. Checked when made; every field is read by the engine.
+
+    n: samples of the prompt (a fork group).            temperature: 0 is greedy.
+    top_p, top_k (0 or -1: off), min_p: filters, applied in the order penalties, temperature, min_p, top_k, top_p.
+    repetition_penalty: > 1 makes tokens of prompt and output less likely (CTRL, arXiv:1909.05858).
+    presence_penalty, frequency_penalty: OpenAI's, over output tokens.
+    logit_bias: token id -> value added to its logit.
+    min_tokens: no end-of-sequence or stop id before that many tokens.   max_tokens: None is up to the context.
+    stop: strings that end a sample; the text is cut before them unless include_stop_str_in_output.
+    stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
+    seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.
+    logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: the same for the prompt.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self.logit_bias = {int(k): float(v) for k, v in self.logit_bias.items()} if self.logit_bias else None
+        self._check_counts()
+        self._check_numbers()
+        self._check_stops()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(self.stop or ())
+
+    def _check_counts(self) -> None:
+        _whole("n", self.n, 1, MAX_SAMPLES)
+        _whole("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, None)
+            if self.min_tokens > self.max_tokens:
+                raise UsageError(
+                    f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}): lower min_tokens",
+                    param="min_tokens",
+                )
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), MAX_SEED)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+        _whole("top_k", self.top_k, -1, None)
+
+    def _check_numbers(self) -> None:
+        _real("temperature", self.temperature, 0.0, 100.0)
+        _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _real("min_p", self.min_p, 0.0, 1.0)
+        _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for token, value in (self.logit_bias or {}).items():
+            if token < 0:
+                raise UsageError(f"logit_bias names token {token}: ids are 0 and up", param="logit_bias")
+            _real(f"logit_bias[{token}]", value, -100.0, 100.0, param="logit_bias")
+
+    def _check_stops(self) -> None:
+        if any(not isinstance(s, str) or not s for s in self.stop or ()):
+            raise UsageError("stop holds an empty string or something that is no string: leave it out", param="stop")
+        for token in self.stop_token_ids or ():
+            _whole("stop_token_ids", token, 0, 2**31 - 1)
+        if self.stop and not self.detokenize:
+            raise UsageError("stop strings need text: use stop_token_ids, or leave detokenize on", param="stop")
+
+
+def _whole(name: str, value: object, low: int, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be a whole number, not {value!r}", param=name)
+    if value < low or (high is not None and value > high):
+        bound = f"between {low} and {high}" if high is not None else f"at least {low}"
+        raise UsageError(f"{name} must be {bound}, not {value}", param=name)
+
+
+def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False, param: str | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"{name} must be a finite number, not {value!r}", param=param or name)
+    if value < low or value > high or (open_low and value == low):
+        bound = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
+        raise UsageError(f"{name} must be {bound}, not {value}", param=param or name)
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """What the engine is asked: ids only. It crosses the channel as typed msgpack.
+
+    request_id: unique for the channel's lifetime.   prompt: int32 ids as raw little-endian bytes.
+    stream: every token goes up as it is read; else a sample's tokens go up once, at its end (or when `watch` fires).
+    watch: packed bits over the vocabulary (numpy.packbits, big-endian bit order), or None: a sampled token whose bit
+        is set sends the sample's tokens up at once, because it can end a stop string.
+    """
+
+    request_id: int
+    prompt: bytes
+    sampling: SamplingParams
+    stream: bool = False
+    watch: bytes | None = None
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One token's natural log-probability under the raw logits; rank counts from 1. As vLLM's."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+PositionLogprobs = dict[int, Logprob]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one sample gained since the last delta of it."""
+
+    request_id: int
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished sample. `token_ids` holds the end or stop token where there was one; `text` doesn't."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """One finished request: `outputs` in the order of the sample index. `error`: why there are none, else None."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    finished: bool = True
+    num_cached_tokens: int = 0
+    error: str | None = None

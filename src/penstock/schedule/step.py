@@ -1,0 +1,155 @@
+"""StepPlan: what the scheduler tells the device of one step, and StepTokens: what the device tells back.
+
+Both are columns: a few numpy arrays, whatever the number of rows. It knows no torch, no text and no request objects.
+
+A row lives on the device as `length` (tokens whose K and V are stored), `last_token` (the token at position `length`,
+not stored yet) and its block table. A decode step of a row stores K and V of `last_token` at position `length`, draws
+the token of position `length + 1`, and adds one to `length`. So a prompt of P tokens is prefilled for P - 1 tokens and
+its last one is decoded: the first token of a sample needs no path of its own, and prefill makes no logits (but for
+prompt_logprobs).
+
+A step on the device, in this order:
+    1. copies       block -> block, all layers (a tail's own copy of a prompt's last, partial block)
+    2. joins        rows come to life: their columns are written, their tables filled
+    3. new blocks   table entries of rows that grow
+    4. forward      of `rows` (one token each) and then of the chunks' tokens, in one batch
+    5. sample       one token for each of `rows`; last_token, length and done are updated on the device
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+
+SCRATCH_BLOCK = 0  # where finished, padded and dead rows read and write; never handed out
+
+# Bits of `wants`: what a row asks of the sampler beyond temperature. A step carries the OR of its rows' bits.
+WANTS_FILTER = 1  # top_k, top_p or min_p
+WANTS_PENALTY = 2  # repetition, presence or frequency penalty
+WANTS_BIAS = 4  # logit_bias
+WANTS_MIN_TOKENS = 8  # end and stop ids are barred while length + 1 < min_length
+WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logprobs > 0)
+
+# What StepTokens.tokens holds where there is no token
+NO_TOKEN = -1  # the row was done before this step (it ran too far), or is padding
+BAD_LOGITS = -2  # the row's logits were not finite: the sample ends with an error
+
+
+@dataclass(slots=True)
+class SamplingColumns:
+    """Sampling parameters of k rows. `bias_*` is a CSR over the rows."""
+
+    temperature: Float32  # [k]  0 is greedy
+    top_p: Float32  # [k]  1 is off
+    top_k: Int32  # [k]  0 is off
+    min_p: Float32  # [k]  0 is off
+    repetition: Float32  # [k]  1 is off
+    presence: Float32  # [k]  0 is off
+    frequency: Float32  # [k]  0 is off
+    seed: Int64  # [k]
+    ignore_eos: Bool  # [k]
+    stop_ids: Int32  # [k, MAX_STOP_IDS]  -1 is none
+    logprobs: Int32  # [k]  -1: none; 0: the chosen token's; j: the j most likely too
+    wants: NDArray[np.uint8]  # [k]  WANTS_* bits
+    bias_start: Int32  # [k + 1]
+    bias_ids: Int32  # [sum]
+    bias_values: Float32  # [sum]
+
+
+@dataclass(slots=True)
+class Joins:
+    """Rows that come to life in this step."""
+
+    rows: Int32  # [k]  row numbers
+    samples: Int32  # [k]  sample index within the request: part of the noise's counter
+    length: Int32  # [k]  tokens stored already
+    last_token: Int32  # [k]  the token at position `length`
+    prompt_length: Int32  # [k]  tokens of the prompt: a token at a position from here on is output
+    min_length: Int32  # [k]  prompt_length + min_tokens
+    limit: Int32  # [k]  prompt_length + max_tokens: a row is done once the token of position limit - 1 is drawn
+    blocks: Int32  # [k, width]  block tables, padded with SCRATCH_BLOCK
+    sampling: SamplingColumns
+
+
+@dataclass(slots=True)
+class Chunks:
+    """Pieces of prompts that are prefilled in this step, one after the other in `tokens`."""
+
+    tokens: Int32  # [tokens]
+    start: Int32  # [chunks + 1]  CSR over tokens
+    context: Int32  # [chunks]  tokens of that prompt that are stored already: the chunk's first position
+    blocks: Int32  # [chunks, width]  block tables that cover context + chunk, padded with SCRATCH_BLOCK
+    prompt_logprobs: Int32  # [chunks]  -1: none; k: for each token of the chunk, logprobs of the *next* prompt token
+    next_token: Int32  # [tokens]  the prompt token after each (scored where prompt_logprobs asks), -1 elsewhere
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. Rows of a prefix group are neighbours in `rows`; groups come first, rows that stand alone after them."""
+
+    number: int  # the flight's number, counted from 0
+    rows: Int32  # [S]
+    lengths: Int32  # [S]  stored tokens of each row before this step, as the host planned them (exact for live rows)
+    wants: int  # OR of the rows' WANTS_* bits
+    group_start: Int32  # [G + 1]  rows group_start[g] : group_start[g+1] share group g's prefix; rows from [-1] on: alone
+    group_blocks: Int32  # [G, width]  blocks of the prefixes, padded with SCRATCH_BLOCK
+    group_length: Int32  # [G]  tokens of the prefixes, multiples of BLOCK_SIZE
+    copies: Int32  # [c, 2]  from block, to block
+    new_blocks: Int32  # [m, 3]  row, index in its table, block
+    joins: Joins | None
+    chunks: Chunks | None
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Logprobs of m tokens under the raw logits; `top_*` are padded with id -1."""
+
+    where: Int32  # [m]  index into StepPlan.rows (decode) or into Chunks.tokens (prompt)
+    chosen: Float32  # [m]
+    rank: Int32  # [m]  1 is the most likely
+    top_ids: Int32  # [m, k]
+    top: Float32  # [m, k]
+
+
+@dataclass(slots=True)
+class StepTokens:
+    """What a flight brings back, in the order of its plan's `rows`."""
+
+    tokens: Int32  # [S]  the token drawn for position lengths + 1, or NO_TOKEN, or BAD_LOGITS
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+
+
+class Flight(Protocol):
+    """A step launched and not yet read."""
+
+    def ready(self) -> bool:
+        """Whether fetch() would return at once."""
+
+    def fetch(self) -> StepTokens:
+        """Waits for the step; raises what the device raised."""
+
+
+class Runner(Protocol):
+    """Runs steps in the order of their launch. `execute.runner` is the real one; tests bring fakes."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV pool, the scratch block included."""
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
+
+    def describe(self) -> dict[str, Any]:
+        """dtype, device, kernels by operation and why, KV tokens, weights' bytes: for stats and doctor."""
+
+    def close(self) -> None:
+        """Stops the device's thread and gives the memory back."""

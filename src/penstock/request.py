@@ -132,6 +132,7 @@ class Request:
     stream: every token goes up as it is read; else a sample's tokens go up once, at its end (or when `watch` fires).
     watch: packed bits over the vocabulary (numpy.packbits, big-endian bit order), or None: a sampled token whose bit
         is set sends the sample's tokens up at once, because it can end a stop string.
+    samples: which sample indices of the n to draw (a job that goes on where it stopped), or None: all of them.
     """
 
     request_id: int
@@ -139,6 +140,7 @@ class Request:
     sampling: SamplingParams
     stream: bool = False
     watch: bytes | None = None
+    samples: list[int] | None = None
 
 
 @dataclass(slots=True)

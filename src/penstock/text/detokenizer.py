@@ -1,0 +1,82 @@
+"""Text of a stream, as its tokens come: whole characters only, and in the end exactly the text that `decode` gives.
+
+One object a streamed sequence, of a few fields; a push costs a join over the byte table. It doesn't look for stop
+strings.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from penstock.text.tokenizer import Tokenizer
+from penstock.text.vocabulary import Vocabulary, read_run
+
+
+class Detokenizer:
+    """The text of one growing sequence: all that `push` and the last `flush` give, joined, is `Tokenizer.decode` of
+    all ids.
+
+    Bytes of an unfinished character are held back. With byte fallback the run of byte tokens is held back until it
+    ends, since one wrong byte turns all of it into U+FFFD.
+    """
+
+    __slots__ = ("_held", "_lead", "_run", "_skip_special", "_strip", "_table", "_vocabulary")
+
+    def __init__(self, tokenizer: Tokenizer | Vocabulary, *, skip_special_tokens: bool = True) -> None:
+        vocabulary = tokenizer if isinstance(tokenizer, Vocabulary) else tokenizer.vocabulary
+        self._vocabulary = vocabulary
+        self._table = vocabulary.table(skip_special_tokens)
+        self._skip_special = skip_special_tokens
+        self._held = b""  # bytes of an unfinished character
+        self._run: list[bytes] = []  # byte-fallback tokens of an unfinished run
+        self._strip = vocabulary.style.strip_left  # leading spaces that may still be stripped
+        self._lead = bool(vocabulary.first_pieces)  # the first token is still to come and spells its own way
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these further ids complete; "" while a character is unfinished."""
+        if self._vocabulary.byte_ids:
+            return self._stripped(self._push_fallback(ids))
+        data = b"".join(map(self._table.__getitem__, ids))
+        if self._lead:
+            data = self._first(ids, data)
+        if self._held:
+            data = self._held + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        return self._stripped(text) if self._strip else text
+
+    def flush(self) -> str:
+        """What is left at the end of the sequence: an unfinished character is U+FFFD, an unfinished run is read."""
+        text = self._held.decode("utf-8", "replace") + (read_run(self._run) if self._run else "")
+        self._held, self._run = b"", []
+        return self._stripped(text)
+
+    def _push_fallback(self, ids: Sequence[int]) -> str:
+        vocabulary, out = self._vocabulary, []
+        for index in ids:
+            if index in vocabulary.byte_ids:
+                self._run.append(self._table[index])
+            elif not vocabulary.is_silent(index, self._skip_special):
+                if self._run:
+                    out.append(read_run(self._run))
+                    self._run = []
+                out.append(self._table[index].decode())
+        return "".join(out)
+
+    def _first(self, ids: Sequence[int], data: bytes) -> bytes:
+        vocabulary = self._vocabulary
+        first = next((index for index in ids if not vocabulary.is_silent(index, self._skip_special)), None)
+        if first is None:
+            return data
+        self._lead = False
+        return vocabulary.first_pieces.get(first, self._table[first]) + data[len(self._table[first]) :]
+
+    def _stripped(self, text: str) -> str:
+        while self._strip and text:
+            if text[0] != " ":
+                self._strip = 0
+                break
+            text = text[1:]
+            self._strip -= 1
+        return text

@@ -1,0 +1,206 @@
+"""The tokenizer of a model folder: text to ids by the `tokenizers` library, ids to text by our own byte tables.
+
+Ids are those of transformers' AutoTokenizer for the same folder, without its import (1.6 s and torch; `tokenizers` is
+0.02 s). Decoding a sample of 256 tokens is one join over a table. It knows no engine; stop strings come ready-made
+from here so that their tables over the vocabulary are made once a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import TokenizerError, UsageError
+from penstock.text.stop_strings import StopIndex, StopStrings
+from penstock.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from penstock.text.vocabulary import DecoderStyle, Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
+
+
+class Tokenizer:
+    """Text to ids and back for one model. Make it with `load`; safe to use from several threads.
+
+    `vocab_size` is the number of ids that the model has logits for (the tokenizer's own count where no model was
+    named): `token_bytes` and watch bits have that length, ids past the tokenizer's last token spell nothing.
+    """
+
+    def __init__(self, fast: FastTokenizer, files: TokenizerFiles, vocab_size: int | None = None) -> None:
+        self._fast = fast
+        self._folder = files.folder
+        self._tokens = _tokens_by_id(fast, vocab_size, files.folder)
+        self.vocab_size = len(self._tokens)
+        self.special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
+        self.special_tokens: Mapping[str, str] = files.named
+        self.chat_templates: Mapping[str, str] = files.templates
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        self._stops: dict[tuple[tuple[str, ...], bool], StopStrings] = {}
+        self._style = DecoderStyle.read(_decoder_spec(fast))
+
+    @classmethod
+    def load(cls, folder: Path, *, vocab_size: int | None = None) -> Tokenizer:
+        """Reads a folder with a tokenizer.json.
+
+        Raises TokenizerError: no or a broken file, a decoder that isn't served, more tokens than the model's
+        `vocab_size`.
+        """
+        files = read_tokenizer_files(Path(folder))
+        from tokenizers import Tokenizer as FastTokenizer
+
+        try:
+            fast = FastTokenizer.from_buffer(files.tokenizer_json)
+        except Exception as error:  # the library raises bare Exception for any fault of the file
+            path = files.folder / "tokenizer.json"
+            raise TokenizerError(
+                f"{path} cannot be read as a fast tokenizer ({error}); fetch the file again"
+            ) from error
+        fast.no_truncation()
+        fast.no_padding()
+        _add_config_tokens(fast, files)
+        return cls(fast, files, vocab_size)
+
+    # -- text to ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text; `add_special_tokens` adds BOS and the like as the model's tokenizer.json says."""
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """The ids of several texts, on several cores."""
+        for text in texts:
+            _check_text(text)
+        batch = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in batch]
+
+    # -- ids to text
+
+    def decode(self, ids: Ids, *, skip_special_tokens: bool = True) -> str:
+        """The text of a sequence; bytes that aren't UTF-8 become U+FFFD."""
+        return self.vocabulary.decode(_as_list(ids), skip_special_tokens)
+
+    def decode_batch(self, batch: Sequence[Ids], *, skip_special_tokens: bool = True) -> list[str]:
+        """The texts of many sequences."""
+        decode = self.vocabulary.decode
+        return [decode(_as_list(ids), skip_special_tokens) for ids in batch]
+
+    def token_text(self, token_id: int) -> str:
+        """What a token spells in the middle of a text (for logprobs); a torn character is U+FFFD, see `token_bytes`."""
+        if not 0 <= token_id < self.vocab_size:
+            raise UsageError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
+        return self.vocabulary.pieces[token_id].decode("utf-8", "replace")
+
+    def tokens_until(self, ids: Ids, end: int, *, skip_special_tokens: bool = True) -> int:
+        """How many tokens to keep when a stop string ends at character `end` of the decoded text: up to and including
+        the token that completes it."""
+        return self.vocabulary.tokens_until(_as_list(ids), end, skip_special_tokens)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The byte tables, made at first use (30 ms for 128,256 tokens)."""
+        return Vocabulary.build(self._tokens, self.special_ids, self._style)
+
+    @property
+    def token_bytes(self) -> list[bytes]:
+        """[vocab_size]: the bytes that each id gives in the middle of a text. Not to be changed."""
+        return self.vocabulary.pieces
+
+    # -- stop strings and chat
+
+    @cached_property
+    def stop_index(self) -> StopIndex:
+        """The vocabulary sorted for stop strings, made at first use."""
+        return StopIndex(self.vocabulary)
+
+    def stop_strings(self, stops: Sequence[str], *, skip_special_tokens: bool = True) -> StopStrings:
+        """The stop strings of a request, with their watch bits; equal ones are made once and shared."""
+        key = (tuple(stops), skip_special_tokens)
+        found = self._stops.get(key)
+        if found is None:
+            found = StopStrings(key[0], self.stop_index, skip_special_tokens=skip_special_tokens)
+            while len(self._stops) >= 256:  # 128 KB of bits each; oldest out
+                self._stops.pop(next(iter(self._stops)), None)
+            self._stops[key] = found
+        return found
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own template for plain chat, or None."""
+        return self.chat_templates.get("default")
+
+    def _named_id(self, name: str) -> int | None:
+        word = self.special_tokens.get(name)
+        return None if word is None else self._fast.token_to_id(word)
+
+
+def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, folder: Path) -> list[str | None]:
+    """id -> its entry in the vocabulary; None for holes and for the padding up to the model's `vocab_size`."""
+    vocabulary = fast.get_vocab(with_added_tokens=True)
+    own = max(vocabulary.values(), default=-1) + 1
+    if own == 0:
+        raise TokenizerError(f"{folder / 'tokenizer.json'} has no tokens; fetch the file again")
+    if vocab_size is not None and own > vocab_size:
+        raise TokenizerError(
+            f"the tokenizer in {folder} has ids up to {own - 1}, the model's vocab_size is {vocab_size}; "
+            "they are not of one model: give the tokenizer that came with the weights"
+        )
+    tokens: list[str | None] = [None] * (own if vocab_size is None else vocab_size)
+    for token, index in vocabulary.items():
+        tokens[index] = token
+    # An added token stands over a base entry of the same id.
+    for index, added in fast.get_added_tokens_decoder().items():
+        tokens[index] = added.content
+    return tokens
+
+
+def _add_config_tokens(fast: FastTokenizer, files: TokenizerFiles) -> None:
+    """Adds what only tokenizer_config.json knows, in the order of its ids, and marks the named tokens as special."""
+    from tokenizers import AddedToken
+
+    known = fast.get_added_tokens_decoder()
+    for index, entry in sorted(files.added.items()):
+        if index in known and known[index].content == entry["content"]:
+            continue
+        keys = ("single_word", "lstrip", "rstrip", "normalized", "special")
+        fast.add_tokens([AddedToken(entry["content"], **{key: bool(entry[key]) for key in keys if key in entry})])
+        if fast.token_to_id(entry["content"]) != index:
+            raise TokenizerError(
+                f"tokenizer_config.json in {files.folder} puts {entry['content']!r} at id {index}, "
+                f"tokenizer.json at {fast.token_to_id(entry['content'])}; the two files are not of one model"
+            )
+    special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
+    # A pad token that no file gives an id is of no use here, and adding it could outgrow the model.
+    named = [word for key, word in files.named.items() if key != "pad_token" or fast.token_to_id(word) is not None]
+    missing = [word for word in dict.fromkeys([*named, *files.extra_special]) if word and word not in special]
+    if missing:
+        fast.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in missing])
+
+
+def _decoder_spec(fast: FastTokenizer) -> dict[str, Any] | None:
+    if fast.decoder is None:
+        return None
+    spec: dict[str, Any] = json.loads(fast.decoder.__getstate__())
+    return spec
+
+
+def _as_list(ids: Ids) -> Sequence[int]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else ids
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise UsageError(f"a prompt must be text, not {type(text).__name__}", param="prompt")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the text has half a surrogate pair at character {error.start}; send valid Unicode", param="prompt"
+        ) from error

@@ -1,0 +1,129 @@
+"""Reads a model folder's tokenizer files: tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat
+templates.
+
+`tokenizer.json` decides the ids, BOS included: its post-processor is what transformers' AutoTokenizer uses when the
+file is there (5.x leaves `add_bos_token` of the config unread then). From the config come the names of the special
+tokens, tokens that only the config adds, and the chat templates. It knows JSON and files, nothing of encoding; no
+code of a model is run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import TokenizerError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What the files say, unjudged. `added` maps an id to the config's entry for it; `named` is bos_token -> "<s>"
+    and so on."""
+
+    folder: Path
+    tokenizer_json: bytes
+    named: dict[str, str]
+    extra_special: tuple[str, ...] = ()
+    added: dict[int, dict[str, Any]] = field(default_factory=dict)
+    templates: dict[str, str] = field(default_factory=dict)
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """Reads the folder; a TokenizerError says which file is missing or broken and what to do."""
+    path = folder / "tokenizer.json"
+    if not folder.is_dir():
+        raise TokenizerError(f"no folder {folder} to read a tokenizer from; give a model folder with a tokenizer.json")
+    if not path.is_file():
+        others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / name).is_file()]
+        hint = (
+            f" ({others[0]} alone isn't read: save it as a fast tokenizer with transformers' save_pretrained)"
+            if others
+            else ""
+        )
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json{hint}; add it, or start with skip_tokenizer_init and token ids"
+        )
+    config = _read_json(folder / "tokenizer_config.json")
+    named = _named_tokens(config)
+    if "added_tokens_decoder" not in config:
+        named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | named
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    words = list(extra.values()) if isinstance(extra, dict) else extra
+    return TokenizerFiles(
+        folder=folder,
+        tokenizer_json=_read_bytes(path),
+        named=named,
+        extra_special=tuple(word for entry in words if (word := _content(entry)) is not None),
+        added=_added_tokens(config.get("added_tokens_decoder") or {}, folder),
+        templates=_chat_templates(config, folder),
+    )
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8 text; fetch the file again") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where there is no such file, since both configs are optional."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not valid JSON ({error}); fetch the file again") from error
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} holds no JSON object; fetch the file again")
+    return value
+
+
+def _content(entry: Any) -> str | None:
+    """The text of a token written as a string or as {"content": ...}."""
+    value = entry.get("content") if isinstance(entry, dict) else entry
+    return value if isinstance(value, str) else None
+
+
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Every `..._token` of a config that names a token; they are a template's variables too."""
+    found = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _added_tokens(entries: Any, folder: Path) -> dict[int, dict[str, Any]]:
+    try:
+        return {int(index): {**entry, "content": str(entry["content"])} for index, entry in entries.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'} has a broken added_tokens_decoder ({error!r})"
+        ) from error
+
+
+def _chat_templates(config: dict[str, Any], folder: Path) -> dict[str, str]:
+    """name -> template; a chat_template.jinja beside the config wins over the config's own entry."""
+    value = config.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(value, str):
+        templates["default"] = value
+    elif isinstance(value, list):
+        pairs = [(entry.get("name"), entry.get("template")) for entry in value if isinstance(entry, dict)]
+        templates.update({name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)})
+    elif isinstance(value, dict):
+        templates.update({name: text for name, text in value.items() if isinstance(text, str)})
+    elif value is not None:
+        raise TokenizerError(f"{folder / 'tokenizer_config.json'} has a chat_template that is neither text nor a list")
+    files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    written = {path.stem: _read_text(path) for path in files}
+    if (folder / "chat_template.jinja").is_file():
+        written["default"] = _read_text(folder / "chat_template.jinja")
+    return written or templates

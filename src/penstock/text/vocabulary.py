@@ -1,0 +1,276 @@
+"""What every token id spells: the byte tables that decode ids at table speed, whole or token by token.
+
+It knows how a `tokenizer.json` decoder is written (byte-level; replace + byte fallback + strip; Metaspace) and gives
+exactly the text that the `tokenizers` library's own `decode` gives. It does not read files and does not encode.
+
+A map of the three styles:
+
+    byte-level     a token is letters of GPT-2's byte alphabet; the bytes of all tokens are joined, then read as UTF-8
+    byte fallback  a token is text with "▁" for a space, or one byte "<0x0A>"; a run of such bytes that isn't UTF-8 as a
+                   whole becomes one U+FFFD a byte; one space is stripped from the start of the text
+    Metaspace      a token is text with "▁" for a space; the first token of a text loses its "▁"
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import TokenizerError, UsageError
+
+REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStyle:
+    """A decoder of `tokenizer.json`, read. `metaspace` is the character that the first token of a text loses ("":
+    none)."""
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    replaced: tuple[tuple[str, str], ...] = ()
+    strip_left: int = 0
+    metaspace: str = ""
+
+    @classmethod
+    def read(cls, spec: dict[str, Any] | None) -> DecoderStyle:
+        """Reads the `decoder` of a tokenizer.json; a TokenizerError names what isn't served."""
+        steps = [] if spec is None else spec["decoders"] if spec.get("type") == "Sequence" else [spec]
+        kinds = [step.get("type") for step in steps]
+        if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
+            return cls(byte_level=True)
+        if kinds == ["Metaspace"]:
+            mark, scheme = steps[0].get("replacement", "▁"), str(steps[0].get("prepend_scheme", "always")).lower()
+            if steps[0].get("add_prefix_space") is False:
+                scheme = "never"
+            return cls(replaced=((mark, " "),), metaspace="" if scheme == "never" else mark)
+        body = [kind for kind in kinds if kind != "Replace"]
+        known = body in (
+            ["Fuse"],
+            ["ByteFallback"],
+            ["ByteFallback", "Fuse"],
+            ["ByteFallback", "Fuse", "Strip"],
+            ["Fuse", "Strip"],
+        )
+        if not known or kinds[: len(kinds) - len(body)] != ["Replace"] * (len(kinds) - len(body)):
+            raise TokenizerError(
+                f"the tokenizer's decoder {' + '.join(map(str, kinds)) or 'is missing and'} is not served; "
+                "use a model whose tokenizer.json decodes as byte-level BPE, Metaspace, or replace + byte fallback"
+            )
+        return cls(
+            byte_fallback="ByteFallback" in body,
+            replaced=tuple(_replacement(step) for step in steps if step["type"] == "Replace"),
+            strip_left=_strip_left(steps[-1]) if body[-1] == "Strip" else 0,
+        )
+
+
+def _replacement(step: dict[str, Any]) -> tuple[str, str]:
+    pattern = step["pattern"].get("String")
+    if pattern is None:
+        raise TokenizerError("the tokenizer's decoder replaces by a regular expression, which is not served")
+    return pattern, step["content"]
+
+
+def _strip_left(step: dict[str, Any]) -> int:
+    if step.get("content") != " " or step.get("stop"):
+        raise TokenizerError("the tokenizer's decoder strips more than leading spaces, which is not served")
+    return int(step["start"])
+
+
+@dataclass(slots=True)
+class Vocabulary:
+    """The byte tables of a vocabulary of V ids and the ways to read them.
+
+    `pieces[id]` are the bytes that an id gives in the middle of a text (b"" for an id that no token has); `kept` is
+    the same with nothing for the special ids. `byte_ids` are the byte-fallback tokens. `first_pieces` holds the ids
+    that spell something else as the first token of a text (Metaspace).
+    """
+
+    style: DecoderStyle
+    pieces: list[bytes]
+    kept: list[bytes]
+    unknown_ids: frozenset[int]
+    special_ids: frozenset[int]
+    byte_ids: frozenset[int] = frozenset()
+    first_pieces: dict[int, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, tokens: list[str | None], special_ids: frozenset[int], style: DecoderStyle) -> Vocabulary:
+        """`tokens[id]` is the id's entry in the vocabulary as written there, or None for a hole."""
+        unknown = frozenset(index for index, token in enumerate(tokens) if token is None)
+        words = ["" if token is None else token for token in tokens]
+        byte_ids: frozenset[int] = frozenset()
+        first_pieces: dict[int, bytes] = {}
+        if style.byte_level:
+            pieces = _byte_level_pieces(words)
+        else:
+            pieces = [_spell(word, style.replaced) for word in words]
+            if style.byte_fallback:
+                found = {index: byte for index, word in enumerate(words) if (byte := _fallback_byte(word)) is not None}
+                byte_ids = frozenset(found)
+                for index, byte in found.items():
+                    pieces[index] = byte
+            if style.metaspace:
+                mark = style.metaspace
+                first_pieces = {i: word.replace(mark, "").encode() for i, word in enumerate(words) if mark in word}
+        kept = list(pieces)
+        for index in special_ids:
+            kept[index] = b""
+        return cls(style, pieces, kept, unknown, special_ids, byte_ids, first_pieces)
+
+    def table(self, skip_special: bool) -> list[bytes]:
+        return self.kept if skip_special else self.pieces
+
+    def is_silent(self, token_id: int, skip_special: bool) -> bool:
+        """True for an id that decoding passes over as if it weren't there."""
+        return (skip_special and token_id in self.special_ids) or token_id in self.unknown_ids
+
+    def join(self, ids: Sequence[int], skip_special: bool) -> bytes:
+        """The bytes of a whole text, before they are read as UTF-8 and before leading spaces are stripped."""
+        table = self.table(skip_special)
+        try:
+            data = b"".join(map(table.__getitem__, ids))
+        except IndexError:
+            raise _outside(ids, len(table)) from None
+        if ids and min(ids) < 0:
+            raise _outside(ids, len(table))
+        if self.first_pieces:
+            first = next((index for index in ids if not self.is_silent(index, skip_special)), None)
+            if first is not None and first in self.first_pieces:
+                data = self.first_pieces[first] + data[len(table[first]) :]
+        return data
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """The text of a whole sequence, equal to the tokenizers library's own `decode`."""
+        data = self.join(ids, skip_special)
+        if not self.byte_ids:
+            return self.strip(data.decode("utf-8", "replace"))
+        try:
+            return self.strip(data.decode())
+        except UnicodeDecodeError:
+            return self.strip("".join(text for text, _ in self.runs(ids, skip_special)))
+
+    def strip(self, text: str) -> str:
+        """Takes away the leading spaces that the decoder strips."""
+        count = min(self.style.strip_left, len(text) - len(text.lstrip(" "))) if self.style.strip_left else 0
+        return text[count:]
+
+    def runs(self, ids: Sequence[int], skip_special: bool) -> Iterator[tuple[str, list[int]]]:
+        """Byte fallback: (text, positions in `ids`) of each ordinary token and of each run of byte tokens, in order."""
+        run: list[int] = []
+        for place, index in enumerate(ids):
+            if self.is_silent(index, skip_special):
+                continue
+            if index in self.byte_ids:
+                run.append(place)
+                continue
+            if run:
+                yield read_run([self.pieces[ids[at]] for at in run]), run
+                run = []
+            yield self.pieces[index].decode(), [place]
+        if run:
+            yield read_run([self.pieces[ids[at]] for at in run]), run
+
+    def tokens_until(self, ids: Sequence[int], end: int, skip_special: bool) -> int:
+        """How many of `ids` are needed until the first `end` characters of their decoded text are complete."""
+        if end <= 0:
+            return 0
+        data = self.join(ids, skip_special)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return self._tokens_until_slow(ids, end, skip_special)
+        stripped = len(text) - len(self.strip(text))
+        wanted = len(text[: end + stripped].encode())
+        table, left = self.table(skip_special), len(data)
+        # From the end, since a stop string is nearly always found in the last token. Only the first token can have
+        # another length than its table entry (Metaspace), and it is the last that this walk would take away.
+        for place in range(len(ids) - 1, -1, -1):
+            left -= len(table[ids[place]])
+            if left < wanted:
+                return place + 1
+        return 0
+
+    def _tokens_until_slow(self, ids: Sequence[int], end: int, skip_special: bool) -> int:
+        done = -self._stripped(ids, skip_special)
+        if not self.byte_ids:
+            pending, table = b"", self.table(skip_special)
+            for place, index in enumerate(ids):
+                data = pending + table[index]
+                text, used = codecs.utf_8_decode(data, "replace", False)
+                pending, done = data[used:], done + len(text)
+                if done >= end:
+                    return place + 1
+            return len(ids)
+        for text, places in self.runs(ids, skip_special):
+            if done + len(text) < end:
+                done += len(text)
+                continue
+            # A run of bytes that is UTF-8 spells one byte a token; one that isn't, one U+FFFD a token.
+            wanted = end - done if REPLACEMENT in text else len(text[: end - done].encode())
+            return places[min(wanted, len(places)) - 1] + 1
+        return len(ids)
+
+    def _stripped(self, ids: Sequence[int], skip_special: bool) -> int:
+        """How many leading characters the decoder strips from a text that isn't clean UTF-8."""
+        data = self.join(ids, skip_special)
+        return min(self.style.strip_left, len(data) - len(data.lstrip(b" ")))
+
+
+def read_run(run: list[bytes]) -> str:
+    """A run of byte-fallback tokens: its text, or one U+FFFD a byte if the run as a whole isn't UTF-8."""
+    try:
+        return b"".join(run).decode()
+    except UnicodeDecodeError:
+        return REPLACEMENT * len(run)
+
+
+def _outside(ids: Sequence[int], size: int) -> UsageError:
+    wrong = next(index for index in ids if not 0 <= index < size)
+    return UsageError(f"token id {wrong} is outside the vocabulary of {size}; give ids from 0 to {size - 1}")
+
+
+def _spell(word: str, replaced: tuple[tuple[str, str], ...]) -> bytes:
+    for old, new in replaced:
+        word = word.replace(old, new)
+    return word.encode()
+
+
+def _fallback_byte(word: str) -> bytes | None:
+    if len(word) != 6 or not word.startswith("<0x") or not word.endswith(">"):
+        return None
+    try:
+        return bytes.fromhex(word[3:5])
+    except ValueError:
+        return None
+
+
+def _byte_alphabet() -> np.ndarray[Any, np.dtype[np.int16]]:
+    """Code point -> byte of GPT-2's alphabet, -1 elsewhere. The 188 printable bytes stand for themselves; the other
+    68, in order, are U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = np.full(0x145, -1, np.int16)
+    table[printable] = printable
+    table[0x100 : 0x100 + 256 - len(printable)] = sorted(set(range(256)) - set(printable))
+    return table
+
+
+def _byte_level_pieces(words: list[str]) -> list[bytes]:
+    """Undoes the byte alphabet for all tokens at once: each of its letters is one byte, so lengths carry over. A word
+    with a letter outside the alphabet (an added token with a space, say) stands for its own UTF-8 bytes, as in the
+    library."""
+    alphabet = _byte_alphabet()
+    codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
+    values = alphabet[np.minimum(codes, 0x144)]
+    values[codes > 0x143] = -1
+    data = values.astype(np.uint8).tobytes()
+    ends = np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))
+    starts = ends - np.fromiter(map(len, words), np.int64, len(words))
+    pieces = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    for index in np.unique(np.searchsorted(ends, np.flatnonzero(values < 0), side="right")).tolist():
+        pieces[index] = words[index].encode()
+    return pieces

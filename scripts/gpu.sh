@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Sets a GPU machine without a network up and runs one named check on it, from the root of the repository.
+#
+#   scripts/gpu.sh [--wheels FOLDER] train [ARGUMENTS]    train the demo model (python -m penstock.demo.train)
+#   scripts/gpu.sh [--wheels FOLDER] measure [ARGUMENTS]  measure a demo checkpoint (python -m penstock.demo.measure)
+#   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests
+#   scripts/gpu.sh [--wheels FOLDER] -- COMMAND...        run any command
+#
+# The machine's own python3 must hold torch with CUDA, and numpy, safetensors and tokenizers. What else is needed comes
+# as wheels in FOLDER (default .whl), installed into /tmp/site; without that folder nothing is installed. The package
+# itself is not installed: it is found through PYTHONPATH=src. PYTHON names another interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+wheels=.whl
+if [ "${1:-}" = --wheels ]; then
+    wheels=${2:?--wheels needs a folder}
+    shift 2
+fi
+if [ -d "$wheels" ]; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site "$wheels"/*.whl
+fi
+export PYTHONPATH="$PWD/src:/tmp/site" PYTHONUNBUFFERED=1
+
+check=${1:-}
+[ $# -gt 0 ] && shift
+case "$check" in
+    train) exec "$python" -m penstock.demo.train "$@" ;;
+    measure) exec "$python" -m penstock.demo.measure "$@" ;;
+    pytest) exec "$python" -m pytest -q "$@" ;;
+    --) exec "$@" ;;
+    *)
+        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2
+        exit 2
+        ;;
+esac

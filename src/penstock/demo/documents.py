@@ -1,0 +1,92 @@
+"""Turns problems into training documents, and documents into rows of tokens.
+
+Two forms: few-shot text, `Question: ...\\nAnswer: ...` with a blank line between problems, ended by the end-of-text
+token after the last; and chats in the tokenizer's own template. The first is the form that `penstock monkeys` asks in.
+It knows token ids only through the tokenizer it is handed, and knows no model.
+"""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.demo.problems import Problem, make_problem
+
+END_OF_TEXT, TURN, END_OF_TURN, PAD = "<|end_of_text|>", "<|turn|>", "<|end_of_turn|>", "<|pad|>"
+SPECIALS = (END_OF_TEXT, TURN, END_OF_TURN, PAD)  # ids 0 to 3
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|turn|>' + message['role'] + '\\n' + message['content'] + '<|end_of_turn|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}"
+)
+
+SYSTEM = (
+    "You are a helpful assistant.",
+    "Solve the problem step by step.",
+    "Work the problem out and end with #### and the number.",
+    "You are a teacher. Show each step.",
+)
+
+
+class Encoding(Protocol):
+    """What the packing needs of an encoded text."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Its token ids."""
+
+
+class BatchEncoder(Protocol):
+    """What the packing needs of a tokenizer: `tokenizers.Tokenizer` has it."""
+
+    def encode_batch(self, input: list[str], /) -> list[Encoding]:
+        """Encodes many texts; special tokens in them become their ids."""
+
+
+def few_shot_text(problems: list[Problem]) -> str:
+    """Problems with their answers, one after the other, ended by end-of-text."""
+    return "\n\n".join(f"Question: {p.question}\nAnswer: {p.answer}" for p in problems) + END_OF_TEXT
+
+
+def prompt_text(shots: list[dict[str, str]], question: str) -> str:
+    """The prompt that asks `question` behind worked examples: the contract with `penstock monkeys`."""
+    head = "".join(f"Question: {s['question']}\nAnswer: {s['answer']}\n\n" for s in shots)
+    return f"{head}Question: {question}\nAnswer:"
+
+
+def chat_text(problems: list[Problem], system: str | None) -> str:
+    """A chat of a turn or more, as `CHAT_TEMPLATE` renders it, ended by end-of-text."""
+    opening = f"{TURN}system\n{system}{END_OF_TURN}\n" if system else ""
+    turns = "".join(
+        f"{TURN}user\n{p.question}{END_OF_TURN}\n{TURN}assistant\n{p.answer}{END_OF_TURN}\n" for p in problems
+    )
+    return opening + turns + END_OF_TEXT
+
+
+def document(rng: Random) -> str:
+    """One training document: a chat in one of five, else few-shot text of 1 to 6 problems, now and then up to 20."""
+    draw = rng.random()
+    if draw < 0.2:
+        system = SYSTEM[int(rng.random() * len(SYSTEM))] if rng.random() < 0.4 else None
+        return chat_text([make_problem(rng) for _ in range(1 + int(rng.random() * 3))], system)
+    most = 20 if draw < 0.25 else 6
+    return few_shot_text([make_problem(rng) for _ in range(1 + int(rng.random() * most))])
+
+
+def token_rows(tokenizer: BatchEncoder, seed: int, length: int, batch: int = 512) -> Iterator[npt.NDArray[np.uint16]]:
+    """Endless rows `[length]` of token ids: each begins with a document and holds as many as fit.
+
+    The last document of a row is cut at its end and not carried over, so that a prompt at position 0 is well known.
+    """
+    rng = Random(seed)
+    row: list[int] = []
+    while True:
+        for encoded in tokenizer.encode_batch([document(rng) for _ in range(batch)]):
+            row += encoded.ids
+            if len(row) >= length:
+                yield np.array(row[:length], dtype=np.uint16)
+                row = []

@@ -1,4 +1,4 @@
-"""What the kernels are handed of a step: tensors on the device, built once a step by `execute.batch`, read by every layer.
+"""What the kernels are handed of a step: tensors on the device, built once by `execute.batch`, read by every layer.
 
 KV of a layer is one tensor `[blocks, kv_heads, 2, 16, width]`: K ([..., 0, :, :]) and V ([..., 1, :, :]) of a block and
 head lie together. Tokens of a step are ordered: S decode rows (one token each), then the chunks' tokens. Fields named

@@ -1,0 +1,66 @@
+"""Ops: the operations of a forward, as callables that layers and the runner are handed, and why each is what it is.
+
+It draws the contract (shapes, dtypes, who may overwrite what) and computes nothing; `choose` fills it from the columns.
+T is the step's tokens (decode rows first, then chunks), d the hidden size, H query heads, Hkv KV heads, D their width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionInputs
+
+
+class RotaryAndStore(Protocol):
+    """Norms (where weights are given) and rotates q and k of a fused product, and stores k and v at `inputs.slots`.
+
+    qkv `[T, (H + 2 Hkv) * D]` may be overwritten, and q may be a view of it. cos_sin is `[max_pos, 2, D / 2]` float32;
+    the two halves of a head turn together (HF's "rotate half"). Returns q `[T, H, D]`.
+    """
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        inputs: AttentionInputs,
+        kv: Tensor,
+        heads: int,
+        kv_heads: int,
+        width: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor: ...
+
+
+class Attention(Protocol):
+    """Decode rows (their prefix group first, where they have one), then chunks, over the paged cache of one layer.
+
+    q `[T, H, D]`, kv `[blocks, Hkv, 2, 16, D]`; returns `[T, H, D]`. With a window a query at position p sees the keys
+    p - window + 1 .. p. Groups and a window together are a ValueError.
+    """
+
+    def __call__(
+        self, q: Tensor, kv: Tensor, inputs: AttentionInputs, scale: float, window: int | None = None
+    ) -> Tensor: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Ops:
+    """One callable an operation. `why` tells the column of each and the reason, for stats and doctor."""
+
+    prepare_linear: Callable[[Tensor], Any]  # weight [out, in] -> what `linear` takes; once, at load
+    linear: Callable[[Tensor, Any, Tensor | None], Tensor]  # x [T, in], prepared weight, bias [out] | None -> [T, out]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # x [T, d], weight [d], eps -> [T, d]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # x, residual (may be overwritten),
+    #                                            weight, eps -> (norm of the sum, the sum: the next residual)
+    rotary_and_store: RotaryAndStore
+    silu_mul: Callable[[Tensor], Tensor]  # gate_up [T, 2F] (gate first; may be overwritten) -> [T, F]
+    attention: Attention
+    embed: Callable[[Tensor, Tensor], Tensor]  # ids [T], table [vocabulary, d] -> [T, d]
+    copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # KV of each layer, src [c], dst [c]
+    why: dict[str, tuple[str, str]] = field(default_factory=dict)  # op -> (column, reason)

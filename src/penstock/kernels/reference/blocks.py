@@ -1,0 +1,17 @@
+"""Copies of KV blocks: a tail's own copy of its prompt's last, partial block."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
+    """kv_layers: `[blocks, kv_heads, 2, 16, width]` each; block src[i] is copied over block dst[i] in all of them.
+
+    All sources are read before any target of the same layer is written.
+    """
+    if src.numel() == 0:
+        return
+    to = dst.long()
+    for kv in kv_layers:
+        kv.index_copy_(0, to, kv.index_select(0, src))

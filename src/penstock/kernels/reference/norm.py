@@ -1,0 +1,19 @@
+"""RMS norms, float32 inside, the weight applied after rounding to the model's dtype (as HF's Llama does)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype."""
+    x32 = x.float()
+    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    return weight * (x32 * scale).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum."""
+    residual += x
+    return rms_norm(residual, weight, eps), residual

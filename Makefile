@@ -1,0 +1,95 @@
+# The front door. Everything a target needs goes into the private .venv, with plain pip; nothing outside this folder
+# is touched.
+#
+#   make demo     set up, then run the main job: repeated sampling over word problems with the model in the package
+#   make test     set up, then run every test that this machine can
+#   make check    ruff, mypy, the house's laws, generated docs up to date
+#   make bench    the figures of the engine on this machine: a table, and build/bench.json
+#   make docs     write the generated pages anew (docs/cli.md, docs/config.md)
+#   make setup    what the others begin with
+#
+# An image that has torch already, and no registry (a GPU machine): `make test PY=python3` installs nothing and runs
+# the sources as they lie here.
+
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+PYTHON ?= python3
+DEMO ?=
+TESTS ?= tests
+
+PIP := $(PY) -m pip install -qq
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# A stamp tells that a part is in; one older than pyproject.toml is looked at again. With PY=... there are none.
+# Two test workers of one thread each are faster than one of two: the tests' models are tiny.
+ifeq ($(origin PY),command line)
+export PYTHONPATH := $(CURDIR)/src
+else
+RUNTIME := $(VENV)/runtime.stamp
+DEVELOPMENT := $(VENV)/development.stamp
+WORKERS := -n 2 --dist loadfile
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types laws bench docs
+
+help:
+	@sed -n 's/^#   make/make/p' Makefile
+
+setup: $(DEVELOPMENT)
+
+demo: $(RUNTIME)
+	$(PY) -m penstock demo $(DEMO)
+
+test: $(DEVELOPMENT)
+	$(PY) -m pytest $(WORKERS) $(TESTS)
+
+check: lint types laws
+
+lint: $(DEVELOPMENT)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(DEVELOPMENT)
+	$(PY) -m mypy
+
+laws: $(DEVELOPMENT)
+	$(PY) scripts/make_docs.py --check
+	$(PY) -m pytest -q tests/house
+
+bench: $(DEVELOPMENT)
+	$(PY) benchmarks/run_all.py
+
+docs: $(DEVELOPMENT)
+	$(PY) scripts/make_docs.py
+
+# --- set-up
+
+$(VENV)/python.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "penstock needs Python 3.11 or later; $(PYTHON) is older: make PYTHON=python3.12"; exit 2; }
+	@test -x $(PY) || { echo "setup: a virtual environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@touch $@
+
+# On Linux without an NVIDIA driver the pinned PyTorch is asked for by itself first: a registry that offers a CPU build
+# of it gives that one, where a range would take gigabytes of CUDA. A torch that is in already stays.
+$(VENV)/torch.stamp: $(VENV)/python.stamp
+	@if $(PY) -c 'import torch; v = torch.__version__.split("."); exit((int(v[0]), int(v[1])) < (2, 11))' 2>/dev/null; then \
+	  :; \
+	elif [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null && [ ! -e /proc/driver/nvidia/version ]; then \
+	  echo "setup: PyTorch, for the CPU"; $(PIP) "torch==2.13.0"; \
+	else \
+	  echo "setup: PyTorch"; $(PIP) "torch>=2.11"; \
+	fi
+	@touch $@
+
+$(VENV)/runtime.stamp: pyproject.toml $(VENV)/torch.stamp
+	@echo "setup: penstock and what it runs on"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/development.stamp: $(VENV)/runtime.stamp
+	@echo "setup: what tests and checks need"
+	@$(PIP) -e ".[dev]"
+	@touch $@

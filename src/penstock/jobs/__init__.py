@@ -1,0 +1,1 @@
+"""The long jobs, over `penstock.llm`: repeated sampling, files of prompts, and what this machine can do."""

@@ -1,0 +1,74 @@
+"""Coverage: how likely it is that at least one of k samples is right. Numbers only.
+
+The estimator is Chen et al. 2021 (arXiv:2107.03374), unbiased from n >= k samples of which c are right:
+
+    pass@k = 1 - C(n - c, k) / C(n, k)
+
+and the 95 % interval says what another draw of problems would give: a percentile bootstrap over problems.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BOOTSTRAPS = 10_000
+CHUNK = 256  # bootstrap draws at once: [256, problems] counts in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """pass@k over all problems, as a share of 1, with its 95 % interval."""
+
+    k: int
+    value: float
+    low: float
+    high: float
+
+
+def powers(n: int) -> list[int]:
+    """1, 2, 4 ... and n itself."""
+    return [1 << i for i in range(n.bit_length()) if 1 << i < n] + [n]
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """The estimate of one problem. As a product of ratios, so that no binomial grows past a float."""
+    if not 0 <= right <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@{k} of {right} right among {n} samples doesn't exist")
+    if n - right < k:
+        return 1.0
+    return 1.0 - float(np.prod(1.0 - k / np.arange(n - right + 1, n + 1)))
+
+
+def coverage(samples: Sequence[int], right: Sequence[int], ks: Iterable[int], seed: int) -> list[Coverage]:
+    """samples, right: of each problem, how many were drawn and how many are right. One problem at least."""
+    ks = list(ks)
+    estimates = np.array(
+        [[pass_at_k(n, c, k) for k in ks] for n, c in zip(samples, right, strict=True)]
+    )  # [problems, k]
+    low, high = _interval(estimates, seed)
+    return [
+        Coverage(k, float(v), float(a), float(b)) for k, v, a, b in zip(ks, estimates.mean(0), low, high, strict=True)
+    ]
+
+
+def _interval(estimates: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    problems = len(estimates)
+    draw = np.random.default_rng(seed)
+    means = []
+    for start in range(0, BOOTSTRAPS, CHUNK):
+        rows = min(CHUNK, BOOTSTRAPS - start)
+        counts = draw.multinomial(problems, np.full(problems, 1 / problems), size=rows)  # [rows, problems]
+        means.append(counts @ estimates / problems)
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
+    return low, high
+
+
+def majority(answers: Iterable[str | None]) -> str | None:
+    """The answer that most samples gave; among equals the one that came first. None where no sample gave one."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    return counts.most_common(1)[0][0] if counts else None

@@ -1,0 +1,367 @@
+"""The journal: rows that are written exactly once, through kills, full disks and power cuts.
+
+    OUT.jsonl            the rows themselves, plain JSON lines: whoever reads them needs nothing of ours
+    OUT.jsonl.journal    what vouches for them: a header with the run's fingerprint, then one checksummed line a row
+
+A row is written in two moves: its bytes go to OUT and to the disk, then a line with its key, length and checksum goes
+to the journal and to the disk. Only then is it done. What a kill leaves after the last such line is cut off at the
+next open, so a key is either done, with its whole row in OUT, or it is not there. Rows go to the disk in groups (every
+half second or 256 rows), because a sync costs milliseconds.
+
+Jobs and the server's batches share it. It knows neither: keys and rows are JSON values to it. Stdlib only.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from penstock.errors import CapacityError, JournalError, PenstockError
+
+VERSION = 1
+COMMIT_SECONDS = 0.5
+COMMIT_ROWS = 256
+COMMIT_BYTES = 4 << 20
+READ_BYTES = 1 << 20
+
+Key = str | int | list[Any]
+
+
+class KeySet:
+    """Keys that were seen, as 8-byte hashes in an open-addressed table: 16 to 32 bytes a key, however long it is.
+
+    Two keys share a hash with a chance of about (keys squared) / 2^65: 3e-8 at a million keys.
+    """
+
+    def __init__(self) -> None:
+        self._table = array("Q", bytes(8 * 1024))
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, key: Key) -> bool:
+        return self._table[self._place(_hash(key))] != 0
+
+    def add(self, key: Key) -> bool:
+        """Adds a key; False when it was there."""
+        code = _hash(key)
+        place = self._place(code)
+        if self._table[place]:
+            return False
+        self._table[place] = code
+        self._size += 1
+        if 2 * self._size > len(self._table):
+            self._grow()
+        return True
+
+    def _place(self, code: int) -> int:
+        mask = len(self._table) - 1
+        place = code & mask
+        while self._table[place] not in (0, code):
+            place = (place + 1) & mask
+        return place
+
+    def _grow(self) -> None:
+        old = self._table
+        self._table = array("Q", bytes(16 * len(old)))
+        for code in old:
+            if code:
+                self._table[self._place(code)] = code
+
+
+class Journal:
+    """Appends rows to `path` exactly once a key; open it again and it goes on where it was.
+
+    path: the plain JSON lines; its journal lies beside it, named `path` + ".journal".
+    fingerprint: what makes this run this run, name -> JSON value. A journal with another one is refused (JournalError
+        names what differs). Whatever may change between two sittings of one run stays out of it.
+    Raises JournalError when the files cannot be written, are in use, were changed by somebody else, or belong to
+    another run; CapacityError when the disk is full. After either, every row that was committed is still good.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
+        self.path = path
+        self.journal_path = path.with_name(path.name + ".journal")
+        self.keys = KeySet()
+        self._rows: list[bytes] = []
+        self._lines: list[bytes] = []
+        self._pending_bytes = 0
+        self._last_commit = time.monotonic()
+        self._data_end = 0
+        self._journal_end = 0
+        self._journal, self._data = self._open_files()
+        try:
+            self._take_up(dict(fingerprint))
+        except BaseException:
+            self._close_files()
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Closes. Left by an error before the first row, it takes its files away: nothing half-done stays."""
+        self.close()
+        if kind is not None and not self._data_end:
+            self.path.unlink(missing_ok=True)
+            self.journal_path.unlink(missing_ok=True)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.keys
+
+    def __len__(self) -> int:
+        """Keys that are done or wait for the next commit."""
+        return len(self.keys)
+
+    def add(self, key: Key, row: Mapping[str, Any]) -> None:
+        """Takes the row of a key; it is on the disk after the next commit. A key that is there already is an error."""
+        if not self.keys.add(key):
+            raise JournalError(f"{self.path} already holds the row of {key!r}: a key is written once")
+        data = _line(row)
+        self._rows.append(data)
+        self._lines.append(_seal(f"{len(data)} {zlib.crc32(data):08x} {_text(key)}"))
+        self._pending_bytes += len(data)
+        waited = time.monotonic() - self._last_commit
+        if waited >= COMMIT_SECONDS or len(self._rows) >= COMMIT_ROWS or self._pending_bytes >= COMMIT_BYTES:
+            self.commit()
+
+    def commit(self) -> None:
+        """Brings the rows that wait to the disk, then their lines. Where that fails, both files go back to before."""
+        self._last_commit = time.monotonic()
+        if not self._rows:
+            return
+        rows, lines = b"".join(self._rows), b"".join(self._lines)
+        self._rows, self._lines, self._pending_bytes = [], [], 0
+        try:
+            _write(self._data, rows)
+            _write(self._journal, lines)
+        except OSError as error:
+            self._cut()
+            raise _why(error, self.path) from error
+        self._data_end += len(rows)
+        self._journal_end += len(lines)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The committed rows in the order they were written. Read one by one: any number of them."""
+        end = self._data_end
+        with self.path.open("rb") as file:
+            while file.tell() < end:
+                yield json.loads(file.readline())
+
+    def close(self) -> None:
+        """Commits what waits and lets go of the files."""
+        if self._data.closed:
+            return
+        try:
+            self.commit()
+        finally:
+            self._close_files()
+
+    # Opening
+
+    def _open_files(self) -> tuple[BinaryIO, BinaryIO]:
+        fresh = not self.journal_path.exists()
+        if fresh and self.path.exists() and self.path.stat().st_size:
+            raise JournalError(f"{self.path} is there already and no run wrote it: move it away or name another output")
+        try:
+            journal = open(self.journal_path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise _why(error, self.journal_path) from error
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            data = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
+        except BlockingIOError as error:
+            journal.close()
+            raise JournalError(f"{self.path} is in use by another run: wait for it or name another output") from error
+        except OSError as error:
+            journal.close()
+            if fresh:
+                self.journal_path.unlink(missing_ok=True)
+            raise _why(error, self.path) from error
+        return journal, data
+
+    def _take_up(self, fingerprint: dict[str, Any]) -> None:
+        """Reads the journal's lines against the data, cuts what a kill left half done, collects the keys."""
+        self._journal.seek(0)
+        self._data.seek(0)
+        size = os.fstat(self._data.fileno()).st_size
+        lines = _whole_lines(self._journal)
+        header = next(lines, b"")
+        run = self._read_header(header)
+        if not size:  # nothing was written yet, or the rows were taken away: the run begins anew
+            self._begin(fingerprint)
+            return
+        if not run:
+            raise JournalError(f"{self.path} holds rows that its journal doesn't know: move it away")
+        self._compare(run, fingerprint)
+        self._journal_end += len(header)
+        with self.path.open("rb") as data:
+            for line in lines:
+                self._check_row(line, data)
+        self._cut()
+
+    def _read_header(self, header: bytes) -> dict[str, Any]:
+        word, _, body = _unseal(header).partition(" ")
+        there = json.loads(body) if word == "penstock-journal" else {}
+        if there.get("version") == VERSION:
+            run: dict[str, Any] = there["run"]
+            return run
+        if os.fstat(self._journal.fileno()).st_size:
+            raise JournalError(f"{self.journal_path} is no journal that this version reads: name another output")
+        return {}
+
+    def _begin(self, fingerprint: dict[str, Any]) -> None:
+        header = _seal("penstock-journal " + json.dumps({"version": VERSION, "run": fingerprint}))
+        try:
+            self._journal.truncate(0)
+            _write(self._journal, header)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            self._close_files()
+            self.path.unlink(missing_ok=True)
+            self.journal_path.unlink(missing_ok=True)
+            raise _why(error, self.journal_path) from error
+        self._journal_end = len(header)
+
+    def _compare(self, run: dict[str, Any], fingerprint: dict[str, Any]) -> None:
+        asked = json.loads(json.dumps(fingerprint))
+        names = [name for name in run | asked if run.get(name) != asked.get(name)]
+        if names:
+            changes = ", ".join(f"{n}: {_short(run.get(n))} there, {_short(asked.get(n))} now" for n in names)
+            raise JournalError(
+                f"{self.path} belongs to a run with other settings ({changes}): name another output, "
+                f"or delete {self.path.name} and {self.journal_path.name} to begin anew"
+            )
+
+    def _check_row(self, line: bytes, data: BinaryIO) -> None:
+        length, checksum, key = _unseal(line).split(" ", 2)
+        row = data.read(int(length))
+        if len(row) != int(length) or zlib.crc32(row) != int(checksum, 16):
+            raise JournalError(
+                f"{self.path} was changed since its run wrote it (byte {self._data_end}): put it back, or delete it "
+                f"and {self.journal_path.name} to begin anew"
+            )
+        self.keys.add(json.loads(key))
+        self._data_end += len(row)
+        self._journal_end += len(line)
+
+    # The files
+
+    def _cut(self) -> None:
+        """Cuts both files to what is vouched for; taking bytes away works on a full disk too."""
+        try:
+            self._data.truncate(self._data_end)
+            self._journal.truncate(self._journal_end)
+        except OSError as error:
+            raise _why(error, self.path) from error
+
+    def _close_files(self) -> None:
+        self._data.close()
+        self._journal.close()
+
+
+def check_writable(path: Path) -> None:
+    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves nothing behind."""
+    folder = path.parent
+    if path.is_dir():
+        raise JournalError(f"{path} is a folder: name a file")
+    if not folder.is_dir():
+        raise JournalError(f"{folder} is no folder: make it first, or name another output")
+    writable = os.access(path if path.exists() else folder, os.W_OK) and os.access(folder, os.W_OK)
+    if not writable:
+        raise JournalError(f"{path} cannot be written: name an output in a folder of yours")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file whole or not at all: beside it first, then moved over it. Errors as Journal's."""
+    draft = path.with_name(path.name + ".part")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise _why(error, path) from error
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines whose checksum holds, up to the first that a kill tore."""
+    rest = b""
+    while chunk := file.read(READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if zlib.crc32(line[9:]) != _number(line[:8]):
+                return
+            yield line + b"\n"
+
+
+def _number(digits: bytes) -> int:
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return -1
+
+
+def _seal(text: str) -> bytes:
+    body = text.encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _unseal(line: bytes) -> str:
+    return line[9:-1].decode()
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(row, ensure_ascii=False)
+    for odd in "\x85\u2028\u2029":  # some readers end a line at them
+        text = text.replace(odd, f"\\u{ord(odd):04x}")
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, in an id for instance
+        return json.dumps(row).encode() + b"\n"
+
+
+def _text(key: Key) -> str:
+    return json.dumps(key, separators=(",", ":"))  # ASCII, and no newline in it
+
+
+def _hash(key: Key) -> int:
+    return int.from_bytes(blake2b(_text(key).encode(), digest_size=8).digest()) or 1  # 0 marks an empty place
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _why(error: OSError, path: Path) -> PenstockError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityError(f"the disk of {path} is full: make room and start the same command again")
+    return JournalError(f"{path} cannot be written ({(error.strerror or str(error)).lower()}): name another output")

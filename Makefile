@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # A stamp tells that a part is in; one older than pyproject.toml is looked at again. With PY=... there are none.
 # Two test workers of one thread each are faster than one of two: the tests' models are tiny.
 ifeq ($(origin PY),command line)
-export PYTHONPATH := $(CURDIR)/src
+export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
 RUNTIME := $(VENV)/runtime.stamp
 DEVELOPMENT := $(VENV)/development.stamp

@@ -1,0 +1,70 @@
+"""The house as data: the floors, and the laws that are lists of names. `laws.py` holds the sources to it.
+
+The picture is the one in docs/README.md. It knows no source file.
+"""
+
+from __future__ import annotations
+
+# From the ground up. A room imports from floors below its own; rooms of one floor don't see each other.
+FLOORS: tuple[frozenset[str], ...] = (
+    frozenset({"request", "config", "errors"}),
+    frozenset({"artifact", "journal", "kernels", "parallel", "schedule", "text", "almanac"}),
+    frozenset({"quant", "bench"}),
+    frozenset({"layers"}),
+    frozenset({"models"}),
+    frozenset({"weights"}),
+    frozenset({"execute", "demo"}),
+    frozenset({"engine"}),
+    frozenset({"llm", "server"}),
+    frozenset({"build", "jobs", "deploy"}),
+    frozenset({"cli", "__main__", "__init__"}),
+)
+FLOOR_OF: dict[str, int] = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+WORDS = FLOORS[0]  # the words that all rooms share: they may use each other
+ROOF = FLOORS[-1]  # the ways in: they may use each other
+PUBLIC_WORDS = frozenset({"__version__"})  # what may be had from `penstock` itself on any floor
+
+# What the words may use: stdlib and these.
+GROUND_PACKAGES = frozenset({"numpy"})
+
+# Room -> outside packages that it never imports, in no function either.
+BARRED_PACKAGES: dict[str, frozenset[str]] = {
+    "schedule": frozenset({"torch", "transformers", "triton"}),
+    "text": frozenset({"torch", "triton"}),
+}
+
+# Room -> rooms below it that it doesn't see all the same.
+BARRED_ROOMS: dict[str, frozenset[str]] = {
+    "kernels": frozenset({"text"}),
+    "layers": frozenset({"text"}),
+    "models": frozenset({"text"}),
+    "execute": frozenset({"text"}),
+}
+
+# Room -> the only rooms that it sees.
+ONLY_ROOMS: dict[str, frozenset[str]] = {"bench": WORDS | {"almanac"}}
+
+# Outside package -> the only places (folders or files under src/penstock) that import it.
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "triton": ("kernels/triton/",),
+    "transformers": ("text/",),  # tokenizers and chat templates, nothing else of it
+    "zmq": ("engine/channel.py", "execute/ranks.py"),  # where processes meet
+}
+
+# Imported inside functions: by who needs them, when they need them.
+LATE = frozenset({"ray", "modal", "transformers", "matplotlib"})
+
+# Modules that nobody imports: each can run what a file says.
+BARRED_MODULES = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
+
+# Calls that nobody makes: the same by another door. `owner.name` bars an attribute of that owner, `.name` of any owner.
+BARRED_CALLS = frozenset(
+    {"eval", "exec", "builtins.eval", "builtins.exec", "torch.load", "torch.save", ".send_pyobj", ".recv_pyobj"}
+)
+BARRED_WORDS = frozenset({"trust_remote_code"})  # as a keyword, a name or a dictionary's key
+
+LONGEST_FILE = 400  # lines
+
+# Import name -> its name in pyproject.toml, where the two differ.
+DISTRIBUTIONS = {"zmq": "pyzmq", "prometheus_client": "prometheus-client"}
+NOT_OURS_TO_INSTALL = frozenset({"triton", "ray", "modal"})  # come with torch, or with who deploys there

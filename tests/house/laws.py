@@ -1,0 +1,290 @@
+"""Reads a source tree with `ast` and says where it breaks the laws of the house.
+
+Each law is a function from the tree's root (the folder `penstock`) to a list of lines `path:line: what is wrong`; an
+empty list is a tree that keeps the law. It imports nothing of the tree: what it says holds for code that never runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import floors
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of one module, wherever it stands."""
+
+    path: str  # of the importing file, relative to the root
+    line: int
+    module: str  # absolute, with the names of a from-import: "penstock.text", "torch.nn"
+    late: bool  # inside a function
+    typing: bool  # under `if TYPE_CHECKING`
+
+    @property
+    def package(self) -> str:
+        return self.module.split(".")[0]
+
+    @property
+    def importer(self) -> str:
+        """The room of the importing file."""
+        return room_of_path(self.path)
+
+    @property
+    def room(self) -> str | None:
+        """The room of penstock that is imported, or None for somebody else's package."""
+        parts = self.module.split(".")
+        if parts[0] != "penstock":
+            return None
+        if len(parts) == 1 or parts[1] not in floors.FLOOR_OF:
+            return "__init__"
+        return parts[1]
+
+    def says(self, what: str) -> str:
+        return f"{self.path}:{self.line}: {what}"
+
+
+def room_of_path(path: str) -> str:
+    return path.split("/")[0].removesuffix(".py")
+
+
+def sources(root: Path) -> Iterator[tuple[str, str]]:
+    """Every Python file under root: its path relative to root, its text."""
+    for path in sorted(root.rglob("*.py")):
+        yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+
+
+def imports(root: Path) -> list[Import]:
+    found: list[Import] = []
+    for path, text in sources(root):
+        _Collector(path, found).visit(ast.parse(text))
+    return found
+
+
+class _Collector(ast.NodeVisitor):
+    """Walks one file and writes down its imports, those of `import_module("...")` too."""
+
+    def __init__(self, path: str, found: list[Import]) -> None:
+        self.path, self.found = path, found
+        self.late = self.typing = False
+
+    def visit(self, node: ast.AST) -> None:
+        was = self.late
+        self.late = was or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        super().visit(node)
+        self.late = was
+
+    def visit_If(self, node: ast.If) -> None:
+        was = self.typing
+        self.typing = was or "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in node.body:
+            self.visit(inner)
+        self.typing = was
+        for inner in [node.test, *node.orelse]:
+            self.visit(inner)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._add(node.lineno, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = node.module or ""
+        if node.level:
+            folder = ["penstock", *self.path.split("/")[:-1]]
+            above = folder[: len(folder) - node.level + 1]
+            base = ".".join([*above, base] if base else above)
+        for alias in node.names:
+            self._add(node.lineno, f"{base}.{alias.name}")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = ast.unparse(node.func).split(".")[-1]
+        if name in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+            self._add(node.lineno, str(node.args[0].value))
+        self.generic_visit(node)
+
+    def _add(self, line: int, module: str) -> None:
+        self.found.append(Import(self.path, line, module, self.late, self.typing))
+
+
+# --- the floors
+
+
+def rooms_have_a_floor(root: Path) -> list[str]:
+    rooms = {room_of_path(path) for path, _ in sources(root)}
+    return [
+        f"{room}: stands on no floor: draw it in tests/house/floors.py" for room in sorted(rooms - set(floors.FLOOR_OF))
+    ]
+
+
+def rooms_look_down(root: Path) -> list[str]:
+    """A room imports from floors below it. TYPE_CHECKING and functions are no way around."""
+    return [broken for each in imports(root) if (broken := _looks_wrong(each))]
+
+
+def _looks_wrong(each: Import) -> str | None:
+    here, there = each.importer, each.room
+    if there is None or there == here or here not in floors.FLOOR_OF:
+        return None
+    if there == "__init__" and each.module.removeprefix("penstock.") in floors.PUBLIC_WORDS:
+        return None
+    if {here, there} <= floors.WORDS or {here, there} <= floors.ROOF:
+        return None
+    mine, theirs = floors.FLOOR_OF[here], floors.FLOOR_OF[there]
+    if theirs >= mine:
+        where = "on its own floor" if theirs == mine else f"above it, on floor {theirs}"
+        return each.says(f"{here} (floor {mine}) imports {each.module}, {where}")
+    if there in floors.BARRED_ROOMS.get(here, ()):
+        return each.says(f"{here} imports {each.module}: it doesn't see {there}")
+    only = floors.ONLY_ROOMS.get(here)
+    if only is not None and there not in only:
+        return each.says(f"{here} imports {each.module}: it sees {', '.join(sorted(only))} only")
+    return None
+
+
+# --- outside packages
+
+
+def packages_stay_in_their_places(root: Path) -> list[str]:
+    broken: list[str] = []
+    for each in imports(root):
+        package, here = each.package, each.importer
+        if package in floors.BARRED_PACKAGES.get(here, ()):
+            broken.append(each.says(f"{here} imports no {package}"))
+        places = floors.ONLY_IN.get(package)
+        if places and not each.path.startswith(places):
+            broken.append(each.says(f"only {' and '.join(places)} imports {package}"))
+        if package in floors.LATE and not (each.late or each.typing):
+            broken.append(each.says(f"{package} is imported inside functions only"))
+        if here in floors.WORDS and not _is_word(package):
+            broken.append(each.says(f"{here} is stdlib and numpy, not {package}"))
+    return broken
+
+
+def _is_word(package: str) -> bool:
+    return package in sys.stdlib_module_names or package in floors.GROUND_PACKAGES or package == "penstock"
+
+
+def packages_are_declared(root: Path, declared: frozenset[str]) -> list[str]:
+    """Every outside package that is imported is in pyproject.toml's dependencies (`declared`: their names)."""
+    broken: list[str] = []
+    for each in imports(root):
+        package = each.package
+        if package in sys.stdlib_module_names or package == "penstock" or package in floors.NOT_OURS_TO_INSTALL:
+            continue
+        if floors.DISTRIBUTIONS.get(package, package) not in declared:
+            broken.append(each.says(f"imports {package}, which pyproject.toml doesn't name"))
+    return broken
+
+
+# --- what no file does
+
+
+def nothing_runs_strangers_code(root: Path) -> list[str]:
+    """No pickle in any dress, no torch.load, no eval or exec, no trust_remote_code."""
+    broken = [
+        each.says(f"imports {each.module}: it runs what a file says")
+        for each in imports(root)
+        if each.package in floors.BARRED_MODULES
+    ]
+    for path, text in sources(root):
+        for node in ast.walk(ast.parse(text)):
+            if what := _runs_strangers_code(node):
+                broken.append(f"{path}:{getattr(node, 'lineno', 0)}: {what}")
+    return broken
+
+
+def _runs_strangers_code(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        if name in floors.BARRED_CALLS or f".{name.split('.')[-1]}" in floors.BARRED_CALLS:
+            return f"calls {name}"
+    if isinstance(node, ast.keyword):
+        if node.arg == "allow_pickle" and not (isinstance(node.value, ast.Constant) and node.value.value is False):
+            return "sets allow_pickle"
+        if node.arg in floors.BARRED_WORDS:
+            return f"says {node.arg}"
+    if isinstance(node, ast.Name) and node.id in floors.BARRED_WORDS:
+        return f"says {node.id}"
+    if isinstance(node, ast.Constant) and node.value in floors.BARRED_WORDS:
+        return f"says {node.value}"
+    return None
+
+
+def state_is_handed_over(root: Path) -> list[str]:
+    """No `global`: state found in a module belongs to nobody."""
+    return [
+        f"{path}:{node.lineno}: global {', '.join(node.names)}: hand it over instead"
+        for path, text in sources(root)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Global)
+    ]
+
+
+# --- how a file looks
+
+
+def files_draw_their_border(root: Path) -> list[str]:
+    """Every file that holds anything opens with a docstring."""
+    return [
+        f"{path}:1: opens with no docstring: say what it does and what it doesn't know"
+        for path, text in sources(root)
+        if text.strip() and not ast.get_docstring(ast.parse(text))
+    ]
+
+
+def files_can_be_read(root: Path) -> list[str]:
+    return [
+        f"{path}: {lines} lines, past {floors.LONGEST_FILE}: part it"
+        for path, text in sources(root)
+        if (lines := text.count("\n")) > floors.LONGEST_FILE
+    ]
+
+
+def no_utils(root: Path) -> list[str]:
+    """A helper lives with its first user."""
+    return [
+        f"{path}: {part} is no name: call it by what it does"
+        for path, _ in sources(root)
+        for part in path.removesuffix(".py").split("/")
+        if {"util", "utils", "helpers", "misc"} & set(part.split("_"))
+    ]
+
+
+# --- tests (root: the folder `tests`)
+
+
+def tests_can_fail(root: Path) -> list[str]:
+    """Every test file asserts something, and nothing that holds whatever happens."""
+    broken: list[str] = []
+    for path, text in sources(root):
+        if not path.split("/")[-1].startswith("test_"):
+            continue
+        tree = ast.parse(text)
+        asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        raises = [
+            node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises"
+        ]
+        if not asserts and not raises:
+            broken.append(f"{path}: asserts nothing")
+        broken += [f"{path}:{node.lineno}: an assertion that can't fail" for node in asserts if _always_true(node.test)]
+    return broken
+
+
+def _always_true(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return any(_always_true(value) for value in test.values)
+    if isinstance(test, ast.Tuple):
+        return bool(test.elts)
+    return isinstance(test, ast.Constant) and bool(test.value)
+
+
+def numpy_tests_need_no_torch(root: Path) -> list[str]:
+    return [
+        each.says("tests/numpy imports no torch")
+        for each in imports(root)
+        if each.path.startswith("numpy/") and each.package in ("torch", "transformers")
+    ]

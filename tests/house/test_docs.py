@@ -1,0 +1,48 @@
+"""Docs that fail: every knob, room and link is looked for. What the pages say is for their readers to judge."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from penstock.config import Config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "src" / "penstock"
+DOCS = REPOSITORY / "docs"
+
+ROOMS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py")))
+PAGES = sorted(path for path in [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
+
+
+@pytest.mark.parametrize("knob", sorted(Config().places()))
+def test_a_knob_is_documented(knob: str) -> None:
+    assert f"`{knob}`" in (DOCS / "config.md").read_text()
+
+
+def test_a_knob_says_what_it_does() -> None:
+    silent = [knob.name for group in Config().groups() for knob in fields(group) if not knob.metadata.get("help")]
+    assert silent == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_its_page_and_the_map_leads_there(room: str) -> None:
+    page = DOCS / f"{room}.md"
+    assert page.is_file() and len(page.read_text().split()) > 50
+    assert f"({room}.md)" in (DOCS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", page.read_text())
+    local = [a or b for a, b in targets if not re.match(r"[a-z]+:|#", a or b)]
+    assert [target for target in local if not (page.parent / target.split("#")[0]).exists()] == []
+
+
+def test_decisions_are_listed() -> None:
+    index = (DOCS / "design" / "README.md").read_text()
+    pages = [path.name for path in (DOCS / "design").glob("*.md") if path.name != "README.md"]
+    assert [name for name in pages if f"({name})" not in index] == []

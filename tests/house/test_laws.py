@@ -1,0 +1,54 @@
+"""The laws of the house, held against the sources as they are. A law's own words say what to do where it fails."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import floors
+import laws
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "src" / "penstock"
+TESTS = REPOSITORY / "tests"
+
+Law = Callable[[Path], list[str]]
+
+SOURCE_LAWS: list[Law] = [
+    laws.rooms_have_a_floor,
+    laws.rooms_look_down,
+    laws.packages_stay_in_their_places,
+    laws.nothing_runs_strangers_code,
+    laws.state_is_handed_over,
+    laws.files_draw_their_border,
+    laws.files_can_be_read,
+    laws.no_utils,
+]
+TEST_LAWS: list[Law] = [laws.tests_can_fail, laws.numpy_tests_need_no_torch, laws.files_draw_their_border]
+
+
+def declared() -> frozenset[str]:
+    """Names of the run-time dependencies in pyproject.toml, without versions and markers."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return frozenset(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0] for line in project["dependencies"])
+
+
+@pytest.mark.parametrize("law", SOURCE_LAWS, ids=lambda law: law.__name__)
+def test_the_sources_keep(law: Law) -> None:
+    assert law(PACKAGE) == []
+
+
+@pytest.mark.parametrize("law", TEST_LAWS, ids=lambda law: law.__name__)
+def test_the_tests_keep(law: Law) -> None:
+    assert law(TESTS) == []
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    assert laws.packages_are_declared(PACKAGE, declared()) == []
+
+
+def test_a_room_stands_on_one_floor() -> None:
+    assert len(floors.FLOOR_OF) == sum(len(rooms) for rooms in floors.FLOORS)

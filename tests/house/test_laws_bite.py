@@ -1,0 +1,134 @@
+"""A law that can't be broken is no law: each meets a small house in which somebody broke it, and a whole one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import laws
+import pytest
+from test_laws import SOURCE_LAWS, TEST_LAWS, Law
+
+BORDER = '"""What it does, and what it doesn\'t know."""\n'
+
+# law, file, its text after the docstring, a word of the complaint
+PLANTED: list[tuple[Law, str, str, str]] = [
+    (laws.rooms_have_a_floor, "cellar/wine.py", "", "cellar"),
+    (laws.rooms_look_down, "models/llama.py", "from penstock.execute.runner import run", "above it"),
+    (laws.rooms_look_down, "models/llama.py", "from penstock import execute", "above it"),
+    (laws.rooms_look_down, "models/llama.py", "import penstock.engine.engine as e", "above it"),
+    (laws.rooms_look_down, "schedule/rows.py", "import penstock.text.chat", "its own floor"),
+    (laws.rooms_look_down, "schedule/rows.py", "from ..text import chat", "its own floor"),
+    (laws.rooms_look_down, "schedule/rows.py", "def f():\n    from penstock.kernels import ops", "its own floor"),
+    (
+        laws.rooms_look_down,
+        "schedule/rows.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.engine import engine",
+        "above it",
+    ),
+    (
+        laws.rooms_look_down,
+        "text/chat.py",
+        "import importlib\nimportlib.import_module('penstock.server.app')",
+        "above it",
+    ),
+    (laws.rooms_look_down, "jobs/run.py", "from penstock import LLM", "above it"),
+    (laws.rooms_look_down, "execute/batch.py", "from penstock.text.tokenizer import Tokenizer", "doesn't see text"),
+    (laws.rooms_look_down, "layers/mlp.py", "from penstock.text import chat", "doesn't see text"),
+    (laws.rooms_look_down, "bench/load.py", "from penstock.schedule.step import StepPlan", "only"),
+    (laws.packages_stay_in_their_places, "schedule/rows.py", "import torch", "no torch"),
+    (laws.packages_stay_in_their_places, "text/chat.py", "def f():\n    from torch import nn", "no torch"),
+    (
+        laws.packages_stay_in_their_places,
+        "kernels/reference/norm.py",
+        "import triton.language as tl",
+        "kernels/triton/",
+    ),
+    (laws.packages_stay_in_their_places, "weights/checkpoint.py", "def f():\n    import transformers", "text/"),
+    (laws.packages_stay_in_their_places, "text/chat.py", "import transformers", "inside functions"),
+    (laws.packages_stay_in_their_places, "deploy/on_ray.py", "import ray", "inside functions"),
+    (laws.packages_stay_in_their_places, "request.py", "import msgspec", "stdlib and numpy"),
+    (laws.packages_stay_in_their_places, "server/app.py", "import zmq", "engine/channel.py"),
+    (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "import pickle", "pickle"),
+    (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "from pickle import loads", "pickle"),
+    (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "import torch\ntorch.load('x')", "torch.load"),
+    (laws.nothing_runs_strangers_code, "jobs/run.py", "x = eval('1')", "eval"),
+    (laws.nothing_runs_strangers_code, "jobs/run.py", "exec('1')", "exec"),
+    (laws.nothing_runs_strangers_code, "text/chat.py", "f(trust_remote_code=True)", "trust_remote_code"),
+    (laws.nothing_runs_strangers_code, "text/chat.py", "f(**{'trust_remote_code': True})", "trust_remote_code"),
+    (
+        laws.nothing_runs_strangers_code,
+        "text/chat.py",
+        "import numpy\nnumpy.load('x', allow_pickle=True)",
+        "allow_pickle",
+    ),
+    (laws.nothing_runs_strangers_code, "engine/channel.py", "socket.send_pyobj({})", "send_pyobj"),
+    (laws.state_is_handed_over, "engine/engine.py", "def f():\n    global now\n    now = 1", "global now"),
+    (laws.files_can_be_read, "engine/engine.py", "x = 1\n" * 400, "402 lines"),
+    (laws.no_utils, "engine/utils.py", "", "utils"),
+    (laws.no_utils, "engine/text_utils/x.py", "", "text_utils"),
+    (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    print(1)", "asserts nothing"),
+    (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert True", "can't fail"),
+    (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert f() or 1", "can't fail"),
+    (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert (f() == 1, 'why')", "can't fail"),
+    (laws.numpy_tests_need_no_torch, "numpy/test_x.py", "import torch\nassert torch", "no torch"),
+]
+
+WHOLE = {
+    "__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.llm import LLM",
+    "__main__.py": "from penstock.cli import main",
+    "cli.py": "def main():\n    from penstock.jobs.run import run\n    run()",
+    "config.py": "import numpy\nfrom penstock.errors import UsageError",
+    "errors.py": "",
+    "text/__init__.py": "",
+    "text/chat.py": "from penstock.errors import UsageError\nfrom .forms import Form\ndef f(): import transformers",
+    "execute/batch.py": "import torch\nfrom penstock.schedule.step import StepPlan\nmodel.eval()",
+    "kernels/triton/norm.py": "import triton",
+    "server/app.py": "from penstock import __version__\nfrom penstock.engine.client import Client",
+    "bench/load.py": "from penstock.almanac.record import Record\nfrom penstock.request import Request",
+    "engine/channel.py": "import zmq",
+}
+
+
+def plant(root: Path, path: str, text: str, border: str = BORDER) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(border + text + "\n")
+
+
+@pytest.mark.parametrize(("law", "path", "text", "word"), PLANTED)
+def test_a_law_finds_what_breaks_it(law: Law, path: str, text: str, word: str, tmp_path: Path) -> None:
+    plant(tmp_path, path, text)
+    broken = law(tmp_path)
+    assert len(broken) == 1
+    assert word in broken[0] and broken[0].startswith(path.split("/")[0])
+
+
+def test_a_file_without_a_border_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, "llm.py", "x = 1", border="")
+    assert laws.files_draw_their_border(tmp_path) == [
+        "llm.py:1: opens with no docstring: say what it does and what it doesn't know"
+    ]
+
+
+def test_an_undeclared_package_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, "server/app.py", "import fastapi, zmq, json")
+    assert laws.packages_are_declared(tmp_path, frozenset({"fastapi", "pyzmq"})) == []
+    assert len(laws.packages_are_declared(tmp_path, frozenset({"fastapi"}))) == 1
+
+
+@pytest.mark.parametrize("law", SOURCE_LAWS, ids=lambda law: law.__name__)
+def test_a_whole_house_breaks_nothing(law: Law, tmp_path: Path) -> None:
+    for path, text in WHOLE.items():
+        plant(tmp_path, path, text)
+    assert law(tmp_path) == []
+
+
+@pytest.mark.parametrize("law", TEST_LAWS, ids=lambda law: law.__name__)
+def test_whole_tests_break_nothing(law: Law, tmp_path: Path) -> None:
+    plant(tmp_path, "cpu/test_x.py", "import torch\ndef test_x():\n    assert torch.ones(1).sum() == 1")
+    plant(
+        tmp_path,
+        "numpy/test_x.py",
+        "import pytest\ndef test_x():\n    with pytest.raises(ValueError):\n        int('x')",
+    )
+    assert law(tmp_path) == []

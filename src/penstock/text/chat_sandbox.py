@@ -118,7 +118,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["bounded_loop"] = lambda inner: _BoundedLoop(inner, self._budget.get())
 
     def template(self, source: str) -> jinja2.Template:
-        """Compiles a template. Jinja folds constants meanwhile, so that has a budget too; what is past it isn't folded."""
+        """Compiles a template. Jinja folds constants meanwhile; that has a budget too, past which it doesn't fold."""
         token = self._budget.set(Budget(100_000, 5.0))
         try:
             return self.from_string(source)

@@ -1,0 +1,76 @@
+"""The table of cosines and sines for each kind of rotary embedding. It rotates nothing: `ops.rotary_and_store` does.
+
+Frequencies are computed as in the published code of each method, in float32, so that they agree with `transformers`
+to the last bit; the table is float32 whatever the model's dtype.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from penstock.layers.rope_config import RopeConfig
+
+
+def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.device) -> Tensor:
+    """cos and sin of each position and frequency: `[positions, 2, width / 2]` float32 on `device`."""
+    frequencies, scale = rope_frequencies(rope, width)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    return torch.stack((angles.cos() * scale, angles.sin() * scale), dim=1).to(device)
+
+
+def rope_frequencies(rope: RopeConfig, width: int) -> tuple[Tensor, float]:
+    """Radians a position, `[width / 2]` float32, and what cosines and sines are multiplied by."""
+    steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+    plain = 1.0 / (rope.theta**steps)
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, plain), 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, width, steps), _yarn_scale(rope)
+    # `dynamic` changes its base only beyond the context that the config gives, and no sequence gets there.
+    return plain, 1.0
+
+
+def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
+    """Long waves stretched by the factor, short ones kept, a ramp between (Llama 3.1's published code)."""
+    waves = 2 * math.pi / plain
+    longest_kept = rope.original_context / rope.high_freq_factor
+    shortest_stretched = rope.original_context / rope.low_freq_factor
+    ramp = (rope.original_context / waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    between = (1 - ramp) * plain / rope.factor + ramp * plain
+    frequencies = torch.where(waves > shortest_stretched, plain / rope.factor, plain)
+    return torch.where((waves >= longest_kept) & (waves <= shortest_stretched), between, frequencies)
+
+
+def _yarn(rope: RopeConfig, width: int, steps: Tensor) -> Tensor:
+    """Frequencies that turn more than beta_fast times in training are kept, fewer than beta_slow times: stretched."""
+    low, high = _yarn_turns(rope, width, rope.beta_fast), _yarn_turns(rope, width, rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    if low == high:
+        high += 0.001  # as the published code does: no division by zero
+    kept = 1 - ((torch.arange(width // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    waves = rope.theta**steps
+    return (1.0 / (rope.factor * waves)) * (1 - kept) + (1.0 / waves) * kept
+
+
+def _yarn_turns(rope: RopeConfig, width: int, turns: float) -> float:
+    """The dimension whose wave turns so many times within the original context."""
+    return width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+
+def _yarn_scale(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return _mscale(rope.factor, rope.mscale) / _mscale(rope.factor, rope.mscale_all_dim)
+    return _mscale(rope.factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

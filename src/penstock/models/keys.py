@@ -1,0 +1,98 @@
+"""Keys: a JSON object read key by key, so that none is left over unread. It knows no model.
+
+Each getter takes a key out and checks its type; `refuse_rest` names what nobody took. Every error is one line that
+names the file and the key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CheckpointError
+
+REQUIRED = object()  # the default of a key that must be there
+ANYTHING = object()  # in a table of keys that change nothing: with whatever value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; CheckpointError if it is not there, not JSON, or not an object."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give a complete model folder") from error
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise CheckpointError(f"{path} is not valid JSON ({error}): download it again") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(raw).__name__}, not an object: download it again")
+    return raw
+
+
+class Keys:
+    """What is still unread of a JSON object. `where` opens every error: the file, or a part of it."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        self.rest = dict(raw)
+        self.where = where
+
+    def fail(self, text: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {text}")
+
+    def take(self, name: str, default: Any = REQUIRED) -> Any:
+        """The raw value. A null counts as not given, as in the files' own tradition."""
+        value = self.rest.pop(name, None)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise self.fail(f"key {name!r} is missing: take the model's complete config.json")
+        return default
+
+    def count(self, name: str, default: Any = REQUIRED, *, low: int = 1) -> Any:
+        """A whole number, `low` or more."""
+        value = self.take(name, default)
+        if value is not default and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+            raise self.fail(f"{name} must be a whole number of at least {low}, not {value!r}")
+        return value
+
+    def number(self, name: str, default: Any = REQUIRED, *, above: float = 0.0) -> Any:
+        """A finite number greater than `above`, as a float."""
+        value = self.take(name, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= above:
+            raise self.fail(f"{name} must be a number above {above:g}, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise self.fail(f"{name} must be true or false, not {value!r}")
+        return value
+
+    def text(self, name: str, default: Any = REQUIRED) -> Any:
+        value = self.take(name, default)
+        if value is not default and not isinstance(value, str):
+            raise self.fail(f"{name} must be a string, not {value!r}")
+        return value
+
+    def ids(self, name: str) -> tuple[int, ...] | None:
+        """Token ids: one, or a list of any length; None where the key is not given."""
+        value = self.take(name, None)
+        if value is None:
+            return None
+        ids = value if isinstance(value, list) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.fail(f"{name} must be a token id or a list of them, not {value!r}")
+        return tuple(dict.fromkeys(ids))
+
+    def refuse_rest(self, nothing: Mapping[str, Any], whom: str) -> None:
+        """Names the first key left that may change something. `nothing`: key -> harmless value, or ANYTHING."""
+        for name, value in self.rest.items():
+            if value is None or (name in nothing and (nothing[name] is ANYTHING or nothing[name] == value)):
+                continue
+            shown = json.dumps(value)
+            shown = shown if len(shown) <= 60 else shown[:57] + "..."
+            raise self.fail(f"key {name!r} ({shown}) is not supported for {whom}: remove it only if it changes nothing")

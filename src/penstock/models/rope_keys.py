@@ -1,0 +1,94 @@
+"""Reads which rotary embedding a config.json asks for, in the spellings of transformers 4 and 5. No torch.
+
+4: `rope_theta` at the top, `rope_scaling` null or an object with `type` or `rope_type`. 5: all in `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.layers.rope_config import RopeConfig
+from penstock.models.keys import Keys
+
+DEFAULT_THETA = 10_000.0
+_HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
+
+
+def read_rope(keys: Keys, max_position_embeddings: int) -> RopeConfig:
+    """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name."""
+    rope = Keys(_rope_object(keys), f"{keys.where}: rope parameters")
+    theta = _theta(keys, rope)
+    kind = _kind(rope)
+    if kind == "default":
+        config = RopeConfig(theta=theta)
+    elif kind in ("linear", "dynamic"):
+        config = RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))  # type: ignore[arg-type]
+    elif kind == "llama3":
+        config = _llama3(rope, theta)
+    elif kind == "yarn":
+        config = _yarn(rope, theta, max_position_embeddings)
+    else:
+        raise rope.fail(f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3, yarn")
+    rope.refuse_rest(_HARMLESS, f"rope_type {kind!r}")
+    return config
+
+
+def stretched_context(rope: RopeConfig) -> int:
+    """Positions that yarn's factor makes of the original ones; 0 for kinds whose config counts them itself.
+
+    Qwen2.5's model cards have users add yarn beside a max_position_embeddings that still says the original length.
+    """
+    return int(rope.original_context * rope.factor) if rope.kind == "yarn" else 0
+
+
+def _rope_object(keys: Keys) -> dict[str, Any]:
+    new, old = keys.take("rope_parameters", None), keys.take("rope_scaling", None)
+    if new is not None and old is not None and new != old:
+        raise keys.fail("rope_parameters and rope_scaling disagree: remove the wrong one")
+    given = new if new is not None else old if old is not None else {}
+    if not isinstance(given, dict):
+        raise keys.fail(f"rope_parameters must be an object, not {given!r}")
+    return given
+
+
+def _theta(keys: Keys, rope: Keys) -> float:
+    inner, outer = rope.number("rope_theta", None), keys.number("rope_theta", None)
+    if inner is not None and outer is not None and inner != outer:
+        raise keys.fail(f"rope_theta is {outer:g} at the top and {inner:g} inside: remove the wrong one")
+    return float(next((t for t in (inner, outer) if t is not None), DEFAULT_THETA))
+
+
+def _kind(rope: Keys) -> str:
+    new, old = rope.text("rope_type", None), rope.text("type", None)
+    if new is not None and old is not None and new != old:
+        raise rope.fail(f"rope_type ({new}) and type ({old}) disagree: remove the wrong one")
+    return str(new or old or "default")
+
+
+def _llama3(rope: Keys, theta: float) -> RopeConfig:
+    config = RopeConfig(
+        theta=theta,
+        kind="llama3",
+        factor=rope.number("factor"),
+        original_context=rope.count("original_max_position_embeddings"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+    )
+    if config.high_freq_factor <= config.low_freq_factor:
+        raise rope.fail("high_freq_factor must be above low_freq_factor")
+    return config
+
+
+def _yarn(rope: Keys, theta: float, max_position_embeddings: int) -> RopeConfig:
+    return RopeConfig(
+        theta=theta,
+        kind="yarn",
+        factor=rope.number("factor"),
+        original_context=rope.count("original_max_position_embeddings", max_position_embeddings),
+        attention_factor=rope.number("attention_factor", None),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        mscale=rope.number("mscale", None),
+        mscale_all_dim=rope.number("mscale_all_dim", None),
+        truncate=rope.flag("truncate", True),
+    )

@@ -1,0 +1,145 @@
+"""Checkpoint: the safetensors of a folder, checked from their headers before a single weight is read.
+
+It knows names, shapes, dtypes and files; not which parameter a tensor goes to. The format:
+https://huggingface.co/docs/safetensors: 8 bytes length, a JSON header, then the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.models.keys import read_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+AGAIN = "download the checkpoint again"
+MAX_HEADER = 100_000_000  # bytes; the format's own limit
+ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of a shard, as the header tells it."""
+
+    name: str
+    shard: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_entries(folder: Path) -> dict[str, Entry]:
+    """Name -> Entry of all tensors of a folder. CheckpointError where a shard is missing, cut short or not sound."""
+    entries: dict[str, Entry] = {}
+    named = _shards(folder)
+    for shard, expected in named.items():
+        found = {entry.name: entry for entry in _read_header(shard)}
+        lacking = sorted(expected - found.keys())
+        if lacking:
+            raise CheckpointError(f"{shard} lacks tensor {lacking[0]!r}, which {INDEX} says it holds: {AGAIN}")
+        for name, entry in found.items():
+            if name in entries:
+                raise CheckpointError(f"tensor {name!r} is in {entries[name].shard} and in {shard}: {AGAIN}")
+            entries[name] = entry
+    return entries
+
+
+def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
+    """Streams tensors shard by shard: what comes is a view of the mapped file, good until the next."""
+    shards = dict.fromkeys(entry.shard for entry in entries)
+    for shard in shards:
+        try:
+            with safe_open(shard, framework="pt", device="cpu") as file:
+                for entry in entries:
+                    if entry.shard == shard:
+                        yield entry, file.get_tensor(entry.name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{shard} cannot be read ({error}): {AGAIN}") from error
+
+
+def _shards(folder: Path) -> dict[Path, set[str]]:
+    """Shard -> the tensors that the index says are in it (none where there is no index)."""
+    if (folder / SINGLE).is_file():
+        return {folder / SINGLE: set()}
+    if (folder / INDEX).is_file():
+        return _indexed(folder)
+    raise CheckpointError(_why_no_weights(folder))
+
+
+def _indexed(folder: Path) -> dict[Path, set[str]]:
+    index = folder / INDEX
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map of tensor names to file names: {AGAIN}")
+    shards: dict[Path, set[str]] = {}
+    for name, file in weight_map.items():
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index} puts tensor {name!r} in {file!r}, which is no safetensors file of its folder"
+            )
+        shards.setdefault(folder / file, set()).add(name)
+    for shard, names in shards.items():
+        if not shard.is_file():
+            raise CheckpointError(f"{shard} is missing, and {INDEX} puts tensor {min(names)!r} in it: {AGAIN}")
+    return shards
+
+
+def _why_no_weights(folder: Path) -> str:
+    files = sorted(p.name for p in folder.iterdir())
+    pickled = [f for f in files if f.endswith((".bin", ".pt", ".pth", ".ckpt")) and f != "training_args.bin"]
+    loose = [f for f in files if f.endswith(".safetensors")]
+    gguf = [f for f in files if f.endswith(".gguf")]
+    if loose:
+        return f"{folder} has {loose[0]} but neither {SINGLE} nor {INDEX}: {AGAIN}, index included"
+    if pickled:
+        return (
+            f"{folder} has weights only as pickle ({pickled[0]}), which can run code when opened and is never read: "
+            "take the model's safetensors, or save it once with transformers' save_pretrained"
+        )
+    if gguf:
+        return f"{folder} has weights only as GGUF ({gguf[0]}), which is not read: take the model's safetensors"
+    return f"{folder} holds no weights: give a folder with {SINGLE} (or its shards and index), or load_format='dummy'"
+
+
+def _read_header(shard: Path) -> list[Entry]:
+    """The entries of one shard, each checked against the file's size."""
+    try:
+        size = shard.stat().st_size
+        with shard.open("rb") as file:
+            opening = file.read(8)
+            length = int.from_bytes(opening, "little")
+            if opening.startswith(b"version "):
+                raise CheckpointError(
+                    f"{shard} is a git-lfs pointer, not the weights: run `git lfs pull` in its folder"
+                )
+            if len(opening) < 8 or not 2 <= length <= MAX_HEADER or 8 + length > size:
+                raise CheckpointError(f"{shard} is cut short or no safetensors file ({size} bytes): {AGAIN}")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise CheckpointError(f"{shard} cannot be read ({error.strerror}): {AGAIN}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{shard} has a broken header ({error}): {AGAIN}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{shard} has a broken header (no JSON object): {AGAIN}")
+    return [_entry(shard, name, told, size - 8 - length) for name, told in header.items() if name != "__metadata__"]
+
+
+def _entry(shard: Path, name: str, told: Any, data_bytes: int) -> Entry:
+    try:
+        dtype, shape, (start, end) = str(told["dtype"]), tuple(map(int, told["shape"])), map(int, told["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{shard} has a broken header at tensor {name!r}: {AGAIN}") from error
+    if end > data_bytes:
+        raise CheckpointError(
+            f"{shard} is cut short: tensor {name!r} ends {end - data_bytes} bytes past its end: {AGAIN}"
+        )
+    if dtype in ITEM_BYTES and end - start != ITEM_BYTES[dtype] * torch.Size(shape).numel():
+        raise CheckpointError(f"{shard} has a broken header: the bytes of tensor {name!r} don't fit its shape: {AGAIN}")
+    return Entry(name, shard, dtype, shape)

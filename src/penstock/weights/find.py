@@ -1,0 +1,62 @@
+"""find_model: a folder or a hub id -> a folder on this machine. It reads no file of it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from penstock.errors import CapacityError, CheckpointError, UsageError
+
+# Weights, configs, tokenizers and chat templates; nothing that holds code or pickle, nothing in subfolders.
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
+HUB_NOT = ["*/*", "consolidated*"]
+
+
+def find_model(model: str, revision: str | None = None) -> Path:
+    """The folder of `model`: itself where it is one, else a snapshot of that hub id (downloaded, or from its cache).
+
+    revision: the hub's branch, tag or commit; UsageError for a folder. CheckpointError where nothing is found.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise UsageError(
+                f"revision {revision!r} is for hub ids, and {model} is a folder: leave it out", param="revision"
+            )
+        return path
+    if path.exists():
+        raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the safetensors")
+    if model.count("/") > 1 or model.startswith(("/", ".", "~")) or "\\" in model or not model.strip():
+        raise CheckpointError(f"there is no folder {model!r}: give a model folder, or a hub id such as owner/name")
+    return _download(model, revision)
+
+
+def _download(model: str, revision: str | None) -> Path:
+    """A snapshot from the hub. Imported late: the hub's client costs a quarter of a second."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    at = f"{model} at revision {revision}" if revision else model
+    try:
+        folder = huggingface_hub.snapshot_download(
+            model, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_NOT
+        )
+    except errors.HFValidationError as error:
+        raise CheckpointError(f"{model!r} is neither a folder here nor a hub id such as owner/name") from error
+    except errors.GatedRepoError as error:
+        raise CheckpointError(f"{at} is gated: accept its terms on the hub and log in with `hf auth login`") from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"the hub has no revision {revision!r} of {model}: check the name") from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"there is no folder {model!r} here and no such model on the hub: check the name, or log in to the hub"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"there is no folder {model!r} here, and the hub cannot be reached: give a folder, or try with a network"
+        ) from error
+    except (errors.HfHubHTTPError, OSError) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise CapacityError(f"the disk is full while {at} is downloaded: free some, or set HF_HOME") from error
+        raise CheckpointError(f"{at} cannot be downloaded ({error}): try again, or give a folder") from error
+    return Path(folder)

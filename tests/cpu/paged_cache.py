@@ -1,0 +1,70 @@
+"""A paged cache driven by hand: runs a Decoder over scattered blocks without scheduler or runner. For model tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionInputs, DecodeInputs, PrefillInputs
+from penstock.models.decoder import Decoder
+
+BLOCK = 16
+
+
+class PagedCache:
+    """Sequences with `blocks` blocks each, handed out in a random order; block 0 stays scratch."""
+
+    def __init__(self, model: Decoder, sequences: int, blocks: int, seed: int = 0) -> None:
+        self.model = model
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(sequences * blocks, generator=generator) + 1
+        self.tables = order.reshape(sequences, blocks).to(torch.int32)
+        shape = model.kv_shape(sequences * blocks + 1)
+        self.kv = [torch.full(shape, 7.0, dtype=model.dtype) for _ in model.layers]  # never zeros: unwritten must show
+        self.lengths = [0] * sequences
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, Sequence[int]]] = ()) -> Tensor:
+        """rows: (sequence, token) to decode; chunks: (sequence, tokens) to prefill. Logits of all tokens, rows first."""
+        pieces = [(s, [t]) for s, t in rows] + [(s, list(t)) for s, t in chunks]
+        ids = torch.tensor([t for _, tokens in pieces for t in tokens])
+        positions = torch.cat([torch.arange(self.lengths[s], self.lengths[s] + len(tokens)) for s, tokens in pieces])
+        owner = torch.tensor([s for s, tokens in pieces for _ in tokens])
+        slots = self.tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK
+        inputs = AttentionInputs(
+            positions=positions,
+            slots=slots,
+            rows=len(rows),
+            decode=self._decode([s for s, _ in rows]) if rows else None,
+            prefill=self._prefill(pieces[len(rows) :]) if chunks else None,
+        )
+        hidden = self.model.forward(ids, inputs, self.kv)
+        for sequence, tokens in pieces:
+            self.lengths[sequence] += len(tokens)
+        return self.model.logits(hidden)
+
+    def _decode(self, sequences: list[int]) -> DecodeInputs:
+        lengths = [self.lengths[s] + 1 for s in sequences]
+        return DecodeInputs(
+            block_table=self.tables[sequences],
+            lengths=torch.tensor(lengths, dtype=torch.int32),
+            skip=torch.zeros(len(sequences), dtype=torch.int32),
+            max_length=max(lengths),
+            max_own=max(lengths),
+            groups=None,
+        )
+
+    def _prefill(self, pieces: list[tuple[int, list[int]]]) -> PrefillInputs:
+        start = [0]
+        for _, tokens in pieces:
+            start.append(start[-1] + len(tokens))
+        context = [self.lengths[s] for s, _ in pieces]
+        return PrefillInputs(
+            start=torch.tensor(start, dtype=torch.int32),
+            context=torch.tensor(context, dtype=torch.int32),
+            block_table=self.tables[[s for s, _ in pieces]],
+            start_list=start,
+            context_list=context,
+        )

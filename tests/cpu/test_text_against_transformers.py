@@ -1,5 +1,6 @@
-"""The ids and texts of our tokenizer are those of transformers' AutoTokenizer; so are rendered chats. (transformers imports
-torch, so this is no test of the numpy column.)"""
+"""The ids and texts of our tokenizer are those of transformers' AutoTokenizer; so are rendered chats.
+
+It lies here and not in tests/numpy because transformers imports torch."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ LLAMA = """{{- bos_token }}
     {%- generation %}{{ loop.index }}/{{ loop.length }}{% endgeneration %}
 {%- endfor %}
 {{- messages | tojson }}{{ {'k': 'é<>', 'n': [1, none, true]} | tojson }}{{ "%02d" | format(ns.count) }}
-{{- messages | map(attribute='role') | join(', ') }}{{ ', '.join(['a', 'b']) }}{{ 'a-b'.split('-') }}{{ ns.count * 2 }}"""
+{{- messages | map(attribute='role') | join(', ') }}{{ ', '.join(['a', 'b']) }}{{ 'a-b'.split('-') }}
+{{- ns.count * 2 }}"""
 
 
 @pytest.fixture(scope="module", params=sorted(samples.MAKERS))

@@ -9,13 +9,16 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXTS = [
-    "Question: Mia has 12 apples and buys 7 more. How many apples does she have now?\nAnswer: 12 + 7 = 19.\n#### 19\n\n",
+    "Question: Mia has 12 apples and buys 7 more. How many does she have?\nAnswer: 12 + 7 = 19.\n#### 19\n\n",
     "Das Café an der Straße öffnet um acht; naïve Gäste zahlen 3 € für Crème brûlée.",
     "日本語のテキストと中文字符 混在 한국어 😀👍🏽👨‍👩‍👧‍👦 العربية हिन्दी",
     "def f(x):\n    return x  +  1\n\n\tprint('it''s', f(2))  # done\r\n",
 ] * 3
 
-LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -101,7 +104,7 @@ def sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def llama2(folder: Path) -> Path:
-    """What sentencepiece models become: "▁" in front by a normalizer, byte fallback, one space stripped by the decoder."""
+    """What sentencepiece models become: "▁" put in front, byte fallback, one space stripped by the decoder."""
     raw = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer = _without_special_bytes(sentencepiece(raw))

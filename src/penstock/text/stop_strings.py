@@ -38,6 +38,7 @@ class StopIndex:
         self._ids = np.array([index for index, _ in entries], np.int32)  # [entries]
         self._bytes = np.frombuffer(b"".join(self._sorted), np.uint8)
         self._ends = np.cumsum(np.fromiter(map(len, self._sorted), np.int64, len(entries)))  # [entries]
+        self.longest = max(map(len, self._sorted), default=0)  # bytes of the longest token
         self._counts = np.bincount(self._bytes, minlength=256)
 
     def starting_with(self, prefix: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -68,7 +69,7 @@ class StopStrings:
     Raises UsageError for an empty stop string.
     """
 
-    __slots__ = ("_bits", "_bytes", "_index", "_last_of_prefix", "_prefixes", "_skip_special", "max_bytes", "stops")
+    __slots__ = ("_bits", "_bytes", "_index", "_inner", "_skip_special", "max_bytes", "stops")
 
     def __init__(
         self,
@@ -88,9 +89,7 @@ class StopStrings:
         self._index = token_bytes if isinstance(token_bytes, StopIndex) else StopIndex(token_bytes)
         self._skip_special = skip_special_tokens
         self._bits: Bits | None = None
-        prefixes = {stop[:length] for stop in stops for length in range(1, len(stop))}
-        self._last_of_prefix = frozenset(prefix[-1] for prefix in prefixes)
-        self._prefixes = frozenset(prefixes)
+        self._inner = frozenset(letter for stop in stops for letter in stop[:-1])  # what a beginning can end with
 
     def watch_bits(self) -> Bits:
         """[vocabulary] bool: True where a token can complete a stop string, given some text before it. Read-only.
@@ -106,7 +105,8 @@ class StopStrings:
                     bits[:] = True
                     break
                 bits[self._index.containing(data)] = True
-                for cut in range(1, len(data)):
+                # No token starts with a suffix that is longer than the longest token.
+                for cut in range(max(1, len(data) - self._index.longest), len(data)):
                     bits[self._index.starting_with(data[cut:])] = True
             vocabulary = self._index.vocabulary
             if vocabulary is not None and self._skip_special and vocabulary.special_ids:
@@ -157,13 +157,18 @@ class StopStrings:
 
     def holdback(self, text: str) -> int:
         """How many characters at the end of `text` may be the beginning of a stop string: the most that can be."""
-        if not text or text[-1] not in self._last_of_prefix:
+        if not text or text[-1] not in self._inner:
             return 0
-        longest = max(map(len, self.stops)) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if text[-length:] in self._prefixes:
-                return length
-        return 0
+        held = 0
+        for stop in self.stops:
+            # A beginning starts with the stop's first letter: try only where that stands, the longest first.
+            at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while 0 <= at < len(text) - held:
+                if stop.startswith(text[at:]):
+                    held = len(text) - at
+                    break
+                at = text.find(stop[0], at + 1)
+        return held
 
 
 class StopChecker:

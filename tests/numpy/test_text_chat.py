@@ -1,0 +1,151 @@
+"""Chat: messages are checked, templates are the model's own, and no template or message can blow up the process.
+(That rendering equals transformers' is in tests/cpu.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from penstock.errors import TokenizerError, UsageError
+from penstock.text.chat import render
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+@dataclass
+class Templates:
+    chat_templates: Mapping[str, str]
+    special_tokens: Mapping[str, str] = field(default_factory=lambda: {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def by(template: str) -> Templates:
+    return Templates({"default": template})
+
+
+LINES = "{{ bos_token }}{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+
+
+def test_content_parts_become_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
+    assert render(by(LINES), messages) == "<s>[system:s][user:a\nb]"
+
+
+def test_generation_prompt_tools_and_variables_reach_the_template() -> None:
+    template = "{{ add_generation_prompt }} {{ tools }} {{ thinking }}"
+    assert render(by(template), USER) == "True None "
+    assert render(by(template), USER, add_generation_prompt=False, template_kwargs={"thinking": 1}) == "False None 1"
+    both = Templates({"default": "plain", "tool_use": "{{ tools[0].name }}"})
+    assert render(both, USER) == "plain"
+    assert render(both, USER, tools=[{"name": "f"}]) == "f"
+
+
+def test_tool_calls_have_their_arguments_as_objects() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1]}'}}
+    template = "{{ messages[0].tool_calls[0].function.arguments.x[0] }}{{ messages[0].content }}"
+    assert render(by(template), [{"role": "assistant", "tool_calls": [call]}]) == "1None"
+    call["function"] = {"name": "f", "arguments": "{"}
+    with pytest.raises(UsageError, match="not JSON"):
+        render(by(template), [{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "empty"),
+        ("hi", "must be a list"),
+        ({"role": "user"}, "must be a list"),
+        (["hi"], r"messages\[0\] must be an object"),
+        ([{"content": "x"}], "role"),
+        ([{"role": 5, "content": "x"}], "role"),
+        ([{"role": "user"}], "content is missing"),
+        ([{"role": "user", "content": 5}], "must be text or a list"),
+        ([{"role": "user", "content": "x", "colour": "red"}], "'colour'"),
+        ([{"role": "user", "content": "x", "name": 5}], "name must be text"),
+        ([*USER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[1\].*'image_url'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "'text'"),
+        ([{"role": "user", "content": [5]}], "'int'"),
+        ([{"role": "assistant", "tool_calls": [5]}], "function"),
+    ],
+)
+def test_wrong_messages_are_named(messages: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        render(by(LINES), messages)
+    assert caught.value.param == "messages"
+
+
+def test_no_template_says_the_way_out() -> None:
+    with pytest.raises(TokenizerError, match="no chat template; use plain prompts"):
+        render(Templates({}), USER)
+    with pytest.raises(TokenizerError, match="it has tool_use"):
+        render(Templates({"tool_use": "x"}), USER)
+    with pytest.raises(TokenizerError, match="not valid Jinja at line 2"):
+        render(by("a\n{% for"), USER)
+
+
+def test_a_templates_own_refusal_is_told() -> None:
+    with pytest.raises(UsageError, match="roles must alternate"):
+        render(by("{{ raise_exception('roles must alternate') }}"), USER)
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        render(by("{{ 1 / 0 }}"), USER)
+
+
+DOUBLING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x OUT }}"
+MILLION = "{% set s = 'a' * 1000000 %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'x' * 1000000000 }}",
+        "{{ 1000000000 * 'x' }}",
+        "{{ [1] * 99999999999 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:>{w}}'.format(1, w=1000000000) }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a' | center(1000000000) }}",
+        "{{ 'a\nb' | indent(1000000000) }}",
+        "{{ (1).to_bytes(1000000000, 'big') }}",
+        "{{ 10 ** (10 ** 9) }}",
+        DOUBLING.replace("START", "'ab'").replace("STEP", "ns.x ~ ns.x").replace("OUT", ""),
+        DOUBLING.replace("START", "'ab'").replace("STEP", "ns.x + ns.x").replace("OUT", ""),
+        DOUBLING.replace("START", "'ab'").replace("STEP", "'%s%s' % (ns.x, ns.x)").replace("OUT", ""),
+        DOUBLING.replace("START", "'ab'").replace("STEP", "ns.x.replace('a', ns.x)").replace("OUT", ""),
+        DOUBLING.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("OUT", ""),
+        DOUBLING.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("OUT", "| string | length"),
+        DOUBLING.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("OUT", "| tojson | length"),
+        "{% set ns = namespace(x='a') %}"
+        "{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        MILLION + "{{ ([s] * 1000) | join }}",
+        MILLION + "{{ ''.join([s] * 1000) }}",
+        MILLION + "{{ s | replace('a', s) }}",
+        MILLION + "{% for i in range(1000) %}{{ s }}{% endfor %}",
+        MILLION + "{% macro f() %}{% for i in range(1000) %}{{ s }}{% endfor %}{% endmacro %}{{ f() | length }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ lipsum(1000) }}",
+    ],
+)
+def test_bombs_are_refused(template: str) -> None:
+    with pytest.raises(UsageError):
+        render(by(template), USER, max_characters=2_000_000, max_seconds=1.0)
+
+
+def test_long_messages_are_refused_before_they_are_rendered() -> None:
+    with pytest.raises(UsageError, match="more than 1000 characters"):
+        render(by("short"), [{"role": "user", "content": "x" * 1001}], max_characters=1000)
+
+
+def test_user_text_is_never_a_template() -> None:
+    assert (
+        render(by("{{ messages[0].content }}"), [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}])
+        == "{{ 7 * 7 }}{% raw %}"
+    )

@@ -1,0 +1,182 @@
+"""Tokenizers are read from folders, refuse what is broken, and decode as the tokenizers library does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from text_samples import MAKERS, TEXTS, llama3, metaspace, qwen2
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models
+
+from penstock.errors import TokenizerError, UsageError
+from penstock.text.tokenizer import Tokenizer
+from penstock.text.vocabulary import DecoderStyle
+
+
+@pytest.fixture(scope="module", params=sorted(MAKERS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return MAKERS[request.param](tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.load(folder)
+
+
+@given(data=st.data())
+def test_decode_equals_the_library(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    skip = data.draw(st.booleans())
+    text = tokenizer.decode(ids, skip_special_tokens=skip)
+    assert text == tokenizer._fast.decode(ids, skip_special_tokens=skip)
+    assert tokenizer.decode_batch([ids, []], skip_special_tokens=skip) == [text, ""]
+    assert tokenizer.decode(np.array(ids, np.int64), skip_special_tokens=skip) == text
+
+
+def test_texts_come_back(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(llama3(tmp_path))
+    assert tokenizer.decode_batch(tokenizer.encode_batch(TEXTS)) == TEXTS
+    assert tokenizer.encode("hi")[0] == tokenizer.bos_token_id
+    assert tokenizer.bos_token_id not in tokenizer.encode("hi", add_special_tokens=False)
+
+
+def test_token_bytes_are_what_a_token_adds(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(llama3(tmp_path))
+    ids = tokenizer.encode("日本 naïve 👍", add_special_tokens=False)
+    assert b"".join(tokenizer.token_bytes[index] for index in ids).decode() == "日本 naïve 👍"
+    assert tokenizer.token_bytes[tokenizer.eos_token_id or 0] == b"<|eot_id|>"
+    assert tokenizer.token_text(tokenizer.encode("a", add_special_tokens=False)[0]) == "a"
+    assert {len(piece) for piece in tokenizer.token_bytes[:256]} == {1}
+
+
+def test_padded_vocabularies_spell_nothing_past_the_end(tmp_path: Path) -> None:
+    own = Tokenizer.load(llama3(tmp_path)).vocab_size
+    padded = Tokenizer.load(tmp_path, vocab_size=own + 100)
+    assert padded.vocab_size == len(padded.token_bytes) == own + 100
+    assert padded.decode([own + 3, *padded.encode("hi"), own + 99]) == "hi"
+    with pytest.raises(TokenizerError, match="vocab_size is 300"):
+        Tokenizer.load(tmp_path, vocab_size=300)
+
+
+@pytest.mark.parametrize("wrong", [[0, -1], [10**9], [0, 1, 5000]])
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, wrong: list[int]) -> None:
+    tokenizer = Tokenizer.load(llama3(tmp_path))
+    with pytest.raises(UsageError, match="outside the vocabulary"):
+        tokenizer.decode(wrong)
+    with pytest.raises(UsageError, match="outside the vocabulary"):
+        tokenizer.token_text(wrong[-1])
+
+
+def test_texts_that_are_no_unicode_are_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(llama3(tmp_path))
+    with pytest.raises(UsageError, match="surrogate"):
+        tokenizer.encode("a\ud83db")
+    with pytest.raises(UsageError, match="must be text"):
+        tokenizer.encode(None)  # type: ignore[arg-type]
+
+
+def test_broken_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no folder"):
+        Tokenizer.load(tmp_path / "none")
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model alone"):
+        Tokenizer.load(tmp_path)
+    for broken in (b"", b"{", b"[]", b'{"model": {}}', b"\xff\xfe", b'{"version":"1.0"}'):
+        (tmp_path / "tokenizer.json").write_bytes(broken)
+        with pytest.raises(TokenizerError):
+            Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [b"{", b"[]", b"\xff", b'{"added_tokens_decoder": {"x": {}}}', b'{"chat_template": 5}']
+)
+def test_broken_configs_are_named(tmp_path: Path, config: bytes) -> None:
+    llama3(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(config)
+    with pytest.raises(TokenizerError, match="tokenizer_config"):
+        Tokenizer.load(tmp_path)
+
+
+def test_config_that_contradicts_the_ids_is_refused(tmp_path: Path) -> None:
+    qwen2(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config["added_tokens_decoder"]["99"] = {"content": "<new>", "special": True}
+    path.write_text(json.dumps(config))
+    with pytest.raises(TokenizerError, match="not of one model"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_folder_without_config_has_no_named_tokens(tmp_path: Path) -> None:
+    metaspace(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.chat_template) == (None, None, None)
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}')
+    assert Tokenizer.load(tmp_path).eos_token_id == 2
+
+
+def test_a_decoder_that_is_not_served_is_named(tmp_path: Path) -> None:
+    FastTokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match="decoder"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(TokenizerError, match="WordPiece"):
+        DecoderStyle.read({"type": "WordPiece", "prefix": "##", "cleanup": True})
+
+
+def test_chat_templates_are_found_where_they_may_lie(tmp_path: Path) -> None:
+    llama3(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "chat_template": "one"}))
+    assert Tokenizer.load(tmp_path).chat_template == "one"
+    named = [{"name": "default", "template": "two"}, {"name": "tool_use", "template": "three"}]
+    path.write_text(json.dumps({**config, "chat_template": named}))
+    assert dict(Tokenizer.load(tmp_path).chat_templates) == {"default": "two", "tool_use": "three"}
+    (tmp_path / "chat_template.jinja").write_text("four")
+    assert Tokenizer.load(tmp_path).chat_template == "four"
+
+
+def test_tokens_until_counts_the_token_that_completes(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Mia has 12 apples é and more")
+    text = tokenizer.decode(ids)
+    for end in range(1, len(text) + 1):
+        kept = tokenizer.tokens_until(ids, end)
+        assert tokenizer.decode(ids[:kept]).startswith(text[:end])
+        assert not tokenizer.decode(ids[: kept - 1]).startswith(text[:end])
+    assert tokenizer.tokens_until(ids, 0) == 0
+
+
+@given(data=st.data())
+def test_tokens_until_holds_for_any_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=20))
+    text = tokenizer.decode(ids)
+    ends = [at + 1 for at, letter in enumerate(text) if letter != "\ufffd"]
+    if ends:
+        end = data.draw(st.sampled_from(ends))
+        kept = tokenizer.tokens_until(ids, end)
+        # Torn bytes may still change behind `end`, never before it; and one token less doesn't show that character.
+        assert len(tokenizer.decode(ids[:kept])) >= end
+        assert tokenizer.decode(ids[: kept - 1])[:end] != text[:end]
+
+
+def test_the_room_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    llama3(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; import penstock.text.chat, penstock.text.detokenizer\n"
+        "from penstock.text.tokenizer import Tokenizer\n"
+        "assert 'tokenizers' not in sys.modules and 'jinja2' not in sys.modules\n"
+        f"print(Tokenizer.load(Path({str(tmp_path)!r})).encode('hi'))\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ class PagedCache:
 
     @torch.inference_mode()
     def step(self, rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, Sequence[int]]] = ()) -> Tensor:
-        """rows: (sequence, token) to decode; chunks: (sequence, tokens) to prefill. Logits of all tokens, rows first."""
+        """rows: (sequence, token) decode; chunks: (sequence, tokens) to prefill. Logits of every token, rows first."""
         pieces = [(s, [t]) for s, t in rows] + [(s, list(t)) for s, t in chunks]
         ids = torch.tensor([t for _, tokens in pieces for t in tokens])
         positions = torch.cat([torch.arange(self.lengths[s], self.lengths[s] + len(tokens)) for s, tokens in pieces])

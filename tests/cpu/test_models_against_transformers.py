@@ -15,53 +15,54 @@ from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
 from penstock.weights.load import load_model
 
-SMALL = dict(
-    vocab_size=211,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    eos_token_id=None,
-    bos_token_id=None,
-)
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=1000.0,
-    factor=4.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=64,
-)
-YARN = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64)
+SMALL = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN_MSCALE = YARN | {"mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
-    "llama-mha-tied": ("Llama", dict(num_key_value_heads=4, tie_word_embeddings=True)),
-    "llama-mqa-wide": ("Llama", dict(num_key_value_heads=1, head_dim=32)),
-    "llama-biases": ("Llama", dict(attention_bias=True, mlp_bias=True)),
-    "llama-theta": ("Llama", dict(rope_parameters=dict(rope_type="default", rope_theta=500.0), rms_norm_eps=1e-3)),
-    "llama-linear": ("Llama", dict(rope_parameters=dict(rope_type="linear", rope_theta=10_000.0, factor=3.0))),
-    "llama-dynamic": ("Llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10_000.0, factor=2.0))),
-    "llama-llama3": ("Llama", dict(rope_parameters=LLAMA3)),
-    "llama-yarn": ("Llama", dict(rope_parameters=YARN)),
-    "llama-yarn-mscale": ("Llama", dict(rope_parameters=YARN | dict(mscale=0.8, mscale_all_dim=0.5, truncate=False))),
-    "llama-yarn-attention": ("Llama", dict(rope_parameters=YARN | dict(attention_factor=1.3, beta_fast=8.0))),
-    "mistral-window": ("Mistral", dict(sliding_window=21)),
-    "mistral-no-window": ("Mistral", dict(sliding_window=None)),
-    "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
-    "qwen2-windows": ("Qwen2", dict(use_sliding_window=True, sliding_window=21, max_window_layers=1)),
-    "qwen3": ("Qwen3", dict(head_dim=32, tie_word_embeddings=True)),
+    "llama-mha-tied": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama-mqa-wide": ("Llama", {"num_key_value_heads": 1, "head_dim": 32}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-theta": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rms_norm_eps": 1e-3}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-yarn-mscale": ("Llama", {"rope_parameters": YARN_MSCALE}),
+    "llama-yarn-attention": ("Llama", {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 8.0}}),
+    "mistral-window": ("Mistral", {"sliding_window": 21}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-bias-windows": (
         "Qwen3",
-        dict(
-            head_dim=16,
-            attention_bias=True,
-            use_sliding_window=True,
-            sliding_window=21,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        ),
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
 }
 PROMPT = 70  # longer than the windows, and over several blocks

@@ -7,7 +7,6 @@ names the file and the key.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,20 +50,38 @@ class Keys:
         return default
 
     def count(self, name: str, default: Any = REQUIRED, *, low: int = 1) -> Any:
-        """A whole number, `low` or more."""
-        value = self.take(name, default)
-        if value is not default and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-            raise self.fail(f"{name} must be a whole number of at least {low}, not {value!r}")
-        return value
-
-    def number(self, name: str, default: Any = REQUIRED, *, above: float = 0.0) -> Any:
-        """A finite number greater than `above`, as a float."""
+        """A whole number from `low` to 2**31 - 1."""
         value = self.take(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= above:
-            raise self.fail(f"{name} must be a number above {above:g}, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+            raise self.fail(f"{name} must be a whole number from {low} to 2**31 - 1, not {value!r}")
+        return value
+
+    def number(
+        self,
+        name: str,
+        default: Any = REQUIRED,
+        *,
+        above: float | None = None,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> Any:
+        """A finite number, as a float: greater than `above`, at least `low`, at most `high`."""
+        value = self.take(name, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+            raise self.fail(f"{name} must be a finite number, not {value!r}")
+        too_low = (above is not None and value <= above) or (low is not None and value < low)
+        if too_low or (high is not None and value > high):
+            bounds = [(above, "above"), (low, "at least"), (high, "at most")]
+            said = " and ".join(f"{word} {bound:g}" for bound, word in bounds if bound is not None)
+            raise self.fail(f"{name} must be {said}, not {value!r}")
         return float(value)
+
+    def positive(self, name: str, default: Any = REQUIRED) -> Any:
+        return self.number(name, default, above=0.0)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.take(name, default)
@@ -90,9 +107,12 @@ class Keys:
 
     def refuse_rest(self, nothing: Mapping[str, Any], whom: str) -> None:
         """Names the first key left that may change something. `nothing`: key -> harmless value, or ANYTHING."""
-        for name, value in self.rest.items():
-            if value is None or (name in nothing and (nothing[name] is ANYTHING or nothing[name] == value)):
-                continue
-            shown = json.dumps(value)
+        for name in self.left(nothing):
+            shown = json.dumps(self.rest[name])
             shown = shown if len(shown) <= 60 else shown[:57] + "..."
             raise self.fail(f"key {name!r} ({shown}) is not supported for {whom}: remove it only if it changes nothing")
+
+    def left(self, nothing: Mapping[str, Any]) -> list[str]:
+        """Keys that nobody took, have a value, and may change something."""
+        harmless = {n for n, v in self.rest.items() if n in nothing and (nothing[n] is ANYTHING or nothing[n] == v)}
+        return [name for name, value in self.rest.items() if value is not None and name not in harmless]

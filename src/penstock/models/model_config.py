@@ -141,7 +141,7 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
         model_type=family.model_type,
         architecture=family.architecture,
         rope=rope,
-        rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=keys.positive("rms_norm_eps", 1e-6),
         tie_word_embeddings=keys.flag("tie_word_embeddings"),
         hidden_act=_hidden_act(keys),
         dtype=_dtype(keys),

@@ -22,7 +22,7 @@ def read_rope(keys: Keys, max_position_embeddings: int) -> RopeConfig:
     if kind == "default":
         config = RopeConfig(theta=theta)
     elif kind in ("linear", "dynamic"):
-        config = RopeConfig(theta=theta, kind=kind, factor=rope.number("factor"))  # type: ignore[arg-type]
+        config = RopeConfig(theta=theta, kind=kind, factor=rope.positive("factor"))  # type: ignore[arg-type]
     elif kind == "llama3":
         config = _llama3(rope, theta)
     elif kind == "yarn":
@@ -52,7 +52,7 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
 
 
 def _theta(keys: Keys, rope: Keys) -> float:
-    inner, outer = rope.number("rope_theta", None), keys.number("rope_theta", None)
+    inner, outer = rope.positive("rope_theta", None), keys.positive("rope_theta", None)
     if inner is not None and outer is not None and inner != outer:
         raise keys.fail(f"rope_theta is {outer:g} at the top and {inner:g} inside: remove the wrong one")
     return float(next((t for t in (inner, outer) if t is not None), DEFAULT_THETA))
@@ -69,10 +69,10 @@ def _llama3(rope: Keys, theta: float) -> RopeConfig:
     config = RopeConfig(
         theta=theta,
         kind="llama3",
-        factor=rope.number("factor"),
+        factor=rope.positive("factor"),
         original_context=rope.count("original_max_position_embeddings"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
+        low_freq_factor=rope.positive("low_freq_factor"),
+        high_freq_factor=rope.positive("high_freq_factor"),
     )
     if config.high_freq_factor <= config.low_freq_factor:
         raise rope.fail("high_freq_factor must be above low_freq_factor")
@@ -83,12 +83,12 @@ def _yarn(rope: Keys, theta: float, max_position_embeddings: int) -> RopeConfig:
     return RopeConfig(
         theta=theta,
         kind="yarn",
-        factor=rope.number("factor"),
+        factor=rope.positive("factor"),
         original_context=rope.count("original_max_position_embeddings", max_position_embeddings),
-        attention_factor=rope.number("attention_factor", None),
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        mscale=rope.number("mscale", None),
-        mscale_all_dim=rope.number("mscale_all_dim", None),
+        attention_factor=rope.positive("attention_factor", None),
+        beta_fast=rope.positive("beta_fast", 32.0),
+        beta_slow=rope.positive("beta_slow", 1.0),
+        mscale=rope.positive("mscale", None),
+        mscale_all_dim=rope.positive("mscale_all_dim", None),
         truncate=rope.flag("truncate", True),
     )

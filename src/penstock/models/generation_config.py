@@ -1,0 +1,95 @@
+"""GenerationDefaults: what a model's generation_config.json says. No torch, no engine.
+
+Its end ids come before config.json's. Its sampling numbers are defaults for the HTTP API alone, as in vLLM; never for
+`SamplingParams()`. A checkpoint without the file is sound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import CheckpointError
+from penstock.models.keys import ANYTHING, Keys, read_json
+from penstock.models.model_config import ModelConfig
+
+# Keys that change no token that we draw, whatever they say: key -> ANYTHING, or the value that changes nothing.
+NOTHING = {
+    "_from_model_config": ANYTHING,
+    "transformers_version": ANYTHING,
+    "bos_token_id": ANYTHING,  # the tokenizer adds it, or doesn't
+    "pad_token_id": ANYTHING,
+    "do_sample": ANYTHING,  # as in vLLM: a request's temperature says it
+    "use_cache": ANYTHING,
+    "cache_implementation": ANYTHING,
+    "return_dict_in_generate": ANYTHING,
+    "output_attentions": ANYTHING,
+    "output_hidden_states": ANYTHING,
+    "output_scores": ANYTHING,
+    "output_logits": ANYTHING,
+    "max_length": ANYTHING,  # transformers' own bound on prompt and output; the context bounds them here
+    "num_return_sequences": ANYTHING,  # n is the request's
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "length_penalty": ANYTHING,  # of beam search, like the next
+    "early_stopping": ANYTHING,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "min_length": 0,
+    "remove_invalid_values": ANYTHING,
+    "renormalize_logits": ANYTHING,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Fields of SamplingParams' names; None is not said. `unserved`: keys of the file that we know no way to serve."""
+
+    eos_ids: tuple[int, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None  # `max_new_tokens`
+    unserved: tuple[str, ...] = ()
+
+    def sampling(self) -> dict[str, float | int]:
+        """The sampling fields that the file says, by SamplingParams' names."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def read_generation_defaults(folder: Path) -> GenerationDefaults:
+    """Reads `folder`/generation_config.json, if there is one. CheckpointError for values that make no sense."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return GenerationDefaults()
+    keys = Keys(read_json(path), str(path))
+    defaults = {
+        "eos_ids": keys.ids("eos_token_id"),
+        "temperature": keys.number("temperature", None, low=0.0, high=100.0),
+        "top_p": keys.number("top_p", None, above=0.0, high=1.0),
+        "top_k": keys.count("top_k", None, low=0),
+        "min_p": keys.number("min_p", None, low=0.0, high=1.0),
+        "repetition_penalty": keys.number("repetition_penalty", None, above=0.0, high=100.0),
+        "max_tokens": keys.count("max_new_tokens", None),
+    }
+    return GenerationDefaults(**defaults, unserved=tuple(keys.left(NOTHING)))
+
+
+def end_ids(config: ModelConfig, generation: GenerationDefaults) -> tuple[int, ...]:
+    """The ids that end a sample: generation_config.json's, and config.json's only where that says none."""
+    if generation.eos_ids is None:
+        return config.eos_ids
+    outside = [i for i in generation.eos_ids if i >= config.vocab_size]
+    if outside:
+        raise CheckpointError(
+            f"generation_config.json: eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}"
+        )
+    return generation.eos_ids

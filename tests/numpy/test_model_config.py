@@ -1,0 +1,368 @@
+"""config.json and generation_config.json: the published ones of real models, both spellings, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import CheckpointError
+from penstock.layers.rope_config import RopeConfig
+from penstock.models.generation_config import GenerationDefaults, end_ids, read_generation_defaults
+from penstock.models.model_config import ModelConfig, model_config_of, read_model_config
+
+LLAMA_32_1B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+LLAMA_2_7B: dict[str, Any] = {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf",
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+MISTRAL_7B: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.34.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+QWEN25_05B: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 24,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1",
+    "use_cache": True,
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_06B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+REMOVE = object()
+
+
+def _changed(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in (raw | changes).items() if v is not REMOVE}
+
+
+def _read(raw: dict[str, Any], **changes: Any) -> ModelConfig:
+    return model_config_of(_changed(raw, changes), "config.json")
+
+
+def test_llama_3_2() -> None:
+    config = _read(LLAMA_32_1B)
+    assert (config.heads, config.kv_heads, config.head_dim, config.num_layers) == (32, 8, 64, 16)
+    assert config.context == 131072 and config.tie_word_embeddings and config.dtype == "bfloat16"
+    assert config.eos_ids == (128001, 128008, 128009) and config.bos_id == 128000
+    assert config.rope == RopeConfig(
+        theta=500_000.0,
+        kind="llama3",
+        factor=32.0,
+        original_context=8192,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+    )
+    assert not (config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm)
+    assert config.windows == (None,) * 16
+
+
+def test_llama_2_has_as_many_kv_heads_as_heads_and_the_default_rope() -> None:
+    config = _read(LLAMA_2_7B)
+    assert (config.kv_heads, config.head_dim, config.dtype, config.eos_ids) == (32, 128, "float16", (2,))
+    assert config.rope == RopeConfig(theta=10_000.0) and config.rms_norm_eps == 1e-5
+
+
+def test_mistral_windows() -> None:
+    assert _read(MISTRAL_7B).windows == (4096,) * 32
+    assert _read(MISTRAL_7B, sliding_window=None).windows == (None,) * 32
+    assert _read(MISTRAL_7B, sliding_window=REMOVE).windows == (4096,) * 32, "its own default"
+
+
+def test_qwen() -> None:
+    config = _read(QWEN25_05B)
+    assert config.qkv_bias and not config.o_bias and config.windows == (None,) * 24 and config.head_dim == 64
+    config = _read(QWEN3_06B)
+    assert config.qk_norm and not config.qkv_bias and config.head_dim == 128
+    assert _read(QWEN3_06B, head_dim=REMOVE).head_dim == 128, "Qwen3's own default, not hidden_size / heads"
+    assert _read(QWEN3_06B, attention_bias=True).o_bias
+
+
+def test_qwen_windows_by_number_and_by_layer() -> None:
+    on = {"use_sliding_window": True, "sliding_window": 100}
+    assert _read(QWEN25_05B, **on, max_window_layers=22).windows == (None,) * 22 + (100, 100)
+    types = ["sliding_attention", "full_attention"] * 12
+    assert _read(QWEN25_05B, **on, layer_types=types).windows == (100, None) * 12
+
+
+def test_both_spellings_say_the_same() -> None:
+    changes = {"rope_scaling": REMOVE, "rope_theta": REMOVE, "torch_dtype": REMOVE}
+    new = _read(
+        LLAMA_32_1B,
+        **changes,
+        rope_parameters=LLAMA_32_1B["rope_scaling"] | {"rope_theta": 500000.0},
+        dtype="bfloat16",
+    )
+    assert new == _read(LLAMA_32_1B)
+
+
+def test_rope_kinds() -> None:
+    linear = _read(LLAMA_2_7B, rope_scaling={"type": "linear", "factor": 2})
+    assert linear.rope == RopeConfig(theta=10_000.0, kind="linear", factor=2.0) and linear.context == 4096
+    dynamic = _read(LLAMA_2_7B, rope_scaling={"type": "dynamic", "rope_type": "dynamic", "factor": 2.0})
+    assert dynamic.rope.kind == "dynamic" and dynamic.context == 4096
+    yarn = _read(QWEN25_05B, rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})
+    assert yarn.rope.kind == "yarn" and yarn.context == 131072, "as Qwen's model cards say"
+    yarn = _read(
+        QWEN25_05B,
+        max_position_embeddings=131072,
+        rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    )
+    assert yarn.context == 131072
+
+
+def test_nulls_and_old_generation_defaults_change_nothing() -> None:
+    assert _read(LLAMA_32_1B, some_new_key=None, max_length=20, temperature=0.7, top_k=50) == _read(LLAMA_32_1B)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported: supported are llama, mistral, qwen2, qwen3"),
+        ({"model_type": REMOVE}, "key 'model_type' is missing"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config' is not supported"),
+        ({"hidden_size": REMOVE}, "key 'hidden_size' is missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
+        ({"vocab_size": "many"}, "vocab_size must be a whole number"),
+        ({"vocab_size": True}, "vocab_size must be a whole number"),
+        ({"num_key_value_heads": 5}, "no multiple of num_key_value_heads"),
+        ({"head_dim": 63}, "head_dim (63) is odd"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps must be above 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+        ({"torch_dtype": "float64"}, "dtype 'float64' is not supported"),
+        ({"dtype": "float16"}, "dtype (float16) and torch_dtype (bfloat16) disagree"),
+        ({"eos_token_id": [1, "x"]}, "eos_token_id must be a token id"),
+        ({"eos_token_id": 128256}, "eos_token_id 128256 is outside the vocabulary"),
+        ({"logit_scale": 0.5}, "key 'logit_scale' (0.5) is not supported for model_type 'llama'"),
+        ({"sliding_window": 512}, "key 'sliding_window' (512) is not supported"),
+        ({"use_sliding_window": True}, "key 'use_sliding_window' (true) is not supported"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "key 'auto_map'"),
+        ({"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' (0.5) is not supported"),
+        ({"rope_theta": -1}, "rope_theta must be above 0"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "rope_type 'mrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "key 'factor' is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2, "beta": 1}}, "key 'beta' (1) is not supported"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "disagree"),
+        ({"rope_scaling": "linear"}, "must be an object"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters and rope_scaling disagree"),
+        (
+            {"rope_scaling": LLAMA_32_1B["rope_scaling"] | {"low_freq_factor": 4.0}},
+            "high_freq_factor must be above low_freq_factor",
+        ),
+        ({"rope_scaling": LLAMA_32_1B["rope_scaling"] | {"rope_theta": 1e4}}, "rope_theta is 500000 at the top"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        _read(LLAMA_32_1B, **changes)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith("config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": ["full_attention"]}, "must list 24 layers"),
+        ({"layer_types": ["chunked_attention"] * 24}, "'chunked_attention'"),
+        ({"layer_types": ["sliding_attention"] * 24}, "use_sliding_window is false"),
+        ({"use_mrope": True}, "key 'use_mrope' (true)"),
+        ({"num_key_value_heads": REMOVE}, "key 'num_key_value_heads' is missing"),
+    ],
+)
+def test_what_qwen_does_not_have_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        _read(QWEN25_05B, **changes)
+    assert said in str(caught.value)
+
+
+def test_folders_that_are_not_models(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
+        read_model_config(tmp_path)
+    path = tmp_path / "config.json"
+    for broken in (b"{", b"[1]", b"\xff\xfe{}", b"[" * 100_000):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError) as caught:
+            read_model_config(tmp_path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    path.write_text(json.dumps(LLAMA_32_1B))
+    assert read_model_config(tmp_path) == _read(LLAMA_32_1B)
+
+
+def _generation(folder: Path, raw: dict[str, Any]) -> GenerationDefaults:
+    (folder / "generation_config.json").write_text(json.dumps(raw))
+    return read_generation_defaults(folder)
+
+
+def test_generation_defaults(tmp_path: Path) -> None:
+    config = _read(LLAMA_32_1B)
+    nothing = read_generation_defaults(tmp_path)
+    assert nothing == GenerationDefaults() and nothing.sampling() == {}
+    assert end_ids(config, nothing) == config.eos_ids
+    many = list(range(1000))
+    told = _generation(
+        tmp_path,
+        {
+            "bos_token_id": 5,
+            "do_sample": True,
+            "eos_token_id": many,
+            "temperature": 0.6,
+            "top_p": 0.9,
+            "top_k": 20,
+            "min_p": 0,
+            "repetition_penalty": 1.05,
+            "max_new_tokens": 2048,
+            "transformers_version": "4.45.0",
+        },
+    )
+    assert end_ids(config, told) == tuple(many), "before config.json's, a list of any length"
+    assert told.sampling() == {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.0,
+        "repetition_penalty": 1.05,
+        "max_tokens": 2048,
+    }
+    assert told.unserved == ()
+    assert end_ids(config, _generation(tmp_path, {"eos_token_id": 7})) == (7,)
+    assert _generation(tmp_path, {"num_beams": 4, "top_k": None, "num_beam_groups": 1}).unserved == ("num_beams",)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": 0.5}, {"eos_token_id": "x"}, {"max_new_tokens": 0}],
+)
+def test_generation_defaults_that_make_no_sense(tmp_path: Path, raw: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=next(iter(raw))):
+        _generation(tmp_path, raw)
+
+
+def test_an_end_id_outside_the_vocabulary(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="200000 is outside the vocabulary"):
+        end_ids(_read(LLAMA_32_1B), _generation(tmp_path, {"eos_token_id": [1, 200000]}))
+
+
+def test_reading_a_config_loads_no_torch() -> None:
+    code = "import sys, penstock.models.generation_config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -47,6 +47,11 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "attention": _reference("attention"),
     "embed": _reference("embedding"),
     "copy_blocks": _reference("blocks"),
+    "sample": _reference("sample"),
+    "token_logprobs": _reference("logprobs"),
+    "apply_bias": _reference("penalties"),
+    "bar_ids": _reference("penalties"),
+    "apply_penalties": _reference("penalties"),
 }
 
 

@@ -69,15 +69,4 @@ class SamplerInputs:
     sample: Tensor  # [n] int32
     position: Tensor  # [n] int32: position of the token to be drawn, counted from the prompt's first token
     any_filter: bool
-    logprobs: int  # -1: nobody asks; else the largest k that any row asks for (chosen and rank come with every k)
-
-
-@dataclass(slots=True)
-class Drawn:
-    """What the sampler gives for n rows. The logprob fields are None where SamplerInputs.logprobs is -1."""
-
-    tokens: Tensor  # [n] int32; -2 where the row's logits were not finite
-    chosen: Tensor | None = None  # [n] float32
-    rank: Tensor | None = None  # [n] int32
-    top_ids: Tensor | None = None  # [n, k] int32
-    top: Tensor | None = None  # [n, k] float32
+    any_random: bool  # False: every row is greedy (temperature 0), so no exponential is needed

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs
+from penstock.kernels.inputs import AttentionInputs, SamplerInputs
 
 
 class RotaryAndStore(Protocol):
@@ -49,6 +49,12 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
+class TokenLogprobs(Protocol):
+    """Raw logits `[m, vocabulary]`, tokens `[m]` -> chosen `[m]`, rank `[m]`, ids and logprobs of the top `[m, k]`."""
+
+    def __call__(self, logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+
 @dataclass(slots=True, frozen=True)
 class Ops:
     """One callable an operation. `why` tells the column of each and the reason, for stats and doctor."""
@@ -63,4 +69,10 @@ class Ops:
     attention: Attention
     embed: Callable[[Tensor, Tensor], Tensor]  # ids [T], table [vocabulary, d] -> [T, d]
     copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # KV of each layer, src [c], dst [c]
+    sample: Callable[[Tensor, SamplerInputs], Tensor]  # logits [n, vocabulary] -> tokens [n] int32; reference/sample.py
+    token_logprobs: TokenLogprobs
+    # These three change float32 logits in place, in some rows: reference/penalties.py.
+    apply_bias: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows, ids, values [m]
+    bar_ids: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows [m], ids [m, j], active [m]
+    apply_penalties: Callable[..., None]
     why: dict[str, tuple[str, str]] = field(default_factory=dict)  # op -> (column, reason)

@@ -1,0 +1,81 @@
+"""Asked: what each row asks of the sampler, on the host, so that nobody has to ask the device which rows ask for what.
+
+It knows row numbers and the columns of their joins; it is written in the order of the launches, by whoever runs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.schedule.step import Float32, Int32, Int64, Joins
+
+
+@dataclass(slots=True)
+class Bias:
+    """logit_bias of some rows as triples."""
+
+    where: Int64  # [m]  index into the rows that were asked about
+    ids: Int64  # [m]
+    values: Float32  # [m]
+
+
+class Asked:
+    """Columns by row number. Biases lie one row's after another's in a pool, packed again when it is full."""
+
+    def __init__(self, max_rows: int) -> None:
+        rows = max_rows + 1
+        self.wants: NDArray[np.uint8] = np.zeros(rows, np.uint8)
+        self.random: NDArray[np.bool_] = np.zeros(rows, np.bool_)  # temperature above 0
+        self.logprobs: Int32 = np.full(rows, -1, np.int32)
+        self._bias_first: Int64 = np.zeros(rows, np.int64)
+        self._bias_count: Int64 = np.zeros(rows, np.int64)
+        self._bias_ids: Int32 = np.zeros(0, np.int32)
+        self._bias_values: Float32 = np.zeros(0, np.float32)
+        self._bias_end = 0
+
+    def join(self, joins: Joins) -> None:
+        rows, asked = joins.rows, joins.sampling
+        self.wants[rows] = asked.wants
+        self.random[rows] = asked.temperature > 0
+        self.logprobs[rows] = asked.logprobs
+        self._bias_count[rows] = 0  # what the row's number stood for before is garbage from here on
+        if asked.bias_ids.size:
+            self._keep_bias(rows, asked.bias_start, asked.bias_ids, asked.bias_values)
+
+    def bias(self, rows: Int32) -> Bias:
+        """The biases of some rows, in the order of the rows."""
+        count = self._bias_count[rows]
+        where = np.repeat(np.arange(rows.shape[0]), count)
+        places = self._places(rows)
+        return Bias(where, self._bias_ids[places].astype(np.int64), self._bias_values[places])
+
+    def _places(self, rows: Int32 | Int64) -> Int64:
+        """Where the rows' biases lie in the pool, one row's after another's."""
+        count = self._bias_count[rows]
+        before = np.cumsum(count) - count
+        return np.repeat(self._bias_first[rows] - before, count) + np.arange(int(count.sum()))
+
+    def _keep_bias(self, rows: Int32, start: Int32, ids: Int32, values: Float32) -> None:
+        if self._bias_end + ids.size > self._bias_ids.size:
+            self._pack(ids.size)
+        first, last = self._bias_end, self._bias_end + ids.size
+        self._bias_ids[first:last] = ids
+        self._bias_values[first:last] = values
+        self._bias_first[rows] = first + start[:-1]
+        self._bias_count[rows] = np.diff(start)
+        self._bias_end = last
+
+    def _pack(self, wanted: int) -> None:
+        """Moves what rows still own to the front of a pool that is at most half full afterwards."""
+        owners = np.flatnonzero(self._bias_count)
+        places = self._places(owners)
+        size = 2 * (places.size + wanted)
+        for name, kept in (("_bias_ids", self._bias_ids[places]), ("_bias_values", self._bias_values[places])):
+            pool = np.zeros(size, kept.dtype)
+            pool[: kept.size] = kept
+            setattr(self, name, pool)
+        self._bias_first[owners] = np.cumsum(self._bias_count[owners]) - self._bias_count[owners]
+        self._bias_end = places.size

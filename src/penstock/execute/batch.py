@@ -1,0 +1,114 @@
+"""build_batch: a step plan and the rows on the device -> the arrays of one forward.
+
+It knows plans, rows and tables; no model, no sampler. Bounds and padding come from the plan's host lengths; nothing is
+asked of the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.execute.device_rows import DeviceRows, to_device
+from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
+from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, StepPlan
+
+
+@dataclass(slots=True)
+class Batch:
+    """One forward: S decode rows, then the chunks' tokens."""
+
+    token_ids: Tensor  # [T] int64
+    inputs: AttentionInputs
+    rows: Tensor  # [S] int64
+    length: Tensor  # [S] int32: tokens stored before the step
+    done: Tensor  # [S] bool: rows that run too far
+    max_length: int  # host: no row holds more tokens than this once the step's are stored
+
+
+def build_batch(plan: StepPlan, rows: DeviceRows) -> Batch:
+    """The plan's rows must be distinct; joins and new blocks are in `rows` already."""
+    device = rows.device
+    row = to_device(plan.rows, device).to(torch.int64)
+    length, done = rows.length[row], rows.done[row]
+    tokens = [rows.last_token[row].to(torch.int64)]
+    positions = [length.to(torch.int64)]
+    decode, slots, max_length = None, [], 0
+    if plan.rows.size:
+        max_length = min(int(plan.lengths.max()) + 1, rows.max_model_len)
+        table = rows.block_table[:, : -(-max_length // BLOCK_SIZE)].index_select(0, row)
+        slots.append(_slots(table, positions[0], done))
+        decode = _decode(plan, table, length, max_length)
+    prefill = None
+    if plan.chunks is not None and plan.chunks.tokens.size:
+        at = _chunk_positions(plan.chunks)
+        tokens.append(to_device(plan.chunks.tokens, device).to(torch.int64))
+        positions.append(to_device(at, device))
+        slots.append(to_device(_chunk_slots(plan.chunks, at), device))
+        prefill = _prefill(plan.chunks, device)
+    inputs = AttentionInputs(
+        positions=torch.cat(positions),
+        slots=torch.cat(slots) if slots else positions[0],
+        rows=plan.rows.size,
+        decode=decode,
+        prefill=prefill,
+    )
+    return Batch(torch.cat(tokens), inputs, row, length, done, max_length)
+
+
+def _slots(table: Tensor, position: Tensor, done: Tensor) -> Tensor:
+    """Where each row's token goes; rows that run too far write to the scratch block."""
+    block = table.gather(1, (position // BLOCK_SIZE)[:, None])[:, 0]
+    return torch.where(done, SCRATCH_BLOCK, block) * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+def _decode(plan: StepPlan, table: Tensor, length: Tensor, max_length: int) -> DecodeInputs:
+    members = np.diff(plan.group_start)
+    skip = np.zeros(plan.rows.size, np.int32)
+    grouped = int(plan.group_start[-1]) if plan.group_start.size else 0
+    skip[:grouped] = np.repeat(plan.group_length, members)
+    groups = None
+    if grouped:
+        groups = GroupInputs(
+            start=to_device(plan.group_start, table.device),
+            blocks=to_device(plan.group_blocks, table.device),
+            length=to_device(plan.group_length, table.device),
+            start_list=plan.group_start.tolist(),
+            length_list=plan.group_length.tolist(),
+        )
+    return DecodeInputs(
+        block_table=table,
+        lengths=length + 1,
+        skip=to_device(skip, table.device),
+        max_length=max_length,
+        max_own=int((np.minimum(plan.lengths + 1, max_length) - skip).max()),
+        groups=groups,
+    )
+
+
+def _chunk_positions(chunks: Chunks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """[tokens]: each token's position in its prompt."""
+    offset = (chunks.context - chunks.start[:-1]).astype(np.int64)
+    return np.repeat(offset, np.diff(chunks.start)) + np.arange(chunks.tokens.size)
+
+
+def _chunk_slots(
+    chunks: Chunks, at: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    chunk = np.repeat(np.arange(chunks.context.size), np.diff(chunks.start))
+    block: Int32 = chunks.blocks[chunk, at // BLOCK_SIZE]
+    return block.astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE
+
+
+def _prefill(chunks: Chunks, device: torch.device) -> PrefillInputs:
+    return PrefillInputs(
+        start=to_device(chunks.start, device),
+        context=to_device(chunks.context, device),
+        block_table=to_device(chunks.blocks, device),
+        start_list=chunks.start.tolist(),
+        context_list=chunks.context.tolist(),
+    )

@@ -1,0 +1,199 @@
+"""Lanes: where launched steps run, in order, and flights: steps that are not read yet.
+ It knows work and results; nothing of what a step is. On the CPU the lane is one thread; on CUDA it is a stream, and
+what comes back lies in pinned memory behind an event.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.errors import EngineError, PenstockError
+from penstock.execute.sampler import Logprobs
+from penstock.schedule.step import StepTokens, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step leaves on the device."""
+
+    tokens: Tensor  # [S] int32
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+
+    def to_host(self, *, pinned: bool) -> Outcome:
+        """The same in host memory; where pinned, only once the stream has come so far."""
+        return Outcome(
+            _to_host(self.tokens, pinned),
+            _logprobs_to_host(self.logprobs, pinned),
+            _logprobs_to_host(self.prompt_logprobs, pinned),
+        )
+
+    def read(self) -> StepTokens:
+        """Of an outcome in host memory."""
+        return StepTokens(self.tokens.numpy(), _read(self.logprobs), _read(self.prompt_logprobs))
+
+
+Work = Callable[[], Outcome]
+
+
+class StepFlight(Protocol):
+    """As schedule.step.Flight."""
+
+    def ready(self) -> bool: ...
+
+    def fetch(self) -> StepTokens: ...
+
+
+class Lane(Protocol):
+    """Runs work in the order of its launch."""
+
+    def launch(self, work: Work) -> StepFlight: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadLane:
+    """The CPU's lane. After an error every later step fails with it: the rows' state is not to be trusted any more."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Work, _ThreadFlight] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="penstock-device", daemon=True)
+        self._thread.start()
+
+    def launch(self, work: Work) -> StepFlight:
+        if self._closed:
+            raise EngineError("the device is closed: make a new engine")
+        if self._error is not None:
+            raise _told(self._error)
+        flight = _ThreadFlight()
+        self._queue.put((work, flight))
+        return flight
+
+    def close(self) -> None:
+        """Ends the thread; steps that wait are not run, their flights fail."""
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while (item := self._queue.get()) is not None:
+                self._one(*item)
+
+    def _one(self, work: Work, flight: _ThreadFlight) -> None:
+        if self._closed and self._error is None:
+            self._error = EngineError("the device was closed before this step ran")
+        if self._error is None:
+            try:
+                flight.outcome = work().to_host(pinned=False)
+            except BaseException as error:  # noqa: BLE001  whoever fetches or launches raises it
+                self._error = error
+        flight.error = self._error
+        flight.done.set()
+
+
+class _ThreadFlight:
+    __slots__ = ("done", "error", "outcome")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.outcome: Outcome | None = None
+        self.error: BaseException | None = None
+
+    def ready(self) -> bool:
+        return self.done.is_set()
+
+    def fetch(self) -> StepTokens:
+        self.done.wait()
+        if self.error is not None:
+            raise _told(self.error)
+        assert self.outcome is not None
+        return self.outcome.read()
+
+
+class StreamLane:
+    """CUDA's lane: launches go out at once from the caller's thread, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._closed = False
+
+    def launch(self, work: Work) -> StepFlight:
+        if self._closed:
+            raise EngineError("the device is closed: make a new engine")
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                outcome = work()
+                host = outcome.to_host(pinned=True)
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(self._stream)
+        except RuntimeError as error:
+            raise _told(error) from error
+        return _StreamFlight(host, event)
+
+    def close(self) -> None:
+        self._closed = True
+        self._stream.synchronize()
+
+
+class _StreamFlight:
+    __slots__ = ("_event", "_outcome")
+
+    def __init__(self, outcome: Outcome, event: torch.cuda.Event) -> None:
+        self._outcome = outcome
+        self._event = event
+
+    def ready(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def fetch(self) -> StepTokens:
+        try:
+            self._event.synchronize()
+        except RuntimeError as error:
+            raise _told(error) from error
+        return self._outcome.read()
+
+
+def _told(error: BaseException) -> PenstockError:
+    """A new exception for each that raises it, since a traceback is one thread's."""
+    if isinstance(error, EngineError):
+        told: PenstockError = EngineError(str(error))
+    else:
+        told = EngineError(f"the device failed: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
+
+
+def _to_host(x: Tensor, pinned: bool) -> Tensor:
+    if not pinned:
+        return x
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return host.copy_(x, non_blocking=True)
+
+
+def _logprobs_to_host(found: Logprobs | None, pinned: bool) -> Logprobs | None:
+    if found is None:
+        return None
+    on_host = (_to_host(x, pinned) for x in (found.chosen, found.rank, found.top_ids, found.top))
+    return Logprobs(found.where, found.k, *on_host)
+
+
+def _read(found: Logprobs | None) -> TokenLogprobs | None:
+    """Each token is told of its own k: past it, ids are -1 and values -inf."""
+    if found is None:
+        return None
+    ids, top = found.top_ids.numpy().copy(), found.top.numpy().copy()
+    for k in set(found.k.tolist()):
+        rows = found.k == k
+        ids[rows, k:] = -1
+        top[rows, k:] = float("-inf")
+    return TokenLogprobs(found.where.astype("int32"), found.chosen.numpy(), found.rank.numpy(), ids, top)

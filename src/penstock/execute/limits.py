@@ -1,0 +1,162 @@
+"""limits: the knobs that were left to the engine, decided from the model, the device and what memory is really free.
+
+It knows Config, sizes and memory; it allocates nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.config import BLOCK_SIZE, Config
+from penstock.errors import CapacityError, UsageError
+
+ROWS = {"cpu": 1024, "cuda": 8192}
+BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
+CPU_SHARE = 0.25  # of free memory: other programs live on a CPU's
+CUDA_SHARE = 0.92  # of what the weights leave: the rest is a step's own tensors
+# Beyond the tokens that were asked for: the scratch block, and room for a sample's own copy of its prompt's last block,
+# so that a cache of max_model_len tokens really runs a sequence of that length.
+SPARE_BLOCKS = 2
+
+
+@dataclass(slots=True, frozen=True)
+class BatchLimits:
+    """What can be decided before the weights are loaded."""
+
+    max_rows: int
+    max_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(slots=True, frozen=True)
+class Limits(BatchLimits):
+    """What a runner is built with. num_blocks counts the scratch block."""
+
+    kv_tokens: int
+    num_blocks: int
+
+
+def batch_limits(config: Config, context: int, device: torch.device) -> BatchLimits:
+    """context: the model's positions. UsageError for knobs that contradict each other or the model."""
+    rows, tokens = config.batching.max_num_seqs, config.batching.max_num_batched_tokens
+    if rows is not None and tokens is not None and tokens < rows:
+        raise UsageError(
+            f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({rows}), and each row needs a token of a step: "
+            "raise the one or lower the other",
+            param="max_num_batched_tokens",
+        )
+    if rows is None:
+        rows = min(ROWS[device.type], tokens or ROWS[device.type])
+    if tokens is None:
+        tokens = max(BATCHED_TOKENS[device.type], rows)
+    length = config.memory.max_model_len or context
+    if length > context:
+        raise UsageError(
+            f"max_model_len ({length}) is above the model's context of {context}: lower it to {context} or less",
+            param="max_model_len",
+        )
+    return BatchLimits(rows, tokens, length)
+
+
+def with_kv(limits: BatchLimits, config: Config, token_bytes: int, device: torch.device) -> Limits:
+    """token_bytes: K and V of one token, all layers. Called when the weights are in memory. Errors say the way out."""
+    longest = limits.max_model_len
+    asked = config.memory.kv_cache_tokens
+    free = free_memory(device)
+    if asked is not None:
+        tokens = asked
+        if tokens < longest:
+            raise UsageError(
+                f"kv_cache_tokens ({tokens}) holds no sequence of max_model_len ({longest}): "
+                f"raise it, or set max_model_len to {tokens} or less",
+                param="kv_cache_tokens",
+            )
+        if tokens * token_bytes > free:
+            raise CapacityError(
+                f"kv_cache_tokens ({tokens}) takes {_gib(tokens * token_bytes)} and {_gib(free)} is free on {device}: "
+                f"lower it to {int(free * 0.9) // token_bytes} or less",
+                param="kv_cache_tokens",
+            )
+    else:
+        tokens = _tokens_that_fit(limits, token_bytes, free, device)
+    return Limits(
+        limits.max_rows,
+        limits.max_batched_tokens,
+        longest,
+        kv_tokens=tokens,
+        num_blocks=-(-tokens // BLOCK_SIZE) + SPARE_BLOCKS,
+    )
+
+
+def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: torch.device) -> int:
+    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+    longest = limits.max_model_len
+    most = limits.max_rows * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
+    tokens = min(most, int(free * share) // token_bytes // BLOCK_SIZE * BLOCK_SIZE)
+    if tokens < longest:
+        raise CapacityError(
+            f"the KV cache of one sequence of {longest} tokens takes {_gib(longest * token_bytes)}, and {share:.0%} of "
+            f"the free memory of {device} is {_gib(int(free * share))}: set max_model_len to {tokens} or less, "
+            "or kv_cache_tokens to take more",
+            param="max_model_len",
+        )
+    return tokens
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process could still take."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min([_available(), *_cgroup_rooms()])
+
+
+def _available() -> int:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # no Linux: all there is
+
+
+def _cgroup_rooms(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What is left under the memory limit of each cgroup above this process; none where there is no limit."""
+    if not own.exists():
+        return []
+    rooms = []
+    for line in own.read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            base, names = root, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        here = base / path.lstrip("/")
+        for folder in (here, *here.parents):
+            if folder == base.parent:
+                break
+            rooms += _room(folder / names[0], folder / names[1], folder / "memory.stat")
+    return rooms
+
+
+def _room(limit: Path, used: Path, stat: Path) -> list[int]:
+    """[limit - what is used and can't be reclaimed], or [] where there is no such limit."""
+    if not (limit.exists() and used.exists()):
+        return []
+    text = limit.read_text().strip()
+    if text == "max" or int(text) >= 1 << 60:
+        return []
+    cache = 0
+    if stat.exists():
+        counts = dict(line.split() for line in stat.read_text().splitlines())
+        cache = int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+    return [max(0, int(text) - int(used.read_text()) + cache)]
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,77 @@
+"""open_runner: a config and a model folder -> a runner that is ready. One rank as yet; more meet here later.
+
+It knows Config, folders and devices; no sequences, no text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from penstock.config import BLOCK_SIZE, Config, Dtype
+from penstock.errors import UsageError
+from penstock.execute.limits import batch_limits, with_kv
+from penstock.execute.runner import TorchRunner
+from penstock.kernels.choose import choose
+from penstock.models.generation_config import end_ids, read_generation_defaults
+from penstock.models.model_config import read_model_config
+from penstock.weights.load import load_model
+
+
+def open_runner(config: Config, folder: Path) -> TorchRunner:
+    """Loads the model of `folder`, sizes and allocates its KV, starts the device.
+
+    Raises UsageError, CheckpointError or CapacityError, one line each, before anything is left behind.
+    """
+    device = find_device(config.model.device)
+    dtype = find_dtype(config.model.dtype, device)
+    model_config = read_model_config(folder)
+    generation = read_generation_defaults(folder)
+    limits = batch_limits(config, model_config.context, device)
+    ops = choose(device, dtype, config.schedule.kernels)
+    with torch.inference_mode():
+        model = load_model(
+            folder,
+            load_format=config.model.load_format,
+            dtype=dtype,
+            device=device,
+            ops=ops,
+            seed=config.model.seed,
+            positions=limits.max_model_len,
+            config=model_config,
+        )
+        block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
+        sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
+        return TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling())
+
+
+def find_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. UsageError for a CUDA that isn't there."""
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
+        raise UsageError("device 'cuda' was asked for and torch finds none: use device='cpu' or 'auto'", param="device")
+    if name == "cpu" or not there:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def find_dtype(name: Dtype, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where the device multiplies it natively; else float16 on CUDA, float32 on a CPU."""
+    if name != "auto":
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+
+
+def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor has bf16 dot products: without them bf16 is slower than fp32."""
+    if not cpuinfo.exists():
+        return False
+    words = set()
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith(("flags", "Features")):  # x86, arm
+            words = set(line.split(":", 1)[1].split())
+            break
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})

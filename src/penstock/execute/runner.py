@@ -1,0 +1,113 @@
+"""TorchRunner: runs step plans on one device, in the order of their launch. `schedule.step.Runner` is its contract.
+ It joins rows, KV, batch, model and sampler; it knows no sequences, no text, no requests. A step asks nothing of the
+host but its plan, so several may be launched before one is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.execute.asked import Asked
+from penstock.execute.batch import build_batch
+from penstock.execute.device_rows import DeviceRows
+from penstock.execute.flights import Lane, Outcome, StepFlight, StreamLane, ThreadLane
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.limits import Limits
+from penstock.execute.sampler import Sampler
+from penstock.kernels.ops import Ops
+from penstock.models.decoder import Decoder
+from penstock.schedule.step import StepPlan
+
+SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
+SLICE_LOGITS_CUDA = 1 << 27
+
+
+class TorchRunner:
+    """A model, its rows and its KV on a device. Give it back with close()."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        ops: Ops,
+        limits: Limits,
+        end_ids: tuple[int, ...],
+        sampling_defaults: dict[str, float | int],
+    ) -> None:
+        config, device = model.config, model.device
+        self.num_blocks = limits.num_blocks
+        self.max_rows = limits.max_rows
+        self.max_model_len = limits.max_model_len
+        self.max_batched_tokens = limits.max_batched_tokens
+        self.vocab_size = config.vocab_size
+        self.eos_token_ids = end_ids
+        self.sampling_defaults = sampling_defaults
+        self.uses_window = any(window is not None for window in config.windows)
+        self._about = {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": _device_name(device),
+            "kernels": {op: f"{column}: {reason}" for op, (column, reason) in ops.why.items()},
+            "kv_tokens": limits.kv_tokens,
+            "weights_bytes": model.weights_bytes,
+        }
+        kv = KvCache(config.num_layers, model.kv_shape(limits.num_blocks), model.dtype, device, ops)
+        self._about["kv_bytes"] = kv.bytes()
+        rows = DeviceRows(limits.max_rows, limits.max_model_len, end_ids, config.vocab_size, device)
+        slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
+        sampler = Sampler(model, ops, rows, kv.slot_token, slice_logits)
+        self._state: _State | None = _State(model, rows, Asked(limits.max_rows), kv, sampler)
+        self._lane: Lane = StreamLane(device) if device.type == "cuda" else ThreadLane()
+
+    def launch(self, plan: StepPlan) -> StepFlight:
+        """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
+        return self._lane.launch(lambda: self._run(plan))
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._about)
+
+    def close(self) -> None:
+        """Ends the device's thread and lets go of weights, KV and rows. Flights that wait fail. Twice is once."""
+        if self._state is not None:
+            self._lane.close()
+            self._state = None
+
+    def _run(self, plan: StepPlan) -> Outcome:
+        assert self._state is not None
+        return self._state.step(plan)
+
+
+class _State:
+    """What a step changes, and the order in which it does."""
+
+    def __init__(self, model: Decoder, rows: DeviceRows, asked: Asked, kv: KvCache, sampler: Sampler) -> None:
+        self.model, self.rows, self.asked, self.kv, self.sampler = model, rows, asked, kv, sampler
+
+    def step(self, plan: StepPlan) -> Outcome:
+        """The order is schedule.step's."""
+        if plan.copies.size:
+            self.kv.copy(plan.copies)
+        if plan.joins is not None and plan.joins.rows.size:
+            self.rows.join(plan.joins)
+            self.asked.join(plan.joins)
+        if plan.new_blocks.size:
+            self.rows.grow(plan.new_blocks)
+        batch = build_batch(plan, self.rows)
+        if not batch.token_ids.shape[0]:
+            return Outcome(torch.empty(0, dtype=torch.int32))
+        self.kv.store_tokens(batch.inputs.slots, batch.token_ids)
+        hidden = self.model.forward(batch.token_ids, batch.inputs, self.kv.layers)
+        count = plan.rows.size
+        outcome = Outcome(torch.empty(0, dtype=torch.int32))
+        if count:
+            drawn, outcome.logprobs = self.sampler.draw(hidden[:count], plan, batch, self.asked)
+            outcome.tokens = self.rows.advance(batch.rows, batch.length, batch.done, drawn)
+        if plan.chunks is not None:
+            outcome.prompt_logprobs = self.sampler.prompt_logprobs(hidden[count:], plan.chunks)
+        return outcome
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    return f"cpu: {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"

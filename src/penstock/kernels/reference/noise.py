@@ -1,0 +1,73 @@
+"""Counter noise: the same (seed, sample, position, attempt, stream, lane) gives the same number, whatever else runs.
+
+It draws nothing and knows no logits. Everything is 32-bit integer arithmetic that wraps, so that another column of
+kernels can make the same bits; torch's int32 stands for uint32 here (a logical shift is an arithmetic one and a mask).
+
+    mix(x)      x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16     ("lowbias32")
+    absorb      h = mix((h ^ word) + 0x9E3779B9)
+    key         two words: from h = 0x243F6A88 and from h = 0x85A308D3, absorb seed's low half, seed's high half,
+                sample, position * 32 + attempt * 2 + stream
+    bits(lane)  mix(mix(key[0] + lane * 0x9E3779B9) ^ key[1])
+    uniform     ((bits >> 9) + 0.5) * 2^-23: 23 bits, never 0 or 1, exact in float32
+    gumbel      -log(-log(uniform)), between -2.81 and 16.64
+
+Two words of key, since one would collide for thousands of pairs among the 2^24 tokens of one long job. A position is
+below 2^26, an attempt below 16, a stream 0 (tiles) or 1 (lanes).
+Source of the mixing function: Chris Wellons, "Prospecting for Hash Functions" (2018), public domain.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TILES, LANES = 0, 1  # streams
+
+_GOLDEN = 0x9E3779B9 - (1 << 32)
+_STARTS = (0x243F6A88, 0x85A308D3 - (1 << 32))  # digits of pi
+_MULTIPLY_1 = 0x7FEB352D
+_MULTIPLY_2 = 0x846CA68B - (1 << 32)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """In place on int32, which it returns."""
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    x *= _MULTIPLY_1
+    x ^= (x >> 15).bitwise_and_(0x1FFFF)
+    x *= _MULTIPLY_2
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    return x
+
+
+def _low_word(x: Tensor) -> Tensor:
+    """The low 32 bits of an int64, as int32."""
+    return x.view(torch.int32)[::2] if x.is_contiguous() else x.contiguous().view(torch.int32)[::2]
+
+
+def row_keys(seed: Tensor, sample: Tensor) -> Tensor:
+    """What a row's keys have in common. seed [n] int64, sample [n] int32 -> [2, n] int32."""
+    h = torch.tensor(_STARTS, dtype=torch.int32, device=seed.device)[:, None].expand(2, seed.shape[0])
+    for word in (_low_word(seed), _low_word(seed >> 32), sample):
+        h = _mix((h ^ word) + _GOLDEN)
+    return h
+
+
+def keys(rows: Tensor, position: Tensor, attempt: int, stream: int) -> Tensor:
+    """rows from row_keys [2, n], position [n] int32 -> [2, n] int32."""
+    return _mix((rows ^ (position * 32 + (attempt * 2 + stream))) + _GOLDEN)
+
+
+def bits(key: Tensor, lanes: int) -> Tensor:
+    """key [2, n] -> [n, lanes] int32, all 32 bits of each random."""
+    lane = torch.arange(lanes, dtype=torch.int32, device=key.device) * _GOLDEN
+    return _mix(_mix(key[0][:, None] + lane) ^ key[1][:, None])
+
+
+def uniform(key: Tensor, lanes: int) -> Tensor:
+    """[n, lanes] float32 in (0, 1), neither end ever."""
+    return (bits(key, lanes) >> 9).bitwise_and_(0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
+
+
+def gumbel(key: Tensor, lanes: int) -> Tensor:
+    """[n, lanes] float32 of the standard Gumbel distribution."""
+    return uniform(key, lanes).log_().neg_().log_().neg_()

@@ -1,0 +1,70 @@
+"""What rows ask to be done to their logits before the draw: logit_bias, penalties over their own tokens, barred ids.
+ It knows logits, ids and the pool of tokens; not why a row asks. Each operation changes float32 logits [n, vocabulary]
+in place, only in the rows it is given. No counts are kept between steps: a row's tokens lie in the pool, in the
+geometry of its KV, and are counted each time (docs/design/penalties.md says why).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_PIECE = 1 << 22  # counts held at once
+
+
+def apply_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
+    """logits[rows[i], ids[i]] += values[i]. rows, ids [m] int64, values [m] float32; a (row, id) comes once."""
+    logits[rows, ids] = logits[rows, ids] + values
+
+
+def bar_ids(logits: Tensor, rows: Tensor, ids: Tensor, active: Tensor) -> None:
+    """-inf for ids[i] of row rows[i] where active[i]. rows [m] int64, ids [m, j] int64 (-1: none), active [m] bool."""
+    nothing = torch.zeros((), device=logits.device)
+    change = torch.where(active[:, None] & (ids >= 0), -torch.inf, nothing)
+    # Added, not written: an id that is none adds 0 to token 0, and mustn't undo that token's own bar.
+    logits.index_put_((rows[:, None].expand_as(ids), ids.clamp(min=0)), change, accumulate=True)
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    slot_token: Tensor,
+    block_table: Tensor,
+    length: Tensor,
+    prompt_length: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Repetition over all of a row's tokens (CTRL, arXiv:1909.05858), then presence and frequency over its output.
+
+    rows [m] int64: which rows of the logits. slot_token [blocks, 16] int32. block_table [m, width] int32, covering
+    length. length [m] int32: tokens of the row, the newest included, at least 1. prompt_length [m] int32: tokens
+    before are no output. repetition (1: off), presence, frequency (0: off) [m] float32.
+    """
+    step = max(1, _PIECE // max(logits.shape[1], block_table.shape[1] * slot_token.shape[1]))
+    for first in range(0, rows.shape[0], step):
+        some = slice(first, first + step)
+        ids, output = _tokens_of(slot_token, block_table[some], length[some], prompt_length[some])
+        count = _count(ids, output, logits.shape[1])
+        row = rows[some, None]
+        value = logits[row, ids]
+        by = repetition[some, None]
+        value = torch.where(value > 0, value / by, value * by)
+        value -= frequency[some, None] * count + presence[some, None] * (count > 0)
+        logits[row, ids] = value  # an id that comes twice is written twice, with the same value
+
+
+def _tokens_of(slot_token: Tensor, table: Tensor, length: Tensor, prompt_length: Tensor) -> tuple[Tensor, Tensor]:
+    """ids [m, L] int64 (the row's first token where there is none) and whether each is output, [m, L] bool."""
+    tokens = slot_token[table.to(torch.int64)].flatten(1)
+    place = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
+    there = place < length[:, None]
+    ids = torch.where(there, tokens, tokens[:, :1]).to(torch.int64)
+    return ids, there & (place >= prompt_length[:, None])
+
+
+def _count(ids: Tensor, output: Tensor, vocabulary: int) -> Tensor:
+    """How often each id of a row is among its output: [m, L] float32."""
+    counts = torch.zeros((ids.shape[0], vocabulary), dtype=torch.float32, device=ids.device)
+    return counts.scatter_add_(1, ids, output.to(torch.float32)).gather(1, ids)

@@ -226,11 +226,11 @@ def compare(case: Case, dtype_name: str) -> dict[str, Any]:
 def show(name: str, result: dict[str, Any]) -> None:
     batches = ", ".join(f"{rate:,.0f} at {rows}" for rows, rate in result["transformers_by_batch_tok_s"].items())
     print(f"{name}: {result['rows']} rows, prompts of {result['prompt_tokens']} tokens on average, {NEW_TOKENS} out")
-    print(f"  penstock      {result['penstock_tok_s']:9,.0f} tok/s  {result['penstock_percent_of_products']:5.1f} %")
-    print(
-        f"  transformers  {result['transformers_tok_s']:9,.0f} tok/s  {result['transformers_percent_of_products']:5.1f} %"
-    )
-    print(f"  products      {result['products_tok_s']:9,.0f} tok/s  100.0 %   ({result['dtype']})")
+    for engine in ("penstock", "transformers"):
+        print(
+            f"  {engine:12} {result[f'{engine}_tok_s']:9,.0f} tok/s  {result[f'{engine}_percent_of_products']:5.1f} %"
+        )
+    print(f"  {'products':12} {result['products_tok_s']:9,.0f} tok/s  100.0 %  ({result['dtype']})")
     print(f"  {result['times']:.1f} times transformers ({batches})")
 
 

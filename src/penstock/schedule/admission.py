@@ -1,0 +1,309 @@
+"""Admission: who comes in. Fork groups wait, are prefilled in chunks, and give their tails to rows as rows come free.
+
+    waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are left)
+
+First come, first served: a group that doesn't fit holds up those behind it. The forecast says what fits; nothing is
+reserved. It knows groups, rows, blocks and the tree; not how tokens come back, nor how steps are ordered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.config import BLOCK_SIZE
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.forecast import Forecast, LengthModel
+from penstock.schedule.groups import PREFILLING, READY, WAITING, ForkGroup, sampling_columns
+from penstock.schedule.limits import Limits
+from penstock.schedule.prefix_tree import PrefixTree
+from penstock.schedule.rows import RUNNING, Rows
+from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, Joins
+
+_SPARE = 100  # one block in so many is kept free of forecasts
+_AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
+
+
+@dataclass(slots=True)
+class Piece:
+    """Tails of one group that join in this step."""
+
+    group: ForkGroup
+    rows: Int32
+    samples: Int32
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens start : stop of a group's prompt, prefilled in this step."""
+
+    group: ForkGroup
+    start: int
+    stop: int
+    blocks: Int32  # those that cover 0 : stop; a tail may take the group's last one over in this very step
+
+
+@dataclass(slots=True)
+class Admitted:
+    """What admission adds to a step."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[Int32] = field(default_factory=list)
+    tokens: int = 0  # rows and chunk tokens together
+    growing: int = 0  # blocks that the joined rows need on top, in this very step
+
+
+class Admission:
+    """The line before the rows."""
+
+    def __init__(self, limits: Limits, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel) -> None:
+        self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
+        self.waiting: deque[ForkGroup] = deque()
+        self.prefilling: list[ForkGroup] = []
+        self.ready: list[ForkGroup] = []
+        self.order = 0
+        self.prefilled_tokens = 0
+        self.cached_tokens = 0
+        self.queried_tokens = 0
+
+    @property
+    def pending(self) -> int:
+        """Tails that have no row."""
+        return sum(g.pending for line in (self.waiting, self.prefilling, self.ready) for g in line)
+
+    def push(self, group: ForkGroup) -> None:
+        """To the end of the line; a group that was here before goes back to its place by arrival, near the front."""
+        arrival = group.live.arrival
+        if not self.waiting or self.waiting[-1].live.arrival <= arrival:
+            self.waiting.append(group)
+        else:
+            where = next(i for i, other in enumerate(self.waiting) if other.live.arrival > arrival)
+            self.waiting.insert(where, group)
+
+    def remove(self, group: ForkGroup) -> None:
+        """Takes a cancelled group out of the line, wherever it stands."""
+        for line in (self.waiting, self.prefilling, self.ready):
+            if group in line:
+                line.remove(group)
+
+    def admit(self, number: int, active: int) -> Admitted:
+        """Tails, then chunks, then tails of what those chunks completed, within the tokens and blocks that are left."""
+        out = Admitted()
+        if not (self.ready or self.prefilling or self.waiting):
+            return out
+        budget = self.limits.max_batched_tokens - active
+        forecast = self._forecast()
+        self._join(number, out, budget, forecast)
+        self._prefill(number, out, budget, forecast)
+        self._join(number, out, budget, forecast)
+        return out
+
+    def park(self, group: ForkGroup) -> Int32:
+        """Sends a group without rows back to wait, and gives its blocks to be released."""
+        self.remove(group)
+        blocks, group.blocks = group.blocks, group.blocks[:0]
+        group.state, group.stored = WAITING, 0
+        self.push(group)
+        return blocks
+
+    def _capacity(self) -> int:
+        return self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE
+
+    def _forecast(self) -> Forecast:
+        rows = self.rows
+        live = np.flatnonzero(rows.state == RUNNING)
+        own = rows.blocks[live] - rows.shared[live]
+        length = rows.length[live]
+        remaining = self.lengths.remaining(length + 1 - rows.prompt[live], rows.limit[live] - length)
+        return Forecast.of(own, remaining, self.pool.held - int(own.sum()))
+
+    def _expected(self, group: ForkGroup) -> int:
+        """Tokens that a tail of this group is expected to make from here on."""
+        made = group.tokens.size - group.live.prompt_length
+        scale = self.lengths.scale(group.finished, group.finished_tokens)
+        left = group.live.limit - group.tokens.size
+        return int(self.lengths.remaining(np.array([made], np.int32), np.array([left], np.int32), scale)[0])
+
+    def _join(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
+        while self.ready and self.rows.free_count and self.ready[0].ready_from <= number:
+            group = self.ready[0]
+            own = int(group.has_partial and group.samples.size > 1)
+            need = own + group.grows
+            expected = self._expected(group)
+            most = min(group.pending, self.rows.free_count, budget - out.tokens)
+            if need:
+                most = min(most, (self.pool.available - out.growing) // need)
+            count = min(most, forecast.room(self._capacity(), own + 1, expected))
+            if count <= 0 and most > 0 and self.rows.free_count == self.rows.count:
+                count = 1  # nothing runs: one row always may, whatever the forecast thinks of it
+            if count <= 0:
+                return
+            forecast.add(count, own + 1, expected)
+            self._take(group, count, out)
+            if group.pending:
+                return
+            self.ready.pop(0)
+
+    def _take(self, group: ForkGroup, count: int, out: Admitted) -> None:
+        rows = self.rows.take(count)
+        samples = group.samples[group.next : group.next + count]
+        group.next += count
+        group.rows += count
+        group.running += count
+        full = group.full
+        self.rows.table[rows, :full] = group.blocks[:full]
+        if group.has_partial and group.samples.size > 1:
+            own = self.pool.take(count)
+            self.rows.table[rows, full] = own
+            source = np.full(count, group.blocks[full], np.int32)
+            out.copies.append(np.stack((source, own), axis=1))
+        elif group.has_partial:  # a single tail takes its prompt's last block over
+            self.rows.table[rows, full] = group.blocks[full]
+            group.blocks = group.blocks[:full]
+        self._write_columns(group, rows, samples)
+        out.pieces.append(Piece(group, rows, samples))
+        out.tokens += count
+        out.growing += count * group.grows
+
+    def _write_columns(self, group: ForkGroup, rows: Int32, samples: Int32) -> None:
+        columns, live = self.rows, group.live
+        columns.state[rows] = RUNNING
+        columns.group[rows] = group.slot
+        columns.sample[rows] = samples
+        columns.length[rows] = group.target
+        columns.read[rows] = group.target
+        columns.prompt[rows] = live.prompt_length
+        columns.limit[rows] = live.limit
+        columns.sent[rows] = group.sent
+        columns.shared[rows] = group.full
+        columns.blocks[rows] = group.full + int(group.has_partial)
+        columns.order[rows] = self.order + np.arange(rows.size)
+        columns.deliver[rows] = live.deliver
+        columns.watch[rows] = live.watch
+        columns.wants[rows] = live.flags
+        columns.ignore_eos[rows] = live.record["ignore_eos"][0]
+        columns.request[rows] = live.request_id
+        columns.stops[rows] = bool(live.record["stop_ids"][0, 0] >= 0)
+        if live.record["stop_ids"][0, 0] >= 0:
+            columns.stop_ids[rows] = live.record["stop_ids"][0]
+        live.row_of[samples] = rows
+        self.order += rows.size
+
+    def _prefill(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
+        while out.tokens < budget:
+            if self.prefilling:
+                group = self.prefilling[0]
+            elif self._may_start(forecast, out.growing):
+                group = self.waiting.popleft()
+                self._start(group, forecast)
+                self.prefilling.append(group)
+            else:
+                return
+            count = min(group.target - group.stored, budget - out.tokens)
+            if count:
+                stop = group.stored + count
+                out.chunks.append(Chunk(group, group.stored, stop, group.blocks[: -(-stop // BLOCK_SIZE)]))
+                out.tokens += count
+                self._advance(group, count, number)
+            if group.stored == group.target:
+                self.prefilling.pop(0)
+                group.state = READY
+                copied = group.has_partial and group.samples.size > 1
+                group.ready_from = number + 1 if copied and count else number
+                self.ready.append(group)
+
+    def _may_start(self, forecast: Forecast, growing: int) -> bool:
+        """Whether the head of the line may take its blocks now: rows will want its tails soon, and they fit."""
+        if not self.waiting:
+            return False
+        group = self.waiting[0]
+        need = -(-group.target // BLOCK_SIZE)
+        if need + 2 > self.pool.available - growing:
+            return False
+        ahead = sum(g.pending for g in self.ready)
+        if ahead > self.rows.free_count + self.rows.count // _AHEAD or (ahead and not self.rows.free_count):
+            return False
+        if self.rows.free_count == self.rows.count and not ahead:
+            return True
+        return forecast.room(self._capacity() - need, 2, self._expected(group)) > 0
+
+    def _start(self, group: ForkGroup, forecast: Forecast) -> None:
+        """Finds what is cached of the prompt, takes blocks for the rest, and writes its tokens to the host's slots."""
+        group.state = PREFILLING
+        padded = np.zeros(-(-group.target // BLOCK_SIZE) * BLOCK_SIZE, np.int32)
+        padded[: group.target] = group.tokens[: group.target]
+        tokens = padded.reshape(-1, BLOCK_SIZE)
+        if self.tree.enabled and not group.keys and group.full:
+            sums = self.tree.sums(tokens[: group.full])
+            group.keys, group.base = self.tree.keys(sums), int(sums[-1])
+        scored = group.live.prompt_logprobs >= 0 and not group.resumed
+        known = self.tree.match(tokens[: group.full], [] if scored else group.keys)
+        self.pool.share(known)
+        fresh = self.pool.take(len(tokens) - known.size)
+        self.tree.slot_token[fresh] = tokens[known.size :]
+        group.blocks = np.concatenate((known, fresh))
+        group.stored = known.size * BLOCK_SIZE
+        group.parent = int(known[-1]) if known.size else SCRATCH_BLOCK
+        self.queried_tokens += group.target
+        self.cached_tokens += group.stored
+        if not group.resumed:
+            group.live.cached_tokens = group.stored
+        forecast.add(1, 2, self._expected(group), len(tokens) - known.size)
+
+    def _advance(self, group: ForkGroup, count: int, number: int) -> None:
+        """Plans `count` more tokens of a prompt: blocks they fill can be found from now on, as steps run in order."""
+        first = group.stored // BLOCK_SIZE
+        group.stored += count
+        group.last_flight = number
+        self.prefilled_tokens += count
+        last = group.stored // BLOCK_SIZE
+        if group.keys and last > first:
+            group.parent = self.tree.insert(group.keys[first:last], group.blocks[first:last].tolist(), group.parent)
+
+
+def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
+    """The columns of rows that join; their tables as they stand now."""
+    if not pieces:
+        return None
+    counts = [piece.rows.size for piece in pieces]
+    joined = np.concatenate([piece.rows for piece in pieces])
+
+    def each(values: list[int]) -> Int32:
+        return np.repeat(np.array(values, np.int32), counts)
+
+    width = int(rows.blocks[joined].max())
+    table = rows.table[joined, :width]
+    table[np.arange(width) >= rows.blocks[joined, None]] = SCRATCH_BLOCK
+    return Joins(
+        rows=joined,
+        samples=np.concatenate([piece.samples for piece in pieces]),
+        length=each([p.group.target for p in pieces]),
+        last_token=each([int(p.group.tokens[-1]) for p in pieces]),
+        prompt_length=each([p.group.live.prompt_length for p in pieces]),
+        min_length=each([p.group.live.min_length for p in pieces]),
+        limit=each([p.group.live.limit for p in pieces]),
+        blocks=table,
+        sampling=sampling_columns([p.group.live for p in pieces], counts),
+    )
+
+
+def chunks_of(chunks: list[Chunk]) -> Chunks | None:
+    """The columns of prompt pieces that are prefilled."""
+    if not chunks:
+        return None
+    sizes = [chunk.stop - chunk.start for chunk in chunks]
+    blocks = np.full((len(chunks), max(chunk.blocks.size for chunk in chunks)), SCRATCH_BLOCK, np.int32)
+    for row, chunk in enumerate(chunks):
+        blocks[row, : chunk.blocks.size] = chunk.blocks
+    scored = [-1 if c.group.resumed else c.group.live.prompt_logprobs for c in chunks]
+    return Chunks(
+        tokens=np.concatenate([c.group.tokens[c.start : c.stop] for c in chunks]),
+        start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+        context=np.array([c.start for c in chunks], np.int32),
+        blocks=blocks,
+        prompt_logprobs=np.array(scored, np.int32),
+        next_token=np.concatenate([c.group.tokens[c.start + 1 : c.stop + 1] for c in chunks]),
+    )

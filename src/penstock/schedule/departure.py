@@ -1,0 +1,239 @@
+"""Departure: who goes out. Rows end, are cancelled or preempted; what they held comes back once no flight names it.
+
+    running --token, limit, cancel--> ended     --flights read--> free, blocks back (n = 1: its full blocks kept)
+            --blocks short----------> preempted --flights read--> back into the line with all it has made
+
+It knows rows, groups, blocks and the line; not how tokens are read, nor how a step is ordered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.schedule.admission import Admission
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.forecast import LengthModel
+from penstock.schedule.groups import ForkGroup, Groups, LiveRequest
+from penstock.schedule.limbo import Limbo
+from penstock.schedule.lineup import Lineup
+from penstock.schedule.prefix_tree import PrefixTree
+from penstock.schedule.reading import Reading
+from penstock.schedule.rows import ENDED, PREEMPTED, RUNNING, Rows
+from penstock.schedule.step import Int32
+
+_TREE_BUDGET = 512  # generated blocks that go into the tree a step
+
+
+class Departure:
+    """The way out."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        pool: BlockPool,
+        tree: PrefixTree,
+        groups: Groups,
+        admission: Admission,
+        lineup: Lineup,
+        lengths: LengthModel,
+        reading: Reading,
+    ) -> None:
+        self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
+        self.admission, self.lineup, self.lengths, self.reading = admission, lineup, lengths, reading
+        self.limbo = Limbo()
+        self.preemptions = 0
+        self._to_keep: list[int] = []  # rows whose generated blocks the tree will take before they go
+
+    @property
+    def waits(self) -> bool:
+        return not self.limbo.empty or bool(self._to_keep)
+
+    def ended(self, rows: Int32) -> list[LiveRequest]:
+        """Rows whose last token was read; gives the requests that lost samples."""
+        if not rows.size:
+            return []
+        lives = []
+        for group, count in self._observe(rows):
+            group.live.outstanding -= count
+            lives.append(group.live)
+        self._leave(rows, ENDED)
+        return lives
+
+    def _observe(self, rows: Int32) -> list[tuple[ForkGroup, int]]:
+        """Lets the forecast learn from samples that came to their end; gives their groups, with counts."""
+        outputs = self.rows.read[rows] - self.rows.prompt[rows] + 1
+        self.lengths.observe(outputs)
+        slots, place, counts = np.unique(self.rows.group[rows], return_inverse=True, return_counts=True)
+        totals = np.bincount(place, weights=outputs)
+        seen = []
+        for slot, count, total in zip(slots.tolist(), counts.tolist(), totals.tolist(), strict=True):
+            group = self.groups[slot]
+            group.finished += count
+            group.finished_tokens += int(total)
+            seen.append((group, count))
+        return seen
+
+    def cancel(self, live: LiveRequest, sample: int | None) -> None:
+        """Ends all of a request, or one sample: pending tails at once, rows as their flights are read."""
+        for group in list(live.groups):
+            pending = group.samples[group.next :]
+            stay = pending[:0] if sample is None else pending[pending != sample]
+            if stay.size < pending.size:
+                live.outstanding -= pending.size - stay.size
+                group.drop_pending(stay)
+                if not stay.size:
+                    self.admission.remove(group)
+                    self._close_if_over(group)
+        rows = live.row_of if sample is None else live.row_of[sample : sample + 1]
+        rows = rows[rows >= 0]
+        rows = rows[self.rows.state[rows] != ENDED]
+        live.outstanding -= rows.size
+        if sample is not None:  # it came to its end (a stop string): the whole request's going away teaches nothing
+            self._observe(rows)
+        self._leave(rows, ENDED)
+
+    def preempt(self, blocks: int) -> None:
+        """Takes the youngest rows out until `blocks` will come free; the oldest row always stays."""
+        running = self.lineup.running()
+        if running.size < 2:
+            return
+        youngest = running[np.argsort(-self.rows.order[running], kind="stable")][:-1]
+        freed = np.cumsum(self.rows.blocks[youngest] - self.rows.shared[youngest])
+        victims = youngest[: int(np.searchsorted(freed, blocks)) + 1]
+        self.preemptions += victims.size
+        self._leave(victims, PREEMPTED)
+
+    def reclaim(self, short: int, read: int) -> None:
+        """Sees to it that `short` blocks come free: groups without rows first, the youngest first, then rows."""
+        coming = self.limbo.blocks_coming(self.rows)
+        idle = [g for g in (*self.admission.ready, *self.admission.prefilling) if not g.rows and g.blocks.size]
+        while idle and coming < short:
+            coming += self._park(idle.pop())
+        if coming < short:
+            self.preempt(short - coming)
+        self.drain(read)
+
+    def unblock(self, read: int) -> None:
+        """Nothing runs and nothing flies: whatever stands in the way of the first in the line gives its blocks back."""
+        for group in [*self.admission.ready, *self.admission.prefilling][1:]:
+            if not group.rows:
+                self._park(group)
+        self.drain(read)
+
+    def still_running(self, rows: Int32) -> Int32:
+        return rows[self.rows.state[rows] == RUNNING]
+
+    def drain(self, read: int) -> None:
+        """Frees what no flight after `read` names."""
+        rows, blocks = self.limbo.take(read)
+        for held in blocks:
+            self.pool.release(held)
+        if rows.size:
+            preempted = rows[self.rows.state[rows] == PREEMPTED]
+            for row in preempted.tolist():
+                self._resume(row)
+            self._free(self._kept_back(rows) if self.tree.enabled else rows)
+        if self._to_keep:
+            self._keep_some()
+
+    # --- one row's or one group's end ---------------------------------------------------------------------------------
+
+    def _leave(self, rows: Int32, state: int) -> None:
+        """Rows leave the steps; those that had left already (preempted, and now ended) only change their state."""
+        fresh = rows[(self.rows.state[rows] != PREEMPTED) & (self.rows.state[rows] != ENDED)]
+        self.rows.state[rows] = state
+        if not fresh.size:
+            return
+        for slot, count in zip(*_counted(self.rows.group[fresh]), strict=True):
+            group = self.groups[slot]
+            group.running -= count
+            self.lineup.left(group)
+        self.limbo.add_rows(fresh, self.rows)
+
+    def _free(self, rows: Int32) -> None:
+        if not rows.size:
+            return
+        self.pool.release(self.rows.own_blocks(rows))
+        slots = self.rows.group[rows]
+        by_group = np.argsort(slots, kind="stable")
+        samples = self.rows.sample[rows]
+        at = 0
+        for slot, count in zip(*_counted(slots), strict=True):
+            group = self.groups[slot]
+            mine = by_group[at : at + count]
+            at += count
+            current = group.live.row_of[samples[mine]]
+            group.live.row_of[samples[mine]] = np.where(current == rows[mine], -1, current)
+            group.rows -= count
+            self._close_if_over(group)
+        self.rows.free(rows)
+
+    def _close_if_over(self, group: ForkGroup) -> None:
+        if group.pending or group.rows:
+            return
+        self.limbo.add_blocks(group.blocks, group.last_flight)
+        self.groups.drop(group)
+
+    def _park(self, group: ForkGroup) -> int:
+        blocks = self.admission.park(group)
+        self.limbo.add_blocks(blocks, group.last_flight)
+        return int(np.count_nonzero(self.pool.refs[blocks] == 1))
+
+    def _resume(self, row: int) -> None:
+        """A preempted row goes back into the line as a group of one, with all it has made."""
+        columns, group = self.rows, self.groups[int(self.rows.group[row])]
+        one = np.array([row], np.int32)
+        _, output = self.reading.gather(one, columns.prompt[one], columns.read[one] + 1)
+        tokens = np.concatenate((group.tokens[: group.live.prompt_length], output))
+        sample = columns.sample[one].copy()
+        self.admission.push(self.groups.add(group.live, tokens, sample, int(columns.sent[row])))
+
+    # --- generated blocks ---------------------------------------------------------------------------------------------
+
+    def _kept_back(self, rows: Int32) -> Int32:
+        """Of freed rows those that go at once; single samples with new full blocks wait for the tree to take them."""
+        new = (self.rows.read[rows] >> 4) - self.rows.shared[rows]
+        single = np.flatnonzero((new > 0) & (self.rows.state[rows] == ENDED))
+        keep = [i for i in single.tolist() if self.groups[int(self.rows.group[rows[i]])].live.row_of.size == 1]
+        self._to_keep += rows[keep].tolist()
+        return np.delete(rows, keep)
+
+    def _keep_some(self) -> None:
+        """Lets the tree take the full blocks of ended single samples, a step's budget of them, and frees their rows."""
+        taken, budget = [], _TREE_BUDGET
+        counts, firsts, bases, roots, blocks = [], [], [], [], []
+        while self._to_keep and budget > 0:
+            row = self._to_keep.pop()
+            group = self.groups[int(self.rows.group[row])]
+            first, stop = int(self.rows.shared[row]), int(self.rows.read[row]) >> 4
+            taken.append(row)
+            counts.append(stop - first)
+            firsts.append(first)
+            bases.append(group.base)
+            roots.append(group.parent)
+            blocks.append(self.rows.table[row, first:stop])
+            budget -= stop - first
+        self.tree.insert_chains(np.concatenate(blocks), counts, firsts, bases, roots)
+        self._free(np.array(taken, np.int32))
+
+    def check(self) -> None:
+        """Restates who holds which block; for tests."""
+        held = np.zeros(self.pool.num_blocks, np.int32)
+        held[0] = 1
+        live = np.flatnonzero(self.rows.state != 0).astype(np.int32)
+        np.add.at(held, self.rows.own_blocks(live), 1)
+        for group in self.groups:
+            np.add.at(held, group.blocks, 1)
+            rows = live[self.rows.group[live] == group.slot]
+            assert group.rows == rows.size, "a group's count of rows is off"
+            in_steps = (self.rows.state[rows] != ENDED) & (self.rows.state[rows] != PREEMPTED)
+            assert group.running == np.count_nonzero(in_steps), "a group's count of running rows is off"
+            assert group.pending or group.rows, "a group outlived its last tail"
+        for _, blocks in self.limbo._blocks:
+            np.add.at(held, blocks, 1)
+        assert (held == self.pool.refs).all(), "references and holders disagree"
+
+
+def _counted(slots: Int32) -> tuple[list[int], list[int]]:
+    values, counts = np.unique(slots, return_counts=True)
+    return values.tolist(), counts.tolist()

@@ -1,0 +1,117 @@
+"""Forecast: how many blocks the running rows will use over the coming steps, and how many more rows fit under the top.
+
+Predict, then admit: nothing is reserved for the worst case. Each row is expected to run on for as long as finished
+samples like it did (its group's, then the model's); it takes one block every 16 tokens and gives all of its own back at
+its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a row is preempted and keeps its tokens.
+
+It knows numbers only: no rows, no pool. `tests/numpy/test_forecast.py` replays it step by step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config import BLOCK_SIZE
+from penstock.schedule.step import Int32, Int64
+
+Float64 = NDArray[np.float64]
+
+_PRIOR = 0.5  # of the limit, while nothing has finished yet
+_FADE = 0.999  # a finished sample's weight after each later one, so that old work is forgotten
+_ENOUGH = 8  # finished samples of a group before its own mean counts
+
+
+class LengthModel:
+    """How long outputs get: a histogram of finished ones, in buckets of 16 tokens, fading."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._counts: Float64 = np.zeros(max_tokens // BLOCK_SIZE + 2)
+        self._residual: Float64 | None = None
+        self._mean = 0.0
+
+    def observe(self, lengths: Int32) -> None:
+        """Takes in the output lengths of samples that have just ended."""
+        if not lengths.size:
+            return
+        self._counts *= _FADE**lengths.size
+        buckets = np.minimum(lengths // BLOCK_SIZE, self._counts.size - 1)
+        self._counts += np.bincount(buckets, minlength=self._counts.size)
+        self._residual = None
+
+    @property
+    def mean(self) -> float:
+        self._refresh()
+        return self._mean
+
+    def remaining(self, age: Int32, limit: Int32, scale: Float64 | float = 1.0) -> Int64:
+        """Expected further tokens of rows that have made `age` tokens and end at the latest after `limit` more.
+
+        The mean residual life of the finished samples that got at least as old; `scale` stretches it for rows whose
+        group runs longer or shorter than the rest.
+        """
+        residual = self._refresh()
+        if residual is None:
+            guess = limit * _PRIOR
+        else:
+            guess = residual.take(np.minimum(age // BLOCK_SIZE, residual.size - 1)) * scale
+        return np.clip(np.ceil(guess).astype(np.int64), 1, np.maximum(limit, 1))
+
+    def scale(self, finished: int, total: int) -> float:
+        """A group's stretch against the model's mean: `finished` samples of `total` output tokens so far."""
+        if finished < _ENOUGH or self.mean <= 0:
+            return 1.0
+        return float(np.clip(total / finished / self.mean, 0.25, 4.0))
+
+    def _refresh(self) -> Float64 | None:
+        if self._residual is None and self._counts.any():
+            middle = (np.arange(self._counts.size) + 0.5) * BLOCK_SIZE
+            alive = np.cumsum(self._counts[::-1])[::-1]
+            total = np.cumsum((self._counts * middle)[::-1])[::-1]
+            age = np.arange(self._counts.size) * BLOCK_SIZE
+            # Past the longest sample seen nothing is known: expect one more bucket.
+            mean = np.divide(total, alive, out=age + BLOCK_SIZE * 1.0, where=alive > 1e-9)
+            self._residual = np.maximum(mean - age, 1.0)
+            self._mean = float(mean[0])
+        return self._residual
+
+
+@dataclass(slots=True)
+class Forecast:
+    """Blocks in use at the start of each coming bucket, if every row ends when it is expected to."""
+
+    use: Int64  # [buckets]
+
+    @classmethod
+    def of(cls, own: Int32, remaining: Int64, fixed: int) -> Forecast:
+        """`own` blocks of each row now, tokens each will still make, and blocks held by prefixes (`fixed`)."""
+        if not own.size:
+            return cls(np.array([fixed], np.int64))
+        ends = -(-remaining // BLOCK_SIZE)  # a row lives through buckets 0 .. ends
+        buckets = int(ends.max()) + 1
+        alive = np.cumsum(np.bincount(ends, minlength=buckets)[::-1])[::-1]
+        held = np.cumsum(np.bincount(ends, weights=own, minlength=buckets)[::-1])[::-1]
+        return cls(fixed + held.astype(np.int64) + np.arange(buckets) * alive)
+
+    @property
+    def peak(self) -> int:
+        return int(self.use.max())
+
+    def room(self, capacity: int, own: int, remaining: int) -> int:
+        """How many new rows of `own` blocks and `remaining` tokens each fit under `capacity` at every bucket."""
+        buckets = -(-remaining // BLOCK_SIZE) + 1
+        need = own + np.arange(buckets)
+        use = np.full(buckets, int(self.use[-1]) if self.use.size == 1 else 0, np.int64)
+        shown = min(buckets, self.use.size)
+        use[:shown] = self.use[:shown]
+        return max(0, int(((capacity - use) // need).min()))
+
+    def add(self, count: int, own: int, remaining: int, fixed: int = 0) -> None:
+        """Takes `count` new rows (and `fixed` blocks of their prefix) into the forecast."""
+        buckets = -(-remaining // BLOCK_SIZE) + 1
+        if buckets > self.use.size:
+            self.use = np.concatenate((self.use, np.zeros(buckets - self.use.size, np.int64)))
+        self.use[:buckets] += count * (own + np.arange(buckets))
+        self.use += fixed

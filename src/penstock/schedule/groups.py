@@ -1,0 +1,250 @@
+"""What the scheduler keeps of a request that lives: its record (LiveRequest) and its fork groups.
+
+A request begins as one fork group: a prompt and its pending samples. A preempted row comes back as a fork group of one
+sample, whose prompt is the old prompt and what it had made so far. It knows no rows' columns and no pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.config import BLOCK_SIZE
+from penstock.request import MAX_STOP_IDS, Request, SamplingParams
+from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
+from penstock.schedule.step import (
+    SCRATCH_BLOCK,
+    WANTS_BIAS,
+    WANTS_FILTER,
+    WANTS_LOGPROBS,
+    WANTS_MIN_TOKENS,
+    WANTS_PENALTY,
+    Int32,
+    SamplingColumns,
+)
+
+WAITING, PREFILLING, READY = range(3)
+
+SAMPLING_RECORD = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("seed", np.int64),
+        ("ignore_eos", np.bool_),
+        ("stop_ids", np.int32, MAX_STOP_IDS),
+        ("logprobs", np.int32),
+        ("wants", np.uint8),
+    ]
+)
+
+
+def wants_of(params: SamplingParams) -> int:
+    """The WANTS_* bits of one request."""
+    wants = 0
+    if params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0):
+        wants |= WANTS_FILTER
+    if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
+        wants |= WANTS_PENALTY
+    if params.logit_bias:
+        wants |= WANTS_BIAS
+    if params.min_tokens > 0:
+        wants |= WANTS_MIN_TOKENS
+    if params.logprobs is not None:
+        wants |= WANTS_LOGPROBS
+    return wants
+
+
+def sampling_record(params: SamplingParams, seed: int) -> NDArray[np.void]:
+    """One request's sampling parameters as a record of one."""
+    record = np.zeros(1, SAMPLING_RECORD)
+    stop_ids = np.full(MAX_STOP_IDS, -1, np.int32)
+    mine = np.array(params.stop_token_ids or (), np.int32)[:MAX_STOP_IDS]
+    stop_ids[: mine.size] = mine
+    values: tuple[Any, ...] = (
+        params.temperature,
+        params.top_p,
+        max(params.top_k, 0),
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        seed,
+        params.ignore_eos,
+        stop_ids,
+        -1 if params.logprobs is None else params.logprobs,
+        wants_of(params),
+    )
+    record[0] = values
+    return record
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request from its arrival to the end of its last sample."""
+
+    request_id: int
+    arrival: int
+    prompt_length: int
+    limit: int
+    min_length: int
+    record: NDArray[np.void]  # [1] of SAMPLING_RECORD
+    bias_ids: Int32
+    bias_values: NDArray[np.float32]
+    more_stop_ids: Int32  # beyond the device's
+    deliver: int
+    watch: int  # slot of its watch table, -1: none
+    prompt_logprobs: int  # -1: none
+    outstanding: int  # samples that have not ended
+    row_of: Int32  # [n] sample index -> row, -1: none
+    news: bool = True  # PromptNews still to be sent
+    cached_tokens: int = 0
+    cancelled: bool = False
+    groups: list[ForkGroup] = field(default_factory=list)
+    scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
+
+    @classmethod
+    def of(cls, request: Request, arrival: int, seed: int, max_len: int, watch: int) -> LiveRequest:
+        params = request.sampling
+        prompt_length = len(request.prompt) // 4
+        most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
+        bias = params.logit_bias or {}
+        samples = request.samples
+        return cls(
+            request_id=request.request_id,
+            arrival=arrival,
+            prompt_length=prompt_length,
+            limit=min(prompt_length + most, max_len),
+            min_length=prompt_length + params.min_tokens,
+            record=sampling_record(params, seed),
+            bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
+            bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
+            more_stop_ids=np.array((params.stop_token_ids or [])[MAX_STOP_IDS:], np.int32),
+            deliver=_delivery(request),
+            watch=watch,
+            prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+            outstanding=params.n if samples is None else len(samples),
+            row_of=np.full(params.n, -1, np.int32),
+        )
+
+    @property
+    def flags(self) -> int:
+        return int(self.record["wants"][0]) | (MORE_STOP_IDS if self.more_stop_ids.size else 0)
+
+
+def _delivery(request: Request) -> int:
+    if request.stream or request.sampling.logprobs is not None:
+        return EACH_TOKEN
+    return ON_WATCH if request.watch is not None else AT_END
+
+
+@dataclass(slots=True, eq=False)
+class ForkGroup:
+    """A prompt and the samples that start from it. `tokens` of a resumed sample end with what it had made."""
+
+    slot: int
+    live: LiveRequest
+    tokens: Int32
+    samples: Int32  # all of it; samples[next:] are pending
+    sent: int  # position of the first token that has not gone up
+    next: int = 0
+    state: int = WAITING
+    keys: list[int] = field(default_factory=list)  # of its full blocks
+    blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # held: the full ones, then the partial one
+    parent: int = SCRATCH_BLOCK  # the tree's block before the next one to insert
+    base: int = 0  # running hash sum of its full blocks
+    stored: int = 0  # tokens whose prefill is planned, or that were cached
+    rows: int = 0  # rows that are not released, ended ones in flight included
+    running: int = 0  # rows that are in the steps
+    last_flight: int = -1
+    ready_from: int = 0  # the first flight that tails may join
+    finished: int = 0
+    finished_tokens: int = 0
+
+    @property
+    def pending(self) -> int:
+        return self.samples.size - self.next
+
+    def drop_pending(self, stay: Int32) -> None:
+        """Only `stay` of the pending samples remain."""
+        self.samples = np.concatenate((self.samples[: self.next], stay))
+
+    @property
+    def target(self) -> int:
+        """Tokens to prefill: all but the last, which each tail decodes itself."""
+        return self.tokens.size - 1
+
+    @property
+    def full(self) -> int:
+        """Full blocks of the prefix: what tails share."""
+        return self.target // BLOCK_SIZE
+
+    @property
+    def has_partial(self) -> bool:
+        return self.target % BLOCK_SIZE != 0
+
+    @property
+    def grows(self) -> int:
+        """Blocks that a joining tail needs at once beyond its prompt's: 1 where its first drawn token opens a block."""
+        return int(self.tokens.size // BLOCK_SIZE >= -(-self.target // BLOCK_SIZE))
+
+    @property
+    def resumed(self) -> bool:
+        return self.tokens.size > self.live.prompt_length
+
+
+class Groups:
+    """Fork groups by slot. A slot is used again once its group is gone."""
+
+    def __init__(self) -> None:
+        self._by_slot: list[ForkGroup | None] = []
+        self._free: list[int] = []
+
+    def __getitem__(self, slot: int) -> ForkGroup:
+        group = self._by_slot[slot]
+        assert group is not None, f"fork group {slot} is gone"
+        return group
+
+    def __iter__(self) -> Iterator[ForkGroup]:
+        return (group for group in self._by_slot if group is not None)
+
+    def add(self, live: LiveRequest, tokens: Int32, samples: Int32, sent: int) -> ForkGroup:
+        slot = self._free.pop() if self._free else len(self._by_slot)
+        group = ForkGroup(slot, live, tokens, samples, sent)
+        if slot == len(self._by_slot):
+            self._by_slot.append(group)
+        else:
+            self._by_slot[slot] = group
+        live.groups.append(group)
+        return group
+
+    def drop(self, group: ForkGroup) -> None:
+        self._by_slot[group.slot] = None
+        self._free.append(group.slot)
+        group.live.groups.remove(group)
+
+
+def sampling_columns(lives: list[LiveRequest], counts: list[int]) -> SamplingColumns:
+    """Columns of rows that join: request i's parameters, counts[i] times."""
+    records = np.repeat(np.concatenate([live.record for live in lives]), counts)
+    bias_counts = np.repeat([live.bias_ids.size for live in lives], counts)
+    start = np.zeros(records.size + 1, np.int32)
+    np.cumsum(bias_counts, out=start[1:])
+    named = [(live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size]
+    ids = [np.tile(live.bias_ids, count) for live, count in named]
+    values = [np.tile(live.bias_values, count) for live, count in named]
+    columns = {name: np.ascontiguousarray(records[name]) for name in SAMPLING_RECORD.names or ()}
+    return SamplingColumns(
+        **columns,
+        bias_start=start,
+        bias_ids=np.concatenate(ids) if ids else np.zeros(0, np.int32),
+        bias_values=np.concatenate(values) if values else np.zeros(0, np.float32),
+    )

@@ -1,0 +1,21 @@
+"""Limits: the numbers that bound a scheduler. It knows no torch: `execute` measures them, the engine hands them over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Limits:
+    """What the device holds and the model ends with."""
+
+    num_blocks: int  # of the KV pool, the scratch block included
+    max_rows: int
+    max_model_len: int  # tokens, prompt and output
+    max_batched_tokens: int  # of a step; at least max_rows
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    prefix_caching: bool = True
+    prefix_groups: bool = True
+    preempt_every: int = 0
+    seed: int = 0

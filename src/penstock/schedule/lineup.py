@@ -1,0 +1,104 @@
+"""Lineup: the rows of a step, members of a prefix group side by side.
+
+It keeps the list of running rows and the current prefix groups between steps, and makes both anew only when somebody
+came or left. It knows rows and groups; not admission, not tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.config import BLOCK_SIZE
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.groups import ForkGroup, Groups
+from penstock.schedule.prefix_groups import PrefixGroup, Unit, find_groups
+from penstock.schedule.rows import RUNNING, Rows
+from penstock.schedule.step import SCRATCH_BLOCK, Int32
+
+_FEW = 64  # units whose grouping is found anew at every change; more of them: every _PATIENCE steps
+_PATIENCE = 8
+
+
+@dataclass(slots=True)
+class Order:
+    """Rows of a step and their groups, as in StepPlan."""
+
+    rows: Int32
+    start: Int32
+    blocks: Int32
+    length: Int32
+
+
+class Lineup:
+    """Who runs, in which order."""
+
+    def __init__(self, rows: Rows, groups: Groups, pool: BlockPool, grouping: bool) -> None:
+        self.rows, self.groups, self.pool, self.grouping = rows, groups, pool, grouping
+        self.changed = True  # somebody came or left
+        self._running: Int32 = np.zeros(0, np.int32)
+        self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
+        self._stale = False  # units changed since the groups were found
+        self._found_at = 0
+        self._place: Int32 = np.zeros(64, np.int32)  # fork group slot -> prefix group, or _alone
+        self._alone = 0
+        self._prefixes: list[PrefixGroup] = []
+
+    def running(self) -> Int32:
+        """Rows that are in the steps, in growing order. Not to be written to."""
+        if self.changed:
+            self._running = np.flatnonzero(self.rows.state == RUNNING).astype(np.int32)
+            self.changed = False
+        return self._running
+
+    def came(self, group: ForkGroup) -> None:
+        """Tails of this group have joined."""
+        self.changed = True
+        if group.slot not in self._units:
+            self._units[group.slot] = group
+            if group.slot >= self._place.size:
+                self._place = np.concatenate((self._place, np.zeros(group.slot + 64 - self._place.size, np.int32)))
+            self._place[group.slot] = self._alone
+        self._stale = True
+
+    def left(self, group: ForkGroup) -> None:
+        """Tails of this group have left; its running count is up to date."""
+        self.changed = True
+        if not group.running and self._units.pop(group.slot, None) is not None:
+            self._stale = True
+
+    def order(self, rows: Int32, number: int) -> Order:
+        """Puts the rows of step `number` in order."""
+        if self._stale and (len(self._units) <= _FEW or number - self._found_at >= _PATIENCE):
+            self._find(number)
+        alone = self._alone
+        if not alone:
+            none = np.zeros(0, np.int32)
+            return Order(rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), none)
+        place = self._place.take(self.rows.group[rows])
+        if alone < 2**15 - 1:
+            place = place.astype(np.int16)  # numpy sorts 16-bit numbers by radix
+        rows = rows[np.argsort(place, kind="stable")]
+        sizes = np.bincount(place, minlength=alone + 1)[:alone]
+        present = np.flatnonzero(sizes)
+        start = np.zeros(present.size + 1, np.int32)
+        np.cumsum(sizes[present], out=start[1:])
+        return Order(rows, start, self._blocks[present], self._lengths[present])
+
+    def _find(self, number: int) -> None:
+        """Finds the prefix groups of the units that run now."""
+        self._stale, self._found_at = False, number
+        if not self.grouping:
+            return
+        units = [Unit(slot, group.blocks[: group.full], group.running) for slot, group in self._units.items()]
+        self._prefixes = find_groups(units, self.pool.refs)
+        self._alone = len(self._prefixes)
+        self._place[:] = self._alone
+        width = max((prefix.blocks.size for prefix in self._prefixes), default=0)
+        self._blocks = np.full((self._alone, width), SCRATCH_BLOCK, np.int32)
+        self._lengths = np.zeros(self._alone, np.int32)
+        for index, prefix in enumerate(self._prefixes):
+            self._place[prefix.slots] = index
+            self._blocks[index, : prefix.blocks.size] = prefix.blocks
+            self._lengths[index] = prefix.blocks.size * BLOCK_SIZE

@@ -1,0 +1,94 @@
+"""Rows: what the host knows of each live sequence, one array a fact.
+
+A row is a number. It is free, running (in the steps), drained (its last step is launched, not all read), preempted or
+ended (out of the steps; flights that name it are still to be read). Its columns keep their meaning until `free`: that
+is what lets tokens of late flights reach the right sequence. It knows no blocks' owners and no requests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.request import MAX_STOP_IDS
+from penstock.schedule.step import Bool, Int32, Int64
+
+FREE, RUNNING, DRAINED, PREEMPTED, ENDED = range(5)
+AT_END, EACH_TOKEN, ON_WATCH = range(3)  # when a sample's tokens go up
+
+MORE_STOP_IDS = 1 << 5  # in the `flags` column: stop ids beyond the device's, looked at by the host
+
+
+class Rows:
+    """`count` rows with tables of `width` blocks."""
+
+    def __init__(self, count: int, width: int) -> None:
+        def ints() -> Int32:
+            return np.zeros(count, np.int32)
+
+        self.count = count
+        self.width = width
+        self.state: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.group: Int32 = ints()  # slot of its fork group
+        self.request: Int64 = np.zeros(count, np.int64)  # id of its request
+        self.sample: Int32 = ints()  # index within the request
+        self.length: Int32 = ints()  # stored tokens once all launched steps have run
+        self.read: Int32 = ints()  # position of the last token that was read
+        self.prompt: Int32 = ints()  # tokens of the request's prompt
+        self.limit: Int32 = ints()  # prompt + max_tokens
+        self.sent: Int32 = ints()  # position of the first token that has not gone up
+        self.shared: Int32 = ints()  # leading table entries that belong to its group
+        self.blocks: Int32 = ints()  # table entries in use
+        self.order: Int64 = np.zeros(count, np.int64)  # of admission: the youngest is preempted first
+        self.last_flight: Int64 = np.full(count, -1, np.int64)
+        self.deliver: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.watch: Int32 = ints()  # slot of its watch table
+        self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.ignore_eos: Bool = np.zeros(count, np.bool_)
+        self.stops: Bool = np.zeros(count, np.bool_)  # has stop ids
+        self.stop_ids: Int32 = np.full((count, MAX_STOP_IDS), -1, np.int32)
+        self.table: Int32 = np.zeros((count, width), np.int32)
+        self._stack: Int32 = np.arange(count - 1, -1, -1, dtype=np.int32)
+        self.free_count = count
+
+    def take(self, count: int) -> Int32:
+        """Gives free row numbers, in growing order where they lie so."""
+        self.free_count -= count
+        return self._stack[self.free_count : self.free_count + count][::-1].copy()
+
+    def free(self, rows: Int32) -> None:
+        self.state[rows] = FREE
+        self._stack[self.free_count : self.free_count + rows.size] = rows[::-1]
+        self.free_count += rows.size
+
+    def slots(self, rows: Int32, positions: Int32) -> Int64:
+        """Flat index into slot_token of a position of each row."""
+        entry = rows.astype(np.int64) * self.width + (positions >> 4)
+        blocks = self.table.reshape(-1).take(entry)
+        return (blocks.astype(np.int64) << 4) + (positions & 15)
+
+    def own_blocks(self, rows: Int32) -> Int32:
+        """The blocks that belong to these rows alone, row after row."""
+        counts = (self.blocks[rows] - self.shared[rows]).astype(np.int64)
+        where = spread(counts)
+        entry = np.repeat(rows.astype(np.int64) * self.width + self.shared[rows], counts) + where
+        return self.table.reshape(-1).take(entry)
+
+    def check(self) -> None:
+        """Restates the invariants; for tests."""
+        free = self._stack[: self.free_count]
+        assert np.unique(free).size == free.size, "a row is free twice"
+        assert (self.state[free] == FREE).all(), "a free row lives"
+        assert np.count_nonzero(self.state == FREE) == self.free_count, "a row is lost"
+        live = np.flatnonzero(self.state != FREE)
+        assert (self.length[live] < self.limit[live]).all(), "a row ran past its limit"
+        assert (self.read[live] <= self.length[live]).all(), "a row was read past what was launched"
+        running = np.flatnonzero(self.state == RUNNING)
+        assert (self.blocks[running] * 16 >= self.length[running]).all(), "a row outgrew its table"
+
+
+def spread(counts: Int64) -> Int64:
+    """0 .. counts[0] - 1, 0 .. counts[1] - 1, ...: the inner index of a CSR."""
+    total = int(counts.sum())
+    starts = np.cumsum(counts) - counts
+    return np.arange(total, dtype=np.int64) - np.repeat(starts, counts)

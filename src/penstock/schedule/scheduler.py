@@ -1,0 +1,239 @@
+"""Scheduler: what runs next. submit and cancel come in; plan() makes a step; commit() takes a read flight in.
+
+    submit -> [line] -> plan: grow rows, admit tails, prefill chunks, order by prefix group -> StepPlan
+    StepTokens -> commit: tokens to samples, ends, blocks back, preempted rows back into the line -> Deltas
+
+Steps are planned ahead of what was read. The rule that keeps this sound: a row number and its blocks are used again
+only once every flight that names them has been read (limbo.py). It knows no torch, no text and no channel.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.errors import ContextLengthError, UsageError
+from penstock.request import Request
+from penstock.schedule.admission import Admission, Admitted, Chunk, chunks_of, joins_of
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.deltas import Deltas
+from penstock.schedule.departure import Departure
+from penstock.schedule.forecast import LengthModel
+from penstock.schedule.groups import Groups, LiveRequest
+from penstock.schedule.limits import Limits
+from penstock.schedule.lineup import Lineup
+from penstock.schedule.prefix_tree import PrefixTree
+from penstock.schedule.prompt_news import PromptNewsDesk
+from penstock.schedule.reading import Reading, drained
+from penstock.schedule.rows import Rows
+from penstock.schedule.step import Int32, Joins, StepPlan, StepTokens
+from penstock.schedule.watch import WatchTables
+
+_NO_GROWTH: Int32 = np.zeros((0, 3), np.int32)
+_WANTS_MASK = 31
+
+
+class Scheduler:
+    """One engine's scheduler."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        width = -(-limits.max_model_len // 16)
+        if limits.num_blocks - 1 < width + 2:
+            raise UsageError(
+                f"the KV cache holds {(limits.num_blocks - 1) * 16} tokens, too few for one sequence of "
+                f"max_model_len {limits.max_model_len}: lower max_model_len or raise kv_cache_tokens"
+            )
+        self.rows = Rows(limits.max_rows, width)
+        self.pool = BlockPool(limits.num_blocks)
+        self.slot_token = np.zeros((limits.num_blocks, 16), np.int32)
+        self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
+        self.groups = Groups()
+        self.lengths = LengthModel(limits.max_model_len)
+        self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths)
+        self.watch = WatchTables(limits.vocab_size)
+        self.reading = Reading(limits, self.rows, self.groups, self.slot_token, self.watch)
+        self.lineup = Lineup(self.rows, self.groups, self.pool, limits.prefix_groups)
+        self.live: dict[int, LiveRequest] = {}
+        self.departure = Departure(
+            self.rows, self.pool, self.tree, self.groups, self.admission, self.lineup, self.lengths, self.reading
+        )
+        self.news = PromptNewsDesk()
+        self._seeds = np.random.default_rng(limits.seed)
+        self._planned = 0  # flights launched
+        self._read = -1  # the last flight read
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("requests", "prompt_tokens", "generation_tokens", "wasted_tokens", "steps"), 0
+        )
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Takes a request; raises UsageError where it can never run."""
+        tokens = np.frombuffer(request.prompt, np.int32)
+        self._check(request, tokens)
+        watch = self.watch.hold(request.watch) if request.watch is not None else -1
+        drawn = int(self._seeds.integers(0, 2**63 - 1))  # drawn for each request, so that one's seed moves no other's
+        seed = drawn if request.sampling.seed is None else request.sampling.seed
+        live = LiveRequest.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch)
+        samples = np.arange(request.sampling.n) if request.samples is None else np.array(request.samples)
+        self.live[request.request_id] = live
+        self.admission.push(self.groups.add(live, tokens, samples.astype(np.int32), tokens.size))
+        self.counts["requests"] += 1
+        self.counts["prompt_tokens"] += tokens.size
+
+    def cancel(self, request_id: int, sample: int | None = None) -> None:
+        """Ends a request, or one sample of it, wherever it stands. Unknown ones have ended already."""
+        live = self.live.get(request_id)
+        if live is not None:
+            self.departure.cancel(live, sample)
+            self._forget([live])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sample lives, or something waits for a flight to be read."""
+        return bool(self.live) or self.departure.waits
+
+    @property
+    def in_flight(self) -> int:
+        return self._planned - 1 - self._read
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None where there is nothing to launch before a flight is read (or at all)."""
+        number, every = self._planned, self.limits.preempt_every
+        if every and number % every == every - 1:
+            self.departure.preempt(1)
+        rows, growth, stalled = self._grow(self.lineup.running())
+        admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
+        joins = joins_of(admitted.pieces, self.rows)
+        if joins is not None:
+            for piece in admitted.pieces:
+                self.lineup.came(piece.group)
+            self.news.joined(number, [piece.group for piece in admitted.pieces])
+            rows = np.concatenate((rows, joins.rows))
+            _, more, _ = self._grow(joins.rows)
+            growth = np.concatenate((growth, more))
+            # A resumed tail's last token may not have gone up yet: it is gathered from its slot like the ones to come.
+            self.slot_token.reshape(-1)[self.rows.slots(joins.rows, joins.length)] = joins.last_token
+        if not rows.size and not admitted.chunks:
+            if not self.in_flight:
+                self.departure.unblock(self._read)
+            return None
+        return self._launch(number, rows, growth, joins, admitted)
+
+    def commit(self, plan: StepPlan, result: StepTokens) -> Deltas:
+        """Takes a flight in, in the order of the launches."""
+        assert plan.number == self._read + 1, "flights are read in the order of their launch"
+        self._read = plan.number
+        self.news.scored(plan, result)
+        read = self.reading.read(plan, result)
+        self.counts["generation_tokens"] += read.taken
+        self.counts["wasted_tokens"] += read.wasted
+        self._forget(self.departure.ended(read.ended))
+        self.departure.drain(self._read)
+        read.deltas.prompts = self.news.take(plan.number)
+        return read.deltas
+
+    def _launch(
+        self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted
+    ) -> StepPlan:
+        order = self.lineup.order(rows, number)
+        rows = order.rows
+        lengths = self.rows.length[rows]
+        self.rows.length[rows] = lengths + 1
+        self.rows.last_flight[rows] = number
+        if drained(self.rows, rows).size:
+            self.lineup.changed = True
+        self._planned += 1
+        self.counts["steps"] += 1
+        self._note_chunks(number, admitted.chunks)
+        return StepPlan(
+            number=number,
+            rows=rows,
+            lengths=lengths,
+            wants=int(np.bitwise_or.reduce(self.rows.wants[rows], initial=0)) & _WANTS_MASK,
+            group_start=order.start,
+            group_blocks=order.blocks,
+            group_length=order.length,
+            copies=np.concatenate(admitted.copies) if admitted.copies else _NO_GROWTH[:, :2],
+            new_blocks=growth,
+            joins=joins,
+            chunks=chunks_of(admitted.chunks),
+        )
+
+    def _note_chunks(self, number: int, chunks: list[Chunk]) -> None:
+        if any(chunk.group.live.prompt_logprobs >= 0 for chunk in chunks):
+            self.news.launched(number, chunks)
+
+    def _grow(self, rows: Int32) -> tuple[Int32, Int32, bool]:
+        """Gives each row the block that its coming token needs; rows that get none stall: (rows, new blocks, stalled).
+
+        The table covers the position after the one that this step stores: the host keeps the drawn token there.
+        """
+        columns = self.rows
+        index = (columns.length[rows] + 1) >> 4
+        needy = rows[index >= columns.blocks[rows]]
+        if not needy.size:
+            return rows, _NO_GROWTH, False
+        stalled = needy.size > self.pool.available
+        if stalled:
+            self.departure.reclaim(needy.size - self.pool.available, self._read)
+            rows = self.departure.still_running(rows)
+            needy = self.departure.still_running(needy)
+            oldest = needy[np.argsort(columns.order[needy], kind="stable")]
+            waits = oldest[self.pool.available :]
+            needy = oldest[: self.pool.available]
+            rows = rows[~np.isin(rows, waits)]
+        place = columns.blocks[needy]
+        blocks = self.pool.take(needy.size)
+        columns.table[needy, place] = blocks
+        columns.blocks[needy] = place + 1
+        return rows, np.stack((needy, place, blocks), axis=1), stalled
+
+    def _check(self, request: Request, tokens: Int32) -> None:
+        longest = self.limits.max_model_len
+        if not tokens.size:
+            raise UsageError("the prompt is empty: give at least one token", param="prompt")
+        if tokens.size >= longest:
+            raise ContextLengthError(
+                f"the prompt has {tokens.size} tokens and the context {longest}: shorten it, or raise max_model_len",
+                param="prompt",
+            )
+        if tokens.min() < 0 or tokens.max() >= self.limits.vocab_size:
+            raise UsageError(f"the prompt names a token outside 0 to {self.limits.vocab_size - 1}", param="prompt")
+        if max(request.sampling.logit_bias or (0,)) >= self.limits.vocab_size:
+            raise UsageError(f"logit_bias names a token outside 0 to {self.limits.vocab_size - 1}", param="logit_bias")
+        samples = request.samples
+        if samples is not None and (
+            not samples or len(set(samples)) < len(samples) or min(samples) < 0 or max(samples) >= request.sampling.n
+        ):
+            raise UsageError(f"samples must be distinct indices below n = {request.sampling.n}", param="samples")
+
+    def _forget(self, lives: list[LiveRequest]) -> None:
+        for live in lives:
+            if not live.outstanding and self.live.pop(live.request_id, None) is not None and live.watch >= 0:
+                self.watch.release(live.watch)
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters since the start."""
+        return {
+            **self.counts,
+            "running": self.rows.count - self.rows.free_count,
+            "waiting": self.admission.pending,
+            "kv_usage": self.pool.held / (self.pool.num_blocks - 1),
+            "prefilled_tokens": self.admission.prefilled_tokens,
+            "prefix_query_tokens": self.admission.queried_tokens,
+            "prefix_hit_tokens": self.admission.cached_tokens,
+            "preemptions": self.departure.preemptions,
+            "mean_output_tokens": self.lengths.mean,
+        }
+
+    def check(self) -> None:
+        """Restates the invariants; for tests, after each step."""
+        self.rows.check()
+        self.pool.check()
+        self.tree.check()
+        self.departure.check()

@@ -1,0 +1,1 @@
+"""OpenAI's API over HTTP: bodies in, answers and events out. It knows the engine by its client."""

@@ -1,0 +1,138 @@
+"""The routes, three lines each, and the shape of every error. Knows HTTP; all work is exchange's.
+
+Bodies are read by our own forms, so that any input at all gets an answer in OpenAI's shape; their schemas are in
+/openapi.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from penstock import __version__
+from penstock.errors import PenstockError
+from penstock.server import exchange
+from penstock.server.exchange import CLOSED_BY_CLIENT, JSON, Service
+from penstock.server.forms import ChatForm, CompletionForm
+from penstock.server.limits import KeyGate
+from penstock.server.refusals import NotServedError, error_body
+
+_FORMS, _COMPONENTS = msgspec.json.schema_components(
+    (CompletionForm, ChatForm), ref_template="#/components/schemas/{name}"
+)
+
+
+def build_app(service: Service, *, api_key: str | None = None) -> FastAPI:
+    """The ASGI application over a running engine."""
+    app = FastAPI(title="Penstock", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_openai_routes(app, service)
+    _add_health_routes(app, service)
+    _add_error_shapes(app)
+    _describe_bodies(app)
+    if api_key is not None:
+        app.add_middleware(KeyGate, key=api_key)
+    return app
+
+
+def _add_openai_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", openapi_extra=_body_schema(_FORMS[0]))
+    async def post_completions(request: Request) -> Response:
+        return await exchange.post_completions(service, request)
+
+    @app.post("/v1/chat/completions", openapi_extra=_body_schema(_FORMS[1]))
+    async def post_chat(request: Request) -> Response:
+        return await exchange.post_chat(service, request)
+
+    @app.get("/v1/models")
+    async def get_models() -> Response:
+        return _json({"object": "list", "data": [_card(service)]})
+
+    @app.get("/v1/models/{model:path}")
+    async def get_model(model: str) -> Response:
+        service.check_model(model)
+        return _json(_card(service))
+
+
+def _add_health_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health/live")
+    async def get_live() -> Response:
+        return _json({"live": True})
+
+    @app.get("/health/ready")
+    @app.get("/health")
+    async def get_ready() -> Response:
+        return _json({"ready": service.ready}, 200 if service.ready else 503)
+
+    @app.get("/version")
+    async def get_version() -> Response:
+        return _json({"version": __version__})
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def _add_error_shapes(app: FastAPI) -> None:
+    @app.exception_handler(PenstockError)
+    async def on_ours(request: Request, error: PenstockError) -> Response:
+        return exchange.refuse(error)
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> Response:
+        wrong = NotServedError(f"{_what(error)}: GET /openapi.json lists what is served", code=_code(error))
+        response = exchange.refuse(wrong)
+        response.status_code = error.status_code
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def on_gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLOSED_BY_CLIENT)
+
+    @app.exception_handler(Exception)
+    async def on_fault(request: Request, error: Exception) -> Response:
+        # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never silent.
+        body = error_body("the server failed at this request; its log says how", kind="server_error", code="internal")
+        return Response(body, status_code=500, media_type=JSON)
+
+
+def _what(error: HTTPException) -> str:
+    return "this path takes another method" if error.status_code == 405 else "there is no such path"
+
+
+def _code(error: HTTPException) -> str:
+    return "method_not_allowed" if error.status_code == 405 else "not_found"
+
+
+def _card(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "penstock",
+        "max_model_len": service.client.facts.max_model_len,
+    }
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
+
+
+def _body_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        described = plain()
+        described.setdefault("components", {}).setdefault("schemas", {}).update(_COMPONENTS)
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend the schema

@@ -1,0 +1,275 @@
+"""One HTTP exchange: body in, streams of the engine, answer out; and what ends it early.
+
+A client that goes away, a server that shuts down and an engine that dies all end here, and whatever ends it, every
+stream is cancelled. It knows the engine by its client alone; what bodies and answers look like is forms', translate's
+and answers'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.errors import PenstockError
+from penstock.request import Delta
+from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
+from penstock.server.forms import read_chat, read_completion
+from penstock.server.limits import Limits, read_body
+from penstock.server.metrics import Metrics
+from penstock.server.refusals import ModelNotFoundError, SampleError, ShuttingDownError, body_of, status_of
+from penstock.server.translate import Call, chat_call, completion_call
+
+if TYPE_CHECKING:
+    from penstock.engine.client import AsyncClient, Stream
+
+CLOSED_BY_CLIENT = 499  # nobody reads it; it is for logs
+JSON = "application/json"
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What every route is handed. `closing` is set when running requests have to end."""
+
+    client: AsyncClient
+    model: str
+    metrics: Metrics
+    limits: Limits = field(default_factory=Limits)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def ready(self) -> bool:
+        return self.client.alive and not self.closing.is_set()
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.model:
+            message = f"the model asked for is not served here; this server has {self.model}: ask for it by that name"
+            raise ModelNotFoundError(message, param="model")
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before its answer was whole."""
+
+
+class Running:
+    """The streams of one call, one a prompt, from submission to their end."""
+
+    def __init__(self, service: Service, call: Call) -> None:
+        self.call = call
+        self.made = 0  # tokens
+        self._metrics = service.metrics
+        self._start = time.perf_counter()
+        self._last: dict[tuple[int, int], float] = {}  # (prompt, sample) -> when its last delta came
+        self._open = True
+        self.streams: list[Stream] = []
+        try:
+            for prompt in call.prompts:
+                self.streams.append(service.client.submit(prompt.ids, call.sampling, stream=call.stream))
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def steps(self) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
+        """What there is to send, as it comes: (prompt, its deltas), several prompts' together. Raises PenstockError."""
+        if len(self.streams) == 1:
+            async for deltas in self.streams[0]:
+                self._note(0, deltas)
+                yield [(0, deltas)]
+        else:
+            async for step in _merged(self.streams):
+                for at, deltas in step:
+                    self._note(at, deltas)
+                yield step
+        self._open = False
+        self._metrics.end_to_end.observe(time.perf_counter() - self._start)
+        self._metrics.asked.observe(sum(len(prompt.ids) for prompt in self.call.prompts))
+        self._metrics.made.observe(self.made)
+
+    def cancel(self) -> None:
+        """Ends what still runs; nothing after the last delta."""
+        if self._open:
+            for stream in self.streams:
+                stream.cancel()
+            self._open = False
+
+    @property
+    def cached(self) -> int:
+        return sum(stream.num_cached_tokens for stream in self.streams)
+
+    def _note(self, at: int, deltas: Sequence[Delta]) -> None:
+        now = time.perf_counter()
+        for delta in deltas:
+            if delta.error is not None:
+                self._metrics.finished["error"] += 1
+                raise SampleError(delta.error)
+            self.made += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                self._metrics.finished[delta.finish_reason] += 1
+        if self.call.stream:
+            self._time(at, deltas, now)
+
+    def _time(self, at: int, deltas: Sequence[Delta], now: float) -> None:
+        for delta in deltas:
+            before = self._last.get((at, delta.index))
+            if before is None:
+                self._metrics.first_token.observe(now - self._start)
+            else:
+                self._metrics.between_tokens.observe(now - before)
+            self._last[at, delta.index] = now
+
+
+async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
+    """The deltas of several streams; what came in one turn of the loop is handed on together."""
+    queue: asyncio.Queue[tuple[int, list[Delta] | BaseException | None]] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(at, stream, queue)) for at, stream in enumerate(streams)]
+    running = len(streams)
+    try:
+        while running:
+            came = [await queue.get()]
+            while not queue.empty():
+                came.append(queue.get_nowait())
+            step: list[tuple[int, list[Delta]]] = []
+            for at, what in came:
+                if isinstance(what, BaseException):
+                    raise what
+                if what is None:
+                    running -= 1
+                else:
+                    step.append((at, what))
+            if step:
+                yield step
+    finally:
+        for pump in pumps:
+            pump.cancel()
+
+
+async def _pump(at: int, stream: Stream, queue: asyncio.Queue[tuple[int, list[Delta] | BaseException | None]]) -> None:
+    try:
+        async for deltas in stream:
+            queue.put_nowait((at, deltas))
+    except Exception as error:  # noqa: BLE001 - handed on, and raised where the streams are read
+        queue.put_nowait((at, error))
+    else:
+        queue.put_nowait((at, None))
+
+
+async def until_gone(work: Coroutine[Any, Any, Result], receive: Receive, closing: asyncio.Event) -> Result:
+    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does; the work
+    is cancelled then, and has ended when this raises."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    shut = asyncio.ensure_future(closing.wait())
+    try:
+        await asyncio.wait((task, gone, shut), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait((task,))
+        if gone.done():
+            raise ClientGoneError
+        raise ShuttingDownError("the server is shutting down: send the request again, to another one")
+    finally:
+        for each in (task, gone, shut):
+            each.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events of a running call: one `send` a step, as bytes."""
+
+    def __init__(self, service: Service, running: Running, answer: Answer) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"cache-control": "no-cache", "x-request-id": answer.id}
+        )
+        del self.headers["content-length"]  # not known ahead
+        self._service, self._running, self._answer = service, running, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        last = b""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            last = await until_gone(self._write(send), receive, self._service.closing)
+        except PenstockError as error:  # the status is sent; the error comes as an event, as clients expect it
+            last = b"data: " + body_of(error) + b"\n\n"
+        except ClientGoneError:
+            return
+        finally:
+            self._running.cancel()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _write(self, send: Send) -> bytes:
+        running, event = self._running, self._answer.event
+        n = running.call.sampling.n
+        async for step in running.steps():
+            pieces = []
+            for at, deltas in step:
+                positions = running.streams[at].prompt_logprobs
+                pieces += [event(at * n + delta.index, delta, positions) for delta in deltas]
+            data = b"".join(pieces)
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        if not running.call.include_usage:
+            return DONE
+        return self._answer.usage_event(self._answer.usage(running.made, running.cached)) + DONE
+
+
+async def _whole(running: Running, answer: Answer) -> bytes:
+    n = running.call.sampling.n
+    choices: list[dict[str, Any]] = []
+    async for step in running.steps():
+        for at, deltas in step:
+            positions = running.streams[at].prompt_logprobs
+            choices += [answer.choice(at * n + delta.index, delta, positions) for delta in deltas]
+    choices.sort(key=lambda choice: choice["index"])
+    return answer.body(choices, answer.usage(running.made, running.cached))
+
+
+async def post_completions(service: Service, request: Request) -> Response:
+    """POST /v1/completions. Raises PenstockError."""
+    form = read_completion(await read_body(request, service.limits))
+    service.check_model(form.model)
+    client = service.client
+    call = await completion_call(form, client.facts, client.tokenizer)
+    return await _respond(service, request, call, CompletionAnswer(call, service.model, client.tokenizer))
+
+
+async def post_chat(service: Service, request: Request) -> Response:
+    """POST /v1/chat/completions. Raises PenstockError."""
+    form = read_chat(await read_body(request, service.limits))
+    service.check_model(form.model)
+    client = service.client
+    call = await chat_call(form, client.facts, client.tokenizer)
+    return await _respond(service, request, call, ChatAnswer(call, service.model, client.tokenizer))
+
+
+async def _respond(service: Service, request: Request, call: Call, answer: Answer) -> Response:
+    running = Running(service, call)
+    if call.stream:
+        return EventStream(service, running, answer)
+    try:
+        body = await until_gone(_whole(running, answer), request.receive, service.closing)
+    except ClientGoneError:
+        return Response(status_code=CLOSED_BY_CLIENT)
+    finally:
+        running.cancel()
+    return Response(body, media_type=JSON, headers={"x-request-id": answer.id})
+
+
+def refuse(error: PenstockError) -> Response:
+    """The answer to a request that ended in an error of ours."""
+    return Response(body_of(error), status_code=status_of(error), media_type=JSON)
+
+
+__all__ = ["ClientDisconnect", "Running", "Service", "post_chat", "post_completions", "refuse"]

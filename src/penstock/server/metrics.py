@@ -1,0 +1,104 @@
+"""Numbers for Prometheus: vLLM's names after the colon, so that a dashboard needs only its prefix changed.
+
+Counters and gauges are the engine's own, read when asked for; histograms are filled here, as answers go out. It knows
+the client's stats and this server's calls. Time to first token and time between tokens are those of streamed answers:
+of the others nobody outside the engine sees a token before the end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from penstock.request import FINISH_REASONS
+
+if TYPE_CHECKING:
+    from penstock.engine.client import AsyncClient
+
+_SECONDS = (*(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5)), 1000.0)
+_TOKENS = tuple(a * 10.0**b for b in range(6) for a in (1, 2, 5))
+# stats key -> (metric, help)
+_GAUGES = {
+    "running": ("num_requests_running", "Sequences that have a row."),
+    "waiting": ("num_requests_waiting", "Sequences that wait for one."),
+    "kv_usage": ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens prefilled; a prompt of n samples counts once."),
+    "generation_tokens": ("generation_tokens", "Tokens generated."),
+    "prefix_hit_tokens": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "prefix_query_tokens": ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache."),
+    "preemptions": ("num_preemptions", "Rows preempted for want of blocks."),
+}
+
+
+class Histogram:
+    """Counts by bucket; one observation is a bisection and two additions (prometheus-client's own takes a lock)."""
+
+    __slots__ = ("_bounds", "_counts", "_help", "_name", "_sum")
+
+    def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
+        self._name, self._help, self._bounds = name, help, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def metric(self, labels: Mapping[str, str]) -> Metric:
+        family = HistogramMetricFamily("penstock:" + self._name, self._help, labels=list(labels))
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(list(labels.values()), buckets, self._sum)
+        return family
+
+
+class Metrics:
+    """All metrics of one server; a collector of its own registry."""
+
+    def __init__(self, client: AsyncClient, model: str) -> None:
+        self._client = client
+        self._labels = {"model_name": model}
+        self.first_token = Histogram("time_to_first_token_seconds", "From body to first token, streamed.", _SECONDS)
+        self.between_tokens = Histogram("inter_token_latency_seconds", "Between a sample's deltas, streamed.", _SECONDS)
+        self.end_to_end = Histogram("e2e_request_latency_seconds", "From body to last token.", _SECONDS)
+        self.asked = Histogram("request_prompt_tokens", "Prompt tokens of a body.", _TOKENS)
+        self.made = Histogram("request_generation_tokens", "Tokens made for a body.", _TOKENS)
+        self.finished: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        names, values = list(self._labels), list(self._labels.values())
+        stats = self._client.stats()
+        for key, (name, help) in _GAUGES.items():
+            gauge = GaugeMetricFamily("penstock:" + name, help, labels=names)
+            gauge.add_metric(values, stats[key])
+            yield gauge
+        for key, (name, help) in _COUNTERS.items():
+            counter = CounterMetricFamily("penstock:" + name, help, labels=names)
+            counter.add_metric(values, stats[key])
+            yield counter
+        success = CounterMetricFamily(
+            "penstock:request_success", "Samples that ended, by reason.", labels=[*names, "finished_reason"]
+        )
+        for reason, count in self.finished.items():
+            success.add_metric([*values, reason], count)
+        yield success
+        for histogram in (self.first_token, self.between_tokens, self.end_to_end, self.asked, self.made):
+            yield histogram.metric(self._labels)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing ahead of time: names are known only to `collect`."""
+        return []
+
+    def text(self) -> bytes:
+        """The page of /metrics."""
+        return generate_latest(self._registry)

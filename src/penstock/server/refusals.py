@@ -1,0 +1,97 @@
+"""Errors over HTTP: which status an error has, and its OpenAI-shaped body.
+
+It knows the error tree and JSON; no route, no engine. A body says `{"error": {message, type, param, code}}`, as the
+official clients read it. Messages name fields, never echo long input.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.errors import ContextLengthError, EngineError, PenstockError, UsageError
+
+LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
+
+
+class HttpError(UsageError):
+    """A fault of the request that has a status or a code of its own."""
+
+    status = 400
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param)
+        if code is not None:
+            self.code = code
+
+
+class ModelNotFoundError(HttpError):
+    """A model that this server doesn't serve."""
+
+    status, code = 404, "model_not_found"
+
+
+class BodyTooLargeError(HttpError):
+    """A body of more bytes than the server takes."""
+
+    status, code = 413, "body_too_large"
+
+
+class BadKeyError(HttpError):
+    """No API key, or a wrong one."""
+
+    status, code = 401, "invalid_api_key"
+
+
+class NotServedError(HttpError):
+    """A path or a method that isn't there."""
+
+    status = 404
+
+
+class ShuttingDownError(PenstockError):
+    """The server is on its way out; the request was not finished."""
+
+
+class SampleError(PenstockError):
+    """A sample that the engine gave up, with what it said."""
+
+
+_KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "not_found_error"}
+
+
+def status_of(error: PenstockError) -> int:
+    if isinstance(error, HttpError):
+        return error.status
+    if isinstance(error, UsageError):
+        return 400
+    return 503 if isinstance(error, ShuttingDownError) else 500
+
+
+def code_of(error: PenstockError) -> str | None:
+    if isinstance(error, HttpError):
+        return error.code
+    if isinstance(error, ContextLengthError):
+        return "context_length_exceeded"
+    if isinstance(error, EngineError):
+        return "engine_dead"
+    return "shutting_down" if isinstance(error, ShuttingDownError) else None
+
+
+def body_of(error: PenstockError) -> bytes:
+    """The JSON body of any error of ours."""
+    status = status_of(error)
+    kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return error_body(str(error), kind=kind, param=error.param, code=code_of(error))
+
+
+def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> bytes:
+    """`{"error": ...}` with what UTF-8 cannot carry replaced, and a message of bounded length."""
+    if len(message) > LONGEST_MESSAGE:
+        message = message[: LONGEST_MESSAGE - 3] + "..."
+    fields = {"message": _clean(message), "type": kind, "param": None if param is None else _clean(param), "code": code}
+    return msgspec.json.encode({"error": fields})
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

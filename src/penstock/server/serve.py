@@ -1,0 +1,210 @@
+"""`penstock serve`: a port, an engine in another process, and the routes over it, from start to end.
+
+The port is taken before the engine loads, signals are ours from the first moment, and whatever ends the server ends
+the engine too. It knows uvicorn and the launch of an engine; routes and bodies are app's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Iterator
+from typing import Any, TextIO, TypeVar
+
+import uvicorn
+import uvloop
+
+from penstock.config import Config
+from penstock.engine.client import AsyncClient
+from penstock.engine.launch import launch
+from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.server.app import build_app
+from penstock.server.exchange import Service
+from penstock.server.limits import Limits
+from penstock.server.metrics import Metrics
+
+LOOK_EVERY = 0.1  # seconds between looks at the engine's life
+LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
+BACKLOG = 4096  # connections the kernel holds while the loop is busy
+
+Result = TypeVar("Result")
+
+
+def serve(
+    config: Config,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    served_model_name: str | None = None,
+    api_key: str | None = None,
+    limits: Limits | None = None,
+    out: TextIO | None = None,
+) -> None:
+    """Serves until SIGINT or SIGTERM, then returns. Port 0 takes a free one; the line printed at the start names it.
+
+    Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
+    loading, and EngineError if it dies later.
+    """
+    if api_key is not None and (not api_key or not api_key.isascii()):
+        raise UsageError("api_key must be at least one ASCII character", param="api_key")
+    with (
+        contextlib.closing(bind(host, port)) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(_serve(config, listener, served_model_name, api_key, limits or Limits(), out or sys.stdout))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port and refuses connections until it listens. Raises UsageError, CapacityError."""
+    if not 0 <= port <= 65_535:
+        raise UsageError(f"port must be between 0 and 65535, not {port}", param="port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise UsageError(
+            f"host {host!r} is no address of this machine ({error}): try 127.0.0.1", param="host"
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _port_error(host, port, error) from error
+    return listener
+
+
+def _port_error(host: str, port: int, error: OSError) -> CapacityError:
+    return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): give another --port", param="port")
+
+
+async def _serve(
+    config: Config, listener: socket.socket, name: str | None, key: str | None, limits: Limits, out: TextIO
+) -> None:
+    with _signals() as stop:
+        client = await _unless_stopped(launch(config), stop)
+        if client is None:
+            return
+        try:
+            await _serve_engine(client, listener, name or config.model.model, key, limits, out, stop)
+        finally:
+            await client.close()
+
+
+async def _serve_engine(
+    client: AsyncClient,
+    listener: socket.socket,
+    name: str,
+    key: str | None,
+    limits: Limits,
+    out: TextIO,
+    stop: Stop,
+) -> None:
+    service = Service(client=client, model=name, metrics=Metrics(client, name), limits=limits)
+    server = _Server(_uvicorn_config(build_app(service, api_key=key)))
+    host, port = listener.getsockname()[:2]
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:  # another server took the port while ours was loading
+        raise _port_error(host, port, error) from error
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    print(f"penstock serves {name} at {_url(host, port)}/v1", file=out, flush=True)
+    await _watch(service, serving, stop)
+    await _end(service, server, serving, stop)
+
+
+class Stop:
+    """Signals counted: the first asks running requests to end in their time, the second ends them now."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def __call__(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: they would end the process before the engine is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+    )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Stop]:
+    loop, stop = asyncio.get_running_loop(), Stop()
+    ours = (signal.SIGINT, signal.SIGTERM)
+    for number in ours:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield stop
+    finally:
+        for number in ours:
+            loop.remove_signal_handler(number)
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, Result], stop: Stop) -> Result | None:
+    """The result of `work`, or None if a signal came first; the work is cancelled then and has ended."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.first.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait((task,))
+        return None
+    finally:
+        task.cancel()
+        stopped.cancel()
+
+
+async def _watch(service: Service, serving: asyncio.Task[None], stop: Stop) -> None:
+    """Returns when there is a reason to end: a signal, a dead engine, a server that stopped."""
+    while service.client.alive and not serving.done() and not stop.first.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.first.wait(), LOOK_EVERY)
+
+
+async def _end(service: Service, server: _Server, serving: asyncio.Task[None], stop: Stop) -> None:
+    """Lets running requests end, tells the others, and stops the server. Raises EngineError if the engine died."""
+    died = not service.client.alive
+    server.should_exit = True
+    second = asyncio.ensure_future(stop.second.wait())
+    patience = LAST_WORDS if died else service.limits.drain_seconds
+    await asyncio.wait((serving, second), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+    service.closing.set()  # whoever still waits hears of it
+    await asyncio.wait((serving,), timeout=LAST_WORDS)
+    second.cancel()
+    server.force_exit = True
+    await asyncio.wait((serving,), timeout=LAST_WORDS)
+    serving.cancel()
+    if died:
+        raise EngineError("the engine died while serving: its last words are above; start the server again")
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

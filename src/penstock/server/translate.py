@@ -1,0 +1,236 @@
+"""Bodies to requests: the prompts' ids and the SamplingParams of a form.
+
+A call holds everything that the answer needs to know of what was asked. It knows forms, the tokenizer and the model's
+facts; it submits nothing and builds no answer. Long texts are rendered and tokenised in a thread, off the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.errors import ContextLengthError, TokenizerError
+from penstock.request import SamplingParams
+from penstock.server.forms import ChatForm, CompletionForm, Form
+from penstock.server.refusals import HttpError
+from penstock.text.chat import render
+
+if TYPE_CHECKING:
+    from penstock.engine.client import EngineFacts
+    from penstock.text.tokenizer import Tokenizer
+
+MAX_CHOICES = 65_536  # prompts x n of one body
+LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+# Fields of a form that go into SamplingParams under their own name.
+_SAMPLING = [knob.name for knob in fields(SamplingParams) if knob.name in set(Form.__struct_fields__) - {"logit_bias"}]
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Prompt:
+    """`text` is what was sent, where it was text and none of it was cut off."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One body, ready for the engine, and how its answer is to look.
+
+    echo: the prompt stands before the text.             only_prompt: max_tokens 0 with echo; the one token is dropped.
+    logprobs: how many, or None.                         prompt_logprobs: asked for by name, beside those of echo.
+    """
+
+    prompts: list[Prompt]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    echo: bool = False
+    only_prompt: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+
+async def completion_call(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> Call:
+    """Raises UsageError."""
+    only_prompt = form.echo and form.max_tokens == 0
+    if only_prompt:
+        form.max_tokens = 1
+    more: dict[str, Any] = {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": tokenizer is not None}
+    if form.echo and tokenizer is None:
+        raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
+    given = sampling_of(form, facts, more)
+    if form.echo and form.logprobs is not None:  # the prompt's own tokens are listed too
+        given.prompt_logprobs = max(form.logprobs, form.prompt_logprobs or 0)
+    prompts = await _completion_prompts(form, facts, tokenizer)
+    call = _call(form, given, prompts, facts)
+    call.echo, call.only_prompt = form.echo, only_prompt
+    return call
+
+
+async def chat_call(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> Call:
+    """Raises UsageError."""
+    if tokenizer is None:
+        raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
+    if form.max_completion_tokens is not None:
+        form.max_tokens = form.max_completion_tokens
+    logprobs = (form.top_logprobs or 0) if form.logprobs else None
+    given = sampling_of(form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs})
+    messages = [_plain(message.role, message.text, message.name) for message in form.messages]
+
+    def prompt_ids() -> list[int]:
+        text = _render(tokenizer, messages, form)
+        return tokenizer.encode(text, add_special_tokens=bool(form.add_special_tokens))
+
+    size = sum(len(message["content"]) for message in messages)
+    ids = await _off_loop(prompt_ids, long=size > LONG_TEXT or form.chat_template_kwargs is not None)
+    if not ids:
+        raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
+    return _call(form, given, [_cut(Prompt(ids), form)], facts)
+
+
+def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> SamplingParams:
+    """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that the model's size
+    bounds anyway are cut to it, so that nothing larger crosses the channel."""
+    knobs: dict[str, Any] = {**facts.sampling_defaults, **more}
+    for name in _SAMPLING:
+        value = getattr(form, name)
+        if value is not None:
+            knobs[name] = value
+    if form.logit_bias is not None:
+        knobs["logit_bias"] = _bias(form.logit_bias, facts.vocab_size)
+    if knobs["max_tokens"] is not None:
+        knobs["max_tokens"] = min(knobs["max_tokens"], facts.max_model_len)
+    if knobs.get("min_tokens", 0) >= facts.max_model_len:
+        message = f"min_tokens must be below the context of {facts.max_model_len} tokens: lower it"
+        raise HttpError(message, param="min_tokens")
+    if knobs.get("top_k", 0) > facts.vocab_size:
+        knobs["top_k"] = 0
+    for token in knobs.get("stop_token_ids") or ():
+        _check_id(token, facts.vocab_size, "stop_token_ids")
+    return SamplingParams(**knobs)
+
+
+def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[Prompt], facts: EngineFacts) -> Call:
+    if len(prompts) * sampling.n > MAX_CHOICES:
+        message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
+        raise HttpError(message, param="n")
+    if form.stream and form.prompt_logprobs is not None:
+        raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
+    for prompt in prompts:
+        if len(prompt.ids) >= facts.max_model_len:
+            raise ContextLengthError(
+                f"a prompt has {len(prompt.ids)} tokens and the context {facts.max_model_len}, with room for one at "
+                "least to be made: shorten it, or cut it with truncate_prompt_tokens",
+                param="prompt" if isinstance(form, CompletionForm) else "messages",
+            )
+    return Call(
+        prompts=prompts,
+        sampling=sampling,
+        stream=form.stream,
+        include_usage=form.stream_options is not None and form.stream_options.include_usage,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=form.prompt_logprobs,
+        return_token_ids=form.return_token_ids,
+        tokens_as_ids=form.return_tokens_as_token_ids or not sampling.detokenize,
+    )
+
+
+async def _completion_prompts(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> list[Prompt]:
+    prompt = form.prompt
+    if isinstance(prompt, str):
+        return await _text_prompts([prompt], form, tokenizer)
+    if not prompt:
+        raise HttpError("prompt is an empty list: give at least one prompt", param="prompt")
+    kinds = set(map(type, prompt))
+    if kinds == {str}:
+        return await _text_prompts(prompt, form, tokenizer)
+    if kinds == {int}:
+        return [_cut(_id_prompt(prompt, facts), form)]
+    if kinds == {list}:
+        return [_cut(_id_prompt(ids, facts), form) for ids in prompt]
+    raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
+
+
+async def _text_prompts(texts: list[str], form: CompletionForm, tokenizer: Tokenizer | None) -> list[Prompt]:
+    if tokenizer is None:
+        raise HttpError("this server has no tokenizer: send token ids as prompt", param="prompt")
+    special = form.add_special_tokens is not False
+
+    def encode() -> list[list[int]]:
+        return tokenizer.encode_batch(texts, add_special_tokens=special)
+
+    batch = await _off_loop(encode, long=sum(map(len, texts)) > LONG_TEXT)
+    if not all(batch):
+        raise HttpError("a prompt is empty: give it at least one token", param="prompt")
+    return [_cut(Prompt(ids, text), form) for ids, text in zip(batch, texts, strict=True)]
+
+
+def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> Prompt:
+    if not ids:
+        raise HttpError("a prompt is empty: give it at least one token", param="prompt")
+    if set(map(type, ids)) != {int}:
+        raise HttpError("a list of token ids holds something that is no whole number", param="prompt")
+    _check_id(min(ids), facts.vocab_size, "prompt")
+    _check_id(max(ids), facts.vocab_size, "prompt")
+    return Prompt(list(ids))
+
+
+def _cut(prompt: Prompt, form: Form) -> Prompt:
+    keep = form.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep < 1:
+        raise HttpError("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
+    return prompt if len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
+
+
+def _check_id(token: int, vocab_size: int, param: str) -> None:
+    if not 0 <= token < vocab_size:
+        message = f"{param} has a token id outside the vocabulary: ids go from 0 to {vocab_size - 1}"
+        raise HttpError(message, param=param)
+
+
+def _bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    out: dict[int, float] = {}
+    for key, value in bias.items():
+        if _TOKEN_ID.fullmatch(key) is None:
+            raise HttpError("logit_bias has a key that is no token id", param="logit_bias")
+        _check_id(int(key), vocab_size, "logit_bias")
+        out[int(key)] = value
+    return out
+
+
+def _plain(role: str, content: str, name: str | None) -> dict[str, str]:
+    message = {"role": role, "content": content}
+    if name is not None:
+        message["name"] = name
+    return message
+
+
+def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], form: ChatForm) -> str:
+    try:
+        return render(
+            tokenizer,
+            messages,
+            add_generation_prompt=form.add_generation_prompt,
+            template_kwargs=form.chat_template_kwargs,
+        )
+    except TokenizerError as error:  # no template in this model: asking it to chat is the fault
+        raise HttpError(str(error), param="messages") from error
+
+
+async def _off_loop(work: Callable[[], Result], *, long: bool) -> Result:
+    return await asyncio.to_thread(work) if long else work()

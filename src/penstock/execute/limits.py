@@ -62,11 +62,16 @@ def batch_limits(config: Config, context: int, device: torch.device) -> BatchLim
     return BatchLimits(rows, tokens, length)
 
 
-def with_kv(limits: BatchLimits, config: Config, token_bytes: int, device: torch.device) -> Limits:
-    """token_bytes: K and V of one token, all layers. Called when the weights are in memory. Errors say the way out."""
+def with_kv(
+    limits: BatchLimits, config: Config, token_bytes: int, device: torch.device, weights_to_come: int = 0
+) -> Limits:
+    """token_bytes: K and V of one token, all layers. weights_to_come: bytes of weights that aren't in memory yet.
+
+    Called when the weights are in memory, or with their size to tell beforehand. Errors say the way out.
+    """
     longest = limits.max_model_len
     asked = config.memory.kv_cache_tokens
-    free = free_memory(device)
+    free = max(0, free_memory(device) - weights_to_come)
     if asked is not None:
         tokens = asked
         if tokens < longest:

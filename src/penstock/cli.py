@@ -1,0 +1,224 @@
+"""The command line: parse, import, call. Every command imports what it needs inside itself, so `--help` loads no torch.
+
+Engine options are not written here: they are made from `penstock.config`'s fields, names, types and help alike. A
+PenstockError ends a command with `penstock: <its line>` on stderr and its exit code, Ctrl-C with 130 and how to go on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from penstock import __version__
+from penstock.config import Config
+from penstock.errors import PenstockError
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+app = typer.Typer(
+    name="penstock",
+    help="Runs open-weight language models at full pressure.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain: half the time to start, and no option name is cut short
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")
+]
+Out = Annotated[Path, typer.Option(help="Folder for samples, summary and report; the same one goes on where it was.")]
+
+
+def main() -> None:
+    """The entry point of `penstock` and `python -m penstock`."""
+    app()
+
+
+def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command an option for every knob of Config but those left out; they arrive as its `knobs`.
+
+    It also turns the errors of the command into one line and an exit code.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "knobs"]
+        options = knob_parameters(leave_out)
+        names = {option.name for option in options}
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            knobs = {name: values.pop(name) for name in list(values) if name in names}
+            with_one_line(lambda: command(**values, knobs=knobs))
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *options]]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return decorate
+
+
+def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
+    """A typer option a knob of Config: `max_num_seqs` is `--max-num-seqs`, with its type, default and help."""
+    parameters = []
+    for group in Config().groups():
+        hints = get_type_hints(type(group))
+        for knob in fields(group):
+            if knob.name in leave_out:
+                continue
+            option = typer.Option(help=knob.metadata["help"])
+            parameters.append(
+                inspect.Parameter(
+                    knob.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=knob.default,
+                    annotation=Annotated[hints[knob.name], option],
+                )
+            )
+    return parameters
+
+
+def with_one_line(call: Callable[[], None]) -> None:
+    """Runs a command; what goes wrong by a user's hand comes out as one line, never as a traceback."""
+    try:
+        call()
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt as stop:
+        print(f"penstock: {stop or 'stopped'}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from stop
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Runs open-weight language models at full pressure."""
+
+
+@app.command()
+@engine_options("model", "revision", "load_format", "skip_tokenizer_init", "seed")
+def demo(
+    *,
+    out: Out = Path("demo-out"),
+    n: Annotated[int, typer.Option("--n", help="Samples of each problem.")] = 64,
+    limit: Annotated[int, typer.Option(help="How many of the packaged problems, from the first on.")] = 16,
+    knobs: dict[str, Any],
+) -> None:
+    """Sample the packaged problems with the packaged model: the main job, offline, in a few minutes."""
+    from penstock.jobs.demo import run_demo
+
+    run_demo(Config.of(**knobs), out, n=n, limit=limit)
+
+
+@app.command()
+@engine_options("model", "seed", "skip_tokenizer_init")
+def monkeys(
+    model: Model,
+    *,
+    problems: Annotated[
+        str,
+        typer.Option(
+            help="Rows with question and answer (`#### number` ends it): .jsonl, .jsonl.gz, .parquet or a hub dataset."
+        ),
+    ],
+    out: Out,
+    shots: Annotated[
+        str | None,
+        typer.Option(help="Where the examples come from. Left out: the other problems, never the one asked."),
+    ] = None,
+    few_shot: Annotated[int, typer.Option(help="Examples before each question, drawn for each by itself.")] = 4,
+    n: Annotated[int, typer.Option("--n", help="Samples of each problem.")] = 64,
+    limit: Annotated[int | None, typer.Option(help="How many problems, from the first on. Left out: all.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same shots and samples.")] = 42,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.6,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability together.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep this many of the likeliest tokens. 0: all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Keep tokens at least this likely against the likeliest.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="A sample's longest, in tokens.")] = 256,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A text that ends a sample; may be given again. Left out: `Question:`.")
+    ] = None,
+    knobs: dict[str, Any],
+) -> None:
+    """Sample each problem n times: coverage (pass@k), majority vote, speed, and a report to look at."""
+    from penstock.jobs.monkeys import Options, run_monkeys
+    from penstock.request import SamplingParams
+
+    sampling = SamplingParams(
+        n=n, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens,
+        stop=["Question:"] if stop is None else stop,
+    )  # fmt: skip
+    options = Options(
+        problems=problems, out=out, sampling=sampling, shots=shots, few_shot=few_shot, limit=limit, seed=seed
+    )
+    run_monkeys(Config.of(model=model, seed=seed, **knobs), options)
+
+
+@app.command("run")
+@engine_options()
+def run_command(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Rows with id and prompt or messages, or OpenAI's batch form. .gz too.")
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Rows with id and outputs; the same one goes on where it was.")
+    ],
+    *,
+    knobs: dict[str, Any],
+) -> None:
+    """Run a file of prompts into a file of outputs: any size, each id exactly once, through kills."""
+    from penstock.jobs.run import run_file
+
+    run_file(source, out, Config.of(**knobs))
+
+
+@app.command()
+@engine_options("model")
+def serve(
+    model: Model = "demo",
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name clients give. Left out: MODEL as it stands here.")
+    ] = None,
+    knobs: dict[str, Any],
+) -> None:
+    """Serve a model over OpenAI's HTTP API."""
+    config = Config.of(model=model, **knobs)
+    from penstock.server.serve import serve as serve_http
+
+    serve_http(config, host=host, port=port, served_model_name=served_model_name)
+
+
+@app.command()
+@engine_options("model")
+def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
+    """Say what this machine is, which kernels it would run and why, and how many tokens fit."""
+    config = Config.of(model=model, **knobs)
+    from penstock.jobs.doctor import print_doctor
+
+    print_doctor(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. It knows points, not samples.
+
+Both have k on a doubling scale, the share of problems solved from 0 to 100 %, and the 95 % interval as a band.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from math import log2
+from typing import Any
+
+WIDTH, HEIGHT = 760, 380  # of the SVG's own coordinates; it scales with the page
+LEFT, RIGHT, TOP, BOTTOM = 56, 64, 18, 46
+Point = dict[str, Any]  # {"k", "value", "low", "high"}
+
+
+def svg(points: Sequence[Point]) -> str:
+    """One <svg> whose colours are the page's classes, so that it follows light and dark."""
+    x = _scale(points)
+
+    def y(share: float) -> float:
+        return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM)
+
+    grid = "".join(
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(s):.1f}" y2="{y(s):.1f}"/>'
+        f'<text class="tick" x="{LEFT - 10}" y="{y(s) + 4:.1f}" text-anchor="end">{s:.0%}</text>'
+        for s in (0, 0.25, 0.5, 0.75, 1)
+    )
+    ticks = "".join(
+        f'<text class="tick" x="{x(p["k"]):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{p["k"]:,}</text>'
+        for p in _labelled(points)
+    )
+    band = " ".join(
+        [f"{x(p['k']):.1f},{y(p['high']):.1f}" for p in points]
+        + [f"{x(p['k']):.1f},{y(p['low']):.1f}" for p in reversed(points)]
+    )
+    line = " ".join(f"{x(p['k']):.1f},{y(p['value']):.1f}" for p in points)
+    dots = "".join(
+        f'<circle class="dot" cx="{x(p["k"]):.1f}" cy="{y(p["value"]):.1f}" r="4.5"><title>pass@{p["k"]}: '
+        f"{p['value']:.1%} ({p['low']:.1%} to {p['high']:.1%})</title></circle>"
+        for p in points
+    )
+    ends = "".join(
+        f'<text class="value" x="{x(p["k"]) + 9:.1f}" y="{y(p["value"]) + dy:.1f}">{p["value"]:.1%}</text>'
+        for p, dy in _ends(points)
+    )
+    axis = (
+        f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">samples (k)</text>'
+    )
+    label = f"Coverage from {points[0]['value']:.1%} at one sample to {points[-1]['value']:.1%} at {points[-1]['k']}"
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{grid}{ticks}{axis}'
+        f'<polygon class="band" points="{band}"/><polyline class="curve" points="{line}"/>{dots}{ends}</svg>'
+    )
+
+
+def _scale(points: Sequence[Point]) -> Any:
+    doublings = max(log2(points[-1]["k"]), 1.0)
+    return lambda k: LEFT + log2(k) / doublings * (WIDTH - LEFT - RIGHT)
+
+
+def _labelled(points: Sequence[Point]) -> list[Point]:
+    """At most a dozen labels, and none where two would touch (n beside the last power of two)."""
+    step = -(-len(points) // 12)
+    *rest, last = points
+    room = log2(last["k"]) / 14
+    return [p for p in rest[::step] if log2(last["k"] / p["k"]) > room] + [last]
+
+
+def _ends(points: Sequence[Point]) -> list[tuple[Point, int]]:
+    """The first and last point, which carry their value; the first one's stands below the curve."""
+    return [(points[-1], 4)] if len(points) == 1 else [(points[0], 18), (points[-1], 4)]
+
+
+def png(points: Sequence[Point], title: str) -> bytes:
+    """The same curve drawn by matplotlib, 1,200 x 750 pixels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    ks = [p["k"] for p in points]
+    axes.fill_between(ks, [p["low"] for p in points], [p["high"] for p in points], color="#0b6e99", alpha=0.16, lw=0)
+    axes.plot(ks, [p["value"] for p in points], color="#0b6e99", marker="o", lw=2, ms=5)
+    axes.set_xscale("log", base=2)
+    labelled = [p["k"] for p in _labelled(points)]
+    axes.set_xticks(labelled, [f"{k:,}" for k in labelled])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1.02)
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
+    axes.set_xlabel("samples (k)")
+    axes.set_ylabel("coverage (pass@k), 95 % interval")
+    axes.grid(axis="y", color="#d8dee4", lw=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    for point in {points[0]["k"]: points[0], points[-1]["k"]: points[-1]}.values():
+        axes.annotate(
+            f"{point['value']:.1%}",
+            (point["k"], point["value"]),
+            textcoords="offset points",
+            xytext=(8, -14),
+            fontsize=9,
+        )
+    axes.set_title(title, loc="left", fontsize=11)
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()

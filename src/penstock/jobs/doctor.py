@@ -1,0 +1,177 @@
+"""`penstock doctor`: what this machine is, which kernels would run and why, how many KV tokens would fit.
+
+It asks the rooms that decide when an engine is opened (`execute`, `kernels`), and loads no weights: their size comes
+from the config, their files are only looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections import defaultdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock import __version__
+from penstock.config import BLOCK_SIZE, Config
+from penstock.demo import model_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.models.decoder import Decoder
+
+PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
+Facts = list[tuple[str, str]]
+
+
+def print_doctor(config: Config) -> None:
+    """Prints part by part, so that what is known stands there before an error about the rest.
+
+    Raises UsageError, CheckpointError or CapacityError: what opening this model here would raise.
+    """
+    from penstock.execute.ranks import find_device, find_dtype
+
+    _print("versions", versions())
+    _print("machine", machine())
+    device = find_device(config.model.device)
+    dtype = find_dtype(config.model.dtype, device)
+    _print("would run on", [("device", _device(device)), ("dtype", _dtype(config, device, dtype))])
+    _print("kernels", kernels(config, device, dtype))
+    _print("model", model(config, device, dtype))
+
+
+def versions() -> Facts:
+    """Name and version of each library that the engine stands on; "not installed" where one is missing."""
+    found = [("penstock", __version__), ("python", platform.python_version())]
+    for name in PACKAGES:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            found.append((name, "not installed"))
+    return found
+
+
+def machine() -> Facts:
+    import torch
+
+    from penstock.execute.limits import free_memory
+
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts = [
+        ("system", f"{platform.system()} {platform.release()} ({platform.machine()})"),
+        ("processor", f"{_processor()}, {cpus} to use, {torch.get_num_threads()} threads of torch"),
+        ("memory", f"{_size(free_memory(torch.device('cpu')))} free"),
+    ]
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free = free_memory(torch.device("cuda", index))
+        major, minor = properties.major, properties.minor
+        size = f"{_size(free)} of {_size(properties.total_memory)} free"
+        facts.append((f"GPU {index}", f"{properties.name}, compute capability {major}.{minor}, {size}"))
+    if not torch.cuda.device_count():
+        why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees none"
+        facts.append(("GPU", f"none ({why})"))
+    return facts
+
+
+def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
+    """Column -> the operations that it would serve, and why it."""
+    from penstock.kernels.choose import choose
+
+    served: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for operation, (column, reason) in choose(device, dtype, config.schedule.kernels).why.items():
+        served[column, reason].append(operation)
+    return [(column, f"{', '.join(names)} ({reason})") for (column, reason), names in served.items()]
+
+
+def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
+    """What the model takes here, and how many tokens of KV fit beside its weights."""
+    from penstock.execute.limits import batch_limits, with_kv
+
+    folder = _folder(config)
+    decoder = _shape(folder, dtype)
+    if config.model.load_format == "auto":
+        from penstock.weights.checkpoint import read_entries
+
+        read_entries(folder)  # refuses shards that are missing or cut short
+    shape, layers = decoder.kv_shape(1), decoder.config.num_layers
+    block = layers * dtype.itemsize
+    for size in shape:
+        block *= size
+    limits = batch_limits(config, decoder.config.context, device)
+    sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device, decoder.weights_bytes)
+    return [
+        ("folder", str(folder)),
+        ("architecture", f"{decoder.config.architecture}, {decoder.weights_bytes // dtype.itemsize:,} parameters"),
+        ("weights", f"{_size(decoder.weights_bytes)} in {_name(dtype)}"),
+        ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
+        ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
+        ("a token of KV", f"{block // BLOCK_SIZE:,} bytes"),
+        ("KV tokens that fit", _fit(sized.kv_tokens, block // BLOCK_SIZE, sized.max_model_len)),
+    ]
+
+
+def _fit(tokens: int, token_bytes: int, longest: int) -> str:
+    return f"{tokens:,} ({_size(tokens * token_bytes)}, {tokens // longest:,} sequences of full length)"
+
+
+def _folder(config: Config) -> Path:
+    if config.model.model == "demo":
+        return model_folder()
+    from penstock.weights.find import find_model
+
+    return find_model(config.model.model, config.model.revision)
+
+
+def _shape(folder: Path, dtype: torch.dtype) -> Decoder:
+    """The model without memory: torch's meta device has shapes alone."""
+    import torch
+
+    from penstock.kernels.choose import choose
+    from penstock.models.decoder import Decoder
+    from penstock.models.model_config import read_model_config
+
+    ops = choose(torch.device("cpu"), torch.float32)
+    return Decoder(read_model_config(folder), ops, dtype, torch.device("meta"))
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _device(device: torch.device) -> str:
+    return "CPU" if device.type == "cpu" else f"GPU {device.index}"
+
+
+def _dtype(config: Config, device: torch.device, dtype: torch.dtype) -> str:
+    from penstock.execute.ranks import cpu_multiplies_bfloat16
+
+    if config.model.dtype != "auto":
+        return f"{_name(dtype)} (as --dtype says)"
+    if device.type == "cpu":
+        has = "has" if cpu_multiplies_bfloat16() else "lacks"
+        return f"{_name(dtype)} (the processor {has} bf16 dot products)"
+    return f"{_name(dtype)} (by the GPU's compute capability)"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _print(title: str, facts: Facts) -> None:
+    print(title)
+    for name, value in facts:
+        print(f"  {name:<20}{value}")
+    sys.stdout.flush()

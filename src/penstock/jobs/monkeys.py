@@ -1,0 +1,271 @@
+"""Repeated sampling over problems with checkable answers: n samples each, how many are right, how fast it went.
+
+    problems, shots --prompts--> llm.stream --samples--> samples.jsonl --tally--> the table, summary.json, the report
+
+samples.jsonl is a journal: it holds every sample once, through kills, and the job goes on from it. Sample i of a
+problem is the same draw whenever it is made, because its seed comes from the run's seed and the problem's index alone.
+It knows the engine only as `LLM.stream`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Config
+from penstock.errors import ContextLengthError, JournalError, UsageError
+from penstock.jobs.open_llm import OpenLLM, open_llm
+from penstock.jobs.problems import Problem, digest, load_problems
+from penstock.jobs.progress import Count, Progress
+from penstock.jobs.prompts import draw_shots, find_answer, make_prompt, mix
+from penstock.jobs.report import print_table, write_reports
+from penstock.jobs.tally import add_up, count_rows
+from penstock.journal import Journal, check_writable
+from penstock.request import SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM, Finished, Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is asked, of which, how often.
+
+    problems, shots: files or hub datasets; no shots means the other problems of the file.
+    limit: how many problems, from the beginning of the file; None is all.   sampling: of every problem; n and seed
+    come from here, its own seed must be None.
+    """
+
+    problems: str
+    out: Path
+    sampling: SamplingParams
+    shots: str | None = None
+    few_shot: int = 4
+    limit: int | None = None
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if self.few_shot < 0:
+            raise UsageError(f"--few-shot must be at least 0, not {self.few_shot}", param="few_shot")
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"--limit must be at least 1, not {self.limit}", param="limit")
+        if self.seed < 0:
+            raise UsageError(f"--seed must be at least 0, not {self.seed}", param="seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The problems to ask and the shots to draw from."""
+
+    asked: list[Problem]
+    pool: list[Problem]
+
+
+@dataclass(slots=True)
+class Speed:
+    """What this sitting made, and how fast. A prompt counts once a problem, however many samples it has."""
+
+    seconds: float = 0.0
+    samples: int = 0
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    first_sample_seconds: float | None = None
+
+    def add(self, finished: Finished, ends_problem: bool) -> None:
+        assert finished.output is not None
+        self.samples += 1
+        self.output_tokens += len(finished.output.token_ids)
+        self.prompt_tokens += finished.prompt_tokens if ends_problem else 0
+
+    def row(self) -> dict[str, Any]:
+        seconds = self.seconds or 1.0
+        return asdict(self) | {
+            "output_tokens_per_second": round(self.output_tokens / seconds, 1),
+            "total_tokens_per_second": round((self.output_tokens + self.prompt_tokens) / seconds, 1),
+        }
+
+
+def run_monkeys(config: Config, options: Options, open_engine: OpenLLM = open_llm) -> dict[str, Any]:
+    """The whole job: draws what isn't drawn yet, prints the table, writes the files. Gives back the summary.
+
+    Raises UsageError for a broken problem file or too few shots, JournalError for an output that cannot be written or
+    belongs to another run, CapacityError for a full disk; KeyboardInterrupt comes through with how to go on in it.
+    """
+    work = _load(options)
+    made = _make_folder(options.out)
+    try:
+        with Journal(options.out / "samples.jsonl", _fingerprint(config, options, work)) as journal:
+            speed, errors, engine = _draw_missing(config, options, work, journal, open_engine)
+            journal.commit()
+            tallies, reasons = count_rows(work.asked, journal.rows(), errors)
+            if not any(tally.answers for tally in tallies):
+                raise ContextLengthError(f"no problem could be sampled: {next(iter(errors.values()))}")
+            totals = add_up(tallies, reasons, options.sampling.n, options.seed)
+            settings = _settings(config, options)
+            summary = {"settings": settings, **totals.row(), "speed": speed, "engine": engine}
+            write_reports(options.out, summary, journal.rows)
+    except BaseException:
+        if made and not any(options.out.iterdir()):
+            options.out.rmdir()
+        raise
+    print_table(summary, options.out)
+    return summary
+
+
+def _load(options: Options) -> Work:
+    problems = load_problems(options.problems, "test")
+    pool = load_problems(options.shots, "train") if options.shots else problems
+    work = Work(problems[: options.limit], pool)
+    for problem in work.asked if options.few_shot else ():
+        draw_shots(pool, problem.question, options.few_shot, options.seed, problem.index)
+    return work
+
+
+def _make_folder(out: Path) -> bool:
+    """Makes the output's folder; True when it wasn't there."""
+    made = not out.exists()
+    try:
+        out.mkdir(exist_ok=True, parents=True)
+    except OSError as error:
+        raise JournalError(
+            f"--out {out} cannot be made ({(error.strerror or '').lower()}): name another folder"
+        ) from error
+    for name in ("samples.jsonl", "summary.json", "report.html", "coverage.png"):
+        check_writable(out / name)
+    return made
+
+
+def _fingerprint(config: Config, options: Options, work: Work) -> dict[str, Any]:
+    """All that a sample depends on. What only decides how fast it comes (rows, memory) may change between sittings."""
+    return {
+        **{name: value for name, value in _settings(config, options).items() if name not in ("problems", "shots")},
+        "problems": digest(work.asked),
+        "shots": digest(work.pool),
+    }
+
+
+def _settings(config: Config, options: Options) -> dict[str, Any]:
+    model = config.model
+    sampling = {k: v for k, v in asdict(options.sampling).items() if k != "seed" and v != getattr(SamplingParams(), k)}
+    return {
+        "model": model.model,
+        "revision": model.revision,
+        "dtype": model.dtype,
+        "load_format": model.load_format,
+        "max_model_len": config.memory.max_model_len,
+        "problems": options.problems,
+        "shots": options.shots,
+        "few_shot": options.few_shot,
+        "limit": options.limit,
+        "seed": options.seed,
+        "n": options.sampling.n,
+        "temperature": options.sampling.temperature,
+        "max_tokens": options.sampling.max_tokens,
+        "stop": options.sampling.stop,
+        **sampling,
+    }
+
+
+def _draw_missing(
+    config: Config, options: Options, work: Work, journal: Journal, open_engine: OpenLLM
+) -> tuple[dict[str, Any], dict[int, str], dict[str, Any]]:
+    """Draws what the journal doesn't hold. Gives the speed, the problems' errors and the engine's own figures."""
+    todo = _todo(options, work, journal)
+    if not todo:
+        return _earlier(options.out), {}, {}
+    begin = time.monotonic()
+    with open_engine(config) as llm:
+        loaded = time.monotonic() - begin
+        speed, errors = _draw(llm, options, work, todo, journal)
+        engine = {"load_seconds": round(loaded, 3), **llm.stats()}
+    return speed.row(), errors, engine
+
+
+def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]]:
+    """Problem index -> the samples it lacks; problems that have all are left out."""
+    n = options.sampling.n
+    if not len(journal):
+        return {problem.index: list(range(n)) for problem in work.asked}
+    missing = {p.index: [s for s in range(n) if [p.index, s] not in journal] for p in work.asked}
+    return {index: samples for index, samples in missing.items() if samples}
+
+
+def _earlier(out: Path) -> dict[str, Any]:
+    """The speed that an earlier sitting wrote down; nothing when it was stopped before that."""
+    path = out / "summary.json"
+    if not path.is_file():
+        return Speed().row()
+    speed: dict[str, Any] = json.loads(path.read_text())["speed"]
+    return speed
+
+
+def _draw(
+    llm: LLM, options: Options, work: Work, todo: dict[int, list[int]], journal: Journal
+) -> tuple[Speed, dict[int, str]]:
+    total = len(work.asked) * options.sampling.n
+    problems = Count("problems", len(work.asked), before=len(work.asked) - len(todo))
+    samples = Count("samples", total, before=total - sum(map(len, todo.values())))
+    left = {index: len(missing) for index, missing in todo.items()}
+    by_index = {problem.index: problem for problem in work.asked}
+    speed, errors = Speed(), dict[int, str]()
+    with Progress([problems, samples], lambda: int(llm.stats()["generation_tokens"])) as progress:
+        try:
+            for finished in llm.stream(_prompts(options, work, todo)):
+                index: int = finished.key
+                if finished.output is None:
+                    errors[index] = finished.error or "the engine gave no reason"
+                    ended = left[index]
+                else:
+                    if not speed.samples:
+                        speed.first_sample_seconds = round(progress.seconds, 3)
+                    _keep(by_index[index], finished, journal)
+                    speed.add(finished, ends_problem=left[index] == 1)
+                    ended = 1
+                samples.done += ended
+                left[index] -= ended
+                problems.done += not left[index]
+        except KeyboardInterrupt as stop:
+            journal.commit()
+            done = f"{len(journal):,} of {total:,} samples are in {options.out}"
+            raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
+        speed.seconds = round(progress.seconds, 3)
+    return speed, errors
+
+
+def _prompts(options: Options, work: Work, todo: dict[int, list[int]]) -> Iterator[Prompt]:
+    from penstock.llm import Prompt
+
+    for problem in work.asked:
+        if problem.index not in todo:
+            continue
+        shots = draw_shots(work.pool, problem.question, options.few_shot, options.seed, problem.index)
+        sampling = SamplingParams(**{**asdict(options.sampling), "seed": mix("samples", options.seed, problem.index)})
+        missing = todo[problem.index]
+        yield Prompt(
+            key=problem.index,
+            prompt=make_prompt(problem.question, shots),
+            messages=None,
+            params=sampling,
+            samples=None if len(missing) == sampling.n else missing,
+        )
+
+
+def _keep(problem: Problem, finished: Finished, journal: Journal) -> None:
+    output = finished.output
+    assert output is not None
+    answer = find_answer(output.text)
+    row = {
+        "problem": problem.index,
+        "sample": output.index,
+        "text": output.text,
+        "token_count": len(output.token_ids),
+        "prompt_tokens": finished.prompt_tokens,
+        "finish_reason": output.finish_reason,
+        "answer": answer,
+        "right": answer == problem.answer,
+    }
+    journal.add([problem.index, output.index], row)

@@ -1,0 +1,122 @@
+"""The live line of a long job: what is done, how fast it goes now, when it will end.
+
+On a terminal a line that moves; else a plain line every ten seconds, so that a log stays short. It writes to stderr
+and knows of the job only counts. A thread of its own redraws, because a step can take longer than anybody waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as RichProgress
+
+LIVE_SECONDS = 0.25
+PLAIN_SECONDS = 10.0
+WINDOW_SECONDS = 5.0  # "now" is the mean over the last five
+
+
+@dataclass(slots=True)
+class Count:
+    """How far one thing is: `done` of `total`; `before` of them in an earlier sitting."""
+
+    name: str
+    total: int
+    before: int = 0
+    done: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.before + self.done:,}/{self.total:,} {self.name}"
+
+    @property
+    def left(self) -> int:
+        return self.total - self.before - self.done
+
+
+class Progress:
+    """`with Progress([Count(...), ...], tokens) as p:`, then add to the counts' `done` as things end.
+
+    counts: the last one is what the bar and the expected end go by.
+    tokens: says how many output tokens the engine has made since it began; called from the redrawing thread.
+    """
+
+    def __init__(self, counts: list[Count], tokens: Callable[[], int], console: Console | None = None) -> None:
+        self.counts = counts
+        self._tokens = tokens
+        self._console = console or Console(stderr=True)
+        self._start = time.monotonic()
+        self._seen: deque[tuple[float, int]] = deque([(self._start, tokens())])
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="penstock-progress", daemon=True)
+        self._bar: RichProgress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._bar = RichProgress(
+                BarColumn(28),
+                TextColumn("{task.description}"),
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+            )
+            main = self.counts[-1]
+            self._task = self._bar.add_task(self.line(), total=main.total, completed=main.before)
+            self._bar.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._bar is not None:
+            self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def line(self) -> str:
+        """The whole line; reads the engine's count of tokens."""
+        now = time.monotonic()
+        self._seen.append((now, self._tokens()))
+        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW_SECONDS:
+            self._seen.popleft()
+        (then, before), (_, made) = self._seen[0], self._seen[-1]
+        speed = (made - before) / (now - then) if now > then else 0.0
+        return f"{' · '.join(c.text for c in self.counts)} · {speed:,.0f} tok/s · {self._end()}"
+
+    def _end(self) -> str:
+        main = self.counts[-1]
+        if not main.done:
+            return "expected end not known yet"
+        return f"about {duration(self.seconds / main.done * main.left)} left"
+
+    def _redraw(self) -> None:
+        pause = LIVE_SECONDS if self._bar is not None else PLAIN_SECONDS
+        while not self._stop.wait(pause):
+            if self._bar is None:
+                print(f"penstock: {self.line()}", file=sys.stderr, flush=True)
+                continue
+            main = self.counts[-1]
+            self._bar.update(self._task, description=self.line(), completed=main.before + main.done)
+            self._bar.refresh()
+
+
+def duration(seconds: float) -> str:
+    """40 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    whole = round(seconds)
+    for big, small, unit, rest in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "min"), (60, 1, "min", "s")):
+        if whole >= big:
+            return f"{whole // big} {unit} {whole % big // small} {rest}"
+    return f"{whole} s"

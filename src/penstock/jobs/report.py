@@ -1,0 +1,111 @@
+"""What a sampling job leaves behind: the table on the terminal, summary.json, report.html and coverage.png.
+
+The report is one file with everything in it: no script, no font, no picture from elsewhere. It knows the summary and
+the rows of samples.jsonl, no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.jobs.curve import png, svg
+from penstock.jobs.progress import duration
+from penstock.journal import write_whole
+
+Summary = Mapping[str, Any]
+Rows = Callable[[], Iterator[dict[str, Any]]]
+SHOWN_SAMPLES = 3  # right ones, and as many wrong ones
+SHOWN_PROBLEMS = 500  # the table of problems stops there and says so
+
+
+def print_table(summary: Summary, out: Path) -> None:
+    """The end of the job, on stdout."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, title=f"Coverage over {summary['problems']} problems", title_justify="left")
+    for name in ("k", "pass@k", "95 % interval"):
+        table.add_column(name, justify="right")
+    for point in summary["coverage"]:
+        table.add_row(f"{point['k']:,}", f"{point['value']:.1%}", f"{point['low']:.1%} to {point['high']:.1%}")
+    console.print(table)
+    for name, value in facts(summary):
+        console.print(f"  {name:<22}{value}")
+    for failed in summary["failed"]:
+        console.print(f"  problem {failed['problem']} was not sampled: {failed['error']}")
+    console.print(f"\n  report: {out / 'report.html'}", soft_wrap=True)
+
+
+def facts(summary: Summary) -> list[tuple[str, str]]:
+    """Name and value of each figure beside the coverage, as people read it."""
+    speed = summary["speed"]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items())
+    rows = [
+        ("majority vote", f"{summary['majority_vote']:.1%}"),
+        ("samples", f"{summary['samples']:,} ({reasons})"),
+        ("length", f"{summary['mean_length']:.1f} tokens mean, {summary['longest']:,} longest"),
+    ]
+    if speed["samples"]:
+        rows += [
+            ("output speed", f"{speed['output_tokens_per_second']:,.0f} tok/s"),
+            ("total speed", f"{speed['total_tokens_per_second']:,.0f} tok/s, each prompt counted once"),
+            ("time", f"{duration(speed['seconds'])} for {speed['samples']:,} samples"),
+        ]
+    return rows
+
+
+def write_reports(out: Path, summary: Summary, rows: Rows) -> None:
+    """Writes the three files, each whole or not at all. Raises JournalError or CapacityError as the journal does."""
+    write_whole(out / "summary.json", (json.dumps(summary, ensure_ascii=False, indent=2) + "\n").encode())
+    write_whole(out / "report.html", render(summary, rows()).encode())
+    write_whole(out / "coverage.png", png(summary["coverage"], title(summary)))
+
+
+def title(summary: Summary) -> str:
+    settings = summary["settings"]
+    model = Path(settings["model"]).name if "/" in settings["model"] else settings["model"]
+    return f"{model}: {summary['problems']} problems, {settings['n']:,} samples each"
+
+
+def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
+    """The report as HTML; every text of a model or a file is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("penstock.jobs", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    problems = summary["per_problem"]
+    right, wrong = pick_samples(rows)
+    return environment.get_template("report.html.jinja").render(
+        title=title(summary),
+        summary=summary,
+        facts=facts(summary),
+        curve=Markup(svg(summary["coverage"])),
+        settings={name: value for name, value in summary["settings"].items() if value is not None},
+        problems=problems[:SHOWN_PROBLEMS],
+        left_out=max(0, len(problems) - SHOWN_PROBLEMS),
+        questions={problem["problem"]: problem for problem in problems},
+        samples=[("Right", right), ("Wrong", wrong)],
+    )
+
+
+def pick_samples(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """A few right and a few wrong samples, of problems spread over the run: the first of each kind a problem has."""
+    first: dict[bool, dict[int, Mapping[str, Any]]] = {True: {}, False: {}}
+    for row in rows:
+        there = first[row["right"]].get(row["problem"])
+        if there is None or row["sample"] < there["sample"]:
+            first[row["right"]][row["problem"]] = row
+    return _spread(first[True]), _spread(first[False])
+
+
+def _spread(by_problem: Mapping[int, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    ordered = [by_problem[index] for index in sorted(by_problem)]
+    count = min(SHOWN_SAMPLES, len(ordered))
+    return [ordered[i * len(ordered) // count] for i in range(count)]

@@ -1,0 +1,167 @@
+"""A file of prompts in, a file of outputs out: any size, constant memory, each id exactly once through kills.
+
+    IN.jsonl --survey--> every row checked, before anything runs
+    IN.jsonl --read again, lazily--> llm.stream --samples--> a row in OUT.jsonl (a journal) when its last sample ends
+
+OUT's rows are {"id", "outputs": [{"text", "finish_reason", "token_count"}]} in the order of the samples, or
+{"id", "error"} for a prompt that cannot be served (too long, say). It knows the engine only as `LLM.stream`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Config
+from penstock.errors import UsageError
+from penstock.jobs.open_llm import OpenLLM, open_llm
+from penstock.jobs.progress import Count, Progress, duration
+from penstock.jobs.rows import Id, Row, Survey, read_rows, survey
+from penstock.journal import Journal, check_writable
+from penstock.request import CompletionOutput, PositionLogprobs
+
+if TYPE_CHECKING:
+    from penstock.llm import LLM, Finished, Prompt
+
+
+@dataclass(slots=True)
+class Tail:
+    """A row whose samples come in: those that are there, and how many it takes."""
+
+    n: int
+    outputs: list[CompletionOutput] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a sitting did. rows: of the file; done: rows that this sitting wrote, `failed` of them with an error."""
+
+    rows: int
+    done: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+
+def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = open_llm) -> Outcome:
+    """Runs every row of `source` that `out` doesn't hold yet.
+
+    Raises UsageError with the row's number for a broken file, JournalError when `out` cannot be written or belongs to
+    another run, CapacityError for a full disk; KeyboardInterrupt comes through with how to go on in it.
+    """
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UsageError(f"{out} is the input too: name another output")
+    check_writable(out)
+    found = survey(source, lambda rows: _say(f"checked {rows:,} rows"))
+    _mention_models(found, config)
+    with Journal(out, _fingerprint(found, config)) as journal:
+        outcome = Outcome(found.rows)
+        if len(journal) < found.rows:
+            if len(journal):
+                _say(f"{len(journal):,} of {found.rows:,} rows are done; going on")
+            with open_engine(config) as llm:
+                _run_rows(llm, source, config.model.seed, journal, outcome)
+        journal.commit()
+    _say(_closing(outcome, out))
+    return outcome
+
+
+def _fingerprint(found: Survey, config: Config) -> dict[str, Any]:
+    """All that the outputs depend on. What only decides how fast they come may change between sittings."""
+    model = config.model
+    return {
+        "input": found.fingerprint,
+        "model": model.model,
+        "revision": model.revision,
+        "dtype": model.dtype,
+        "load_format": model.load_format,
+        "max_model_len": config.memory.max_model_len,
+        "seed": model.seed,
+    }
+
+
+def _mention_models(found: Survey, config: Config) -> None:
+    others = [name for name in found.models if name != config.model.model]
+    if others:
+        _say(f"the rows name {', '.join(others)}; they run on {config.model.model}, as --model says")
+
+
+def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: Outcome) -> None:
+    open_rows: dict[Id, Tail] = {}
+    rows = Count("rows", outcome.rows, before=len(journal))
+    with Progress([rows], lambda: int(llm.stats()["generation_tokens"])) as progress:
+        try:
+            for finished in llm.stream(_prompts(source, seed, journal, open_rows)):
+                row = _take(finished, open_rows, outcome)
+                if row is not None:
+                    journal.add(row["id"], row)
+                    rows.done += 1
+        except KeyboardInterrupt as stop:
+            journal.commit()
+            done = f"{len(journal):,} of {outcome.rows:,} rows are in {journal.path}"
+            raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
+        outcome.done, outcome.seconds = rows.done, progress.seconds
+
+
+def _prompts(source: Path, seed: int, journal: Journal, open_rows: dict[Id, Tail]) -> Iterator[Prompt]:
+    from penstock.llm import Prompt
+
+    for row in read_rows(source, seed):
+        if row.id not in journal:
+            open_rows[row.id] = Tail(row.params.n)
+            yield _to_prompt(row, Prompt)
+
+
+def _to_prompt(row: Row, make: type[Prompt]) -> Prompt:
+    return make(key=row.id, prompt=row.prompt, messages=row.messages, params=row.params, samples=None)
+
+
+def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: Outcome) -> dict[str, Any] | None:
+    """The row to write, if this sample was the last of it."""
+    key: Id = finished.key
+    if finished.output is None:
+        del open_rows[key]
+        outcome.failed += 1
+        return {"id": key, "error": finished.error or "the engine gave no reason"}
+    tail = open_rows[key]
+    tail.outputs.append(finished.output)
+    outcome.output_tokens += len(finished.output.token_ids)
+    if len(tail.outputs) < tail.n:
+        return None
+    del open_rows[key]
+    return {"id": key, "outputs": [_output(o) for o in sorted(tail.outputs, key=lambda o: o.index)]}
+
+
+def _output(output: CompletionOutput) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "token_count": len(output.token_ids),
+    }
+    if output.logprobs is not None:
+        row["logprobs"] = [_position(token, at) for token, at in zip(output.token_ids, output.logprobs, strict=True)]
+    return row
+
+
+def _position(token: int, at: PositionLogprobs) -> dict[str, Any]:
+    """The chosen token and the likely ones, most likely first."""
+    likely: list[Mapping[str, Any]] = [{"token_id": i, **asdict(entry)} for i, entry in at.items()]
+    return {"token_id": token, "top": sorted(likely, key=lambda entry: -entry["logprob"])}
+
+
+def _closing(outcome: Outcome, out: Path) -> str:
+    if not outcome.done:
+        return f"all {outcome.rows:,} rows are in {out}; nothing was left to do"
+    failed = f", {outcome.failed:,} of them with an error" if outcome.failed else ""
+    speed = outcome.output_tokens / outcome.seconds if outcome.seconds else 0.0
+    return (
+        f"{outcome.done:,} rows{failed} in {duration(outcome.seconds)}, {speed:,.0f} output tok/s; "
+        f"all {outcome.rows:,} are in {out}"
+    )
+
+
+def _say(line: str) -> None:
+    print(f"penstock: {line}", file=sys.stderr, flush=True)

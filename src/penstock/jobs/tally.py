@@ -1,0 +1,111 @@
+"""What the samples of a sampling job say together: a tally a problem, and the summary of all. It draws nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.jobs.pass_at_k import Coverage, coverage, majority, powers
+from penstock.jobs.problems import Problem
+
+
+@dataclass(slots=True)
+class Tally:
+    """The samples of one problem so far. answers, lengths (tokens): by sample index."""
+
+    problem: Problem
+    answers: dict[int, str | None] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def right(self) -> int:
+        return sum(answer == self.problem.answer for answer in self.answers.values())
+
+    @property
+    def majority(self) -> str | None:
+        return majority(self.answers[index] for index in sorted(self.answers))
+
+    @property
+    def mean_length(self) -> float:
+        return sum(self.lengths.values()) / len(self.lengths) if self.lengths else 0.0
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem.index,
+            "question": self.problem.question,
+            "answer": self.problem.answer,
+            "samples": len(self.answers),
+            "right": self.right,
+            "majority": self.majority,
+            "mean_length": round(self.mean_length, 2),
+            "prompt_tokens": self.prompt_tokens,
+            "error": self.error,
+        }
+
+
+@dataclass(slots=True)
+class Totals:
+    """All problems' samples together. Problems that drew none (their prompt didn't fit) are in `failed` alone."""
+
+    tallies: list[Tally]
+    coverage: list[Coverage]
+    majority_vote: float
+    samples: int
+    output_tokens: int
+    prompt_tokens: int
+    longest: int
+    mean_length: float
+    finish_reasons: dict[str, int]
+    failed: list[Tally]
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "problems": len(self.tallies),
+            "samples": self.samples,
+            "coverage": [asdict(point) for point in self.coverage],
+            "majority_vote": self.majority_vote,
+            "output_tokens": self.output_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "mean_length": round(self.mean_length, 2),
+            "longest": self.longest,
+            "finish_reasons": self.finish_reasons,
+            "failed": [{"problem": t.problem.index, "error": t.error} for t in self.failed],
+            "per_problem": [tally.row() for tally in self.tallies],
+        }
+
+
+def count_rows(
+    problems: Iterable[Problem], rows: Iterable[Mapping[str, Any]], errors: Mapping[int, str]
+) -> tuple[list[Tally], Counter[str]]:
+    """rows: those of samples.jsonl, in any order. errors: problem index -> why it has no samples."""
+    tallies = {problem.index: Tally(problem, error=errors.get(problem.index)) for problem in problems}
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        tally = tallies[row["problem"]]
+        tally.answers[row["sample"]] = row["answer"]
+        tally.lengths[row["sample"]] = row["token_count"]
+        tally.prompt_tokens = row["prompt_tokens"]
+        reasons[row["finish_reason"]] += 1
+    return list(tallies.values()), reasons
+
+
+def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int) -> Totals:
+    """One tally at least must have samples."""
+    drawn = [tally for tally in tallies if tally.answers]
+    lengths = [length for tally in drawn for length in tally.lengths.values()]
+    return Totals(
+        tallies=tallies,
+        coverage=coverage([len(t.answers) for t in drawn], [t.right for t in drawn], powers(n), seed),
+        majority_vote=sum(t.majority == t.problem.answer for t in drawn) / len(drawn),
+        samples=len(lengths),
+        output_tokens=sum(lengths),
+        prompt_tokens=sum(t.prompt_tokens for t in drawn),
+        longest=max(lengths),
+        mean_length=sum(lengths) / len(lengths),
+        finish_reasons=dict(sorted(reasons.items())),
+        failed=[tally for tally in tallies if tally.error is not None],
+    )

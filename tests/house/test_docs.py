@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from penstock.config import Config
 
@@ -46,3 +48,30 @@ def test_decisions_are_listed() -> None:
     index = (DOCS / "design" / "README.md").read_text()
     pages = [path.name for path in (DOCS / "design").glob("*.md") if path.name != "README.md"]
     assert [name for name in pages if f"({name})" not in index] == []
+
+
+def test_every_command_and_option_is_documented() -> None:
+    page = (DOCS / "cli.md").read_text()
+    sections = {part.split("\n", 1)[0].strip(" #`"): part for part in re.split(r"^(?=##? )", page, flags=re.M) if part}
+    missing = []
+    for name, command in commands().items():
+        section = sections.get(f"penstock {name}".strip(), "")
+        options = [flag for option in command.params for flag in option.opts if flag.startswith("--")]
+        missing += [f"penstock {name} {flag}" for flag in options if f"`{flag}`" not in section]
+        missing += [f"penstock {name}"] if not section else []
+    assert missing == []
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its words, as typer knows it; "" is `penstock` itself."""
+    from penstock.cli import app
+
+    found: dict[str, Any] = {}
+
+    def walk(name: str, command: Any) -> None:
+        found[name] = command
+        for word, inner in getattr(command, "commands", {}).items():
+            walk(f"{name} {word}".strip(), inner)
+
+    walk("", typer.main.get_command(app))
+    return found

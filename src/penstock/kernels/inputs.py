@@ -7,7 +7,8 @@ head lie together. Tokens of a step are ordered: S decode rows (one token each),
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -55,6 +56,8 @@ class AttentionInputs:
     rows: int  # S, the decode rows at the front
     decode: DecodeInputs | None
     prefill: PrefillInputs | None
+    # What a column worked out of this step in its first layer, for the layers that follow. Only the column reads it.
+    notes: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

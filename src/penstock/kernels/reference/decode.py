@@ -1,0 +1,124 @@
+"""Attention of decode rows: one query a row, over its group's prefix and its own tokens, tile by tile.
+
+A tile's scores over prefix and own tokens lie side by side in one buffer, so one softmax in float32 joins them: there is
+no (max, sum, accumulator) to merge. Queries and keys are multiplied in float32 (bf16 products give bf16 scores here, and
+those double the error of a plain model's attention and make it 8 times larger where scores are large); weights and values
+in bf16 where the model is bf16, since their sums are float32 inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.inputs import DecodeInputs
+from penstock.kernels.reference.tiles import Tile, cut
+
+
+@dataclass(slots=True)
+class DecodePlan:
+    """What the layers of a step share: the tiles, and buffers that each tile uses again (fresh ones cost page faults)."""
+
+    tiles: list[Tile]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+        size = 1
+        for extent in shape:
+            size *= extent
+        held = self.buffers.get(name)
+        if held is None or held.numel() < size:
+            held = self.buffers[name] = torch.empty(size, dtype=dtype, device=like.device)
+        return held[:size].view(shape)
+
+
+def plan_decode(decode: DecodeInputs, q: Tensor, kv: Tensor, window: int | None) -> DecodePlan:
+    """For a step whose queries and KV look like these."""
+    if decode.groups is not None and window is not None:
+        raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
+    return DecodePlan(cut(decode, q.shape[1], kv.shape[1], window, exact=q.dtype != torch.bfloat16))
+
+
+def attend_rows(q: Tensor, kv: Tensor, plan: DecodePlan, scale: float, out: Tensor) -> None:
+    """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into out [S, H, D]."""
+    blocks, kv_heads, _, size, width = kv.shape
+    flat = kv.view(blocks * kv_heads * 2, size * width)
+    share = q.shape[1] // kv_heads
+    for tile in plan.tiles:
+        mixed = _attend(tile, _queries(tile, q, kv_heads, scale, plan), flat, plan)
+        shaped = mixed.view(kv_heads, -1, share, width).transpose(0, 1)
+        if isinstance(tile.rows, slice):
+            out[tile.rows].view(shaped.shape).copy_(shaped)
+        else:
+            out.index_copy_(0, tile.rows, shaped.reshape(-1, kv_heads * share, width).to(out.dtype))
+
+
+def _queries(tile: Tile, q: Tensor, kv_heads: int, scale: float, plan: DecodePlan) -> Tensor:
+    """[Hkv, R, G, D] float32, scaled."""
+    rows = q[tile.rows] if isinstance(tile.rows, slice) else q.index_select(0, tile.rows)
+    count, heads, width = rows.shape
+    shaped = rows.view(count, kv_heads, heads // kv_heads, width).transpose(0, 1)
+    return plan.take("q", tuple(shaped.shape), q, torch.float32).copy_(shaped).mul_(scale)
+
+
+def _attend(tile: Tile, queries: Tensor, flat: Tensor, plan: DecodePlan) -> Tensor:
+    """[Hkv * R, G, D], of float32 or of KV's own dtype."""
+    kv_heads, rows, share, width = queries.shape
+    length = tile.prefix + tile.own
+    scores = plan.take("scores", (kv_heads * rows, share, length), queries, torch.float32)
+    own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
+    _product(queries.view(-1, share, width), _wide("own32", own_k, plan).mT, scores[..., tile.prefix :])
+    if tile.own_bias is not None:
+        scores.view(kv_heads, rows, share, length)[..., tile.prefix + tile.own_clear :] += tile.own_bias
+    if tile.prefix_index is None:
+        weights = _weights(scores, flat, plan)
+        return _weighted(weights, own_v, plan)
+    batch = kv_heads * tile.groups
+    together = (batch, tile.members * share, length)
+    fore_k, fore_v = _gather("prefix", tile.prefix_index, (batch, tile.prefix, width), flat, plan)
+    fore = scores.view(together)[..., : tile.prefix]
+    _product(queries.view(batch, -1, width), _wide("prefix32", fore_k, plan).mT, fore)
+    if tile.prefix_bias is not None:
+        scores.view(kv_heads, tile.groups, -1, length)[..., : tile.prefix] += tile.prefix_bias
+    weights = _weights(scores, flat, plan)
+    mixed = _weighted(weights[..., tile.prefix :], own_v, plan)
+    return mixed.add_(_weighted(weights.view(together)[..., : tile.prefix], fore_v, plan).view(mixed.shape))
+
+
+def _gather(
+    name: str, index: Tensor, shape: tuple[int, int, int], flat: Tensor, plan: DecodePlan
+) -> tuple[Tensor, ...]:
+    """K and V, each of `shape`."""
+    held = plan.take(name, (index.numel(), flat.shape[1]), flat, flat.dtype)
+    return torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
+
+
+def _wide(name: str, part: Tensor, plan: DecodePlan) -> Tensor:
+    if part.dtype == torch.float32:
+        return part
+    return plan.take(name, tuple(part.shape), part, torch.float32).copy_(part)
+
+
+def _weights(scores: Tensor, flat: Tensor, plan: DecodePlan) -> Tensor:
+    """Softmax in float32; in bf16 for bf16 values."""
+    wide = plan.take("weights", tuple(scores.shape), scores, torch.float32)
+    torch.softmax(scores, -1, out=wide)
+    if flat.dtype != torch.bfloat16:
+        return wide
+    return plan.take("narrow", tuple(scores.shape), scores, torch.bfloat16).copy_(wide)
+
+
+def _weighted(weights: Tensor, values: Tensor, plan: DecodePlan) -> Tensor:
+    if weights.dtype == values.dtype:
+        return _product(weights, values)
+    return _product(weights, _wide("values32", values, plan))
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a [batch, m, k] @ b [batch, k, n]. MKL splits a batch of one among threads by rows of a, and moves last bits."""
+    if a.shape[0] == 1 and a.shape[1] % 4 and a.dtype == torch.float32:
+        done = torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+        return done if out is None else out.copy_(done)
+    return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)

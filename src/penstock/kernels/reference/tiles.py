@@ -1,0 +1,183 @@
+"""Tiles: how a step's decode rows are cut into rectangles for the matrix products. Worked out once a step, on the host.
+
+A tile is n groups of M members (padded where they differ), with one prefix of L tokens a group and N own tokens a row
+(padded too); rows that stand alone are groups of one with no prefix. Cutting trades padded work against calls: torch's
+calls cost microseconds each, so a tile goes on until its padding costs more than the calls of a further one.
+
+It knows tables, lengths and groups; no queries and no KV.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import DecodeInputs
+
+Int = NDArray[np.int64]
+
+# Measured on 2 cores of a Zen 5, in units of one (KV block, KV head pair) of width 64 gathered and multiplied (0.4 us):
+CALLS = 150  # the calls of a tile
+MEMBER_BLOCK = 0.17  # one member's queries of one KV head times one prefix block
+TILE_BLOCKS = 768  # own blocks x KV heads of a tile: 3 MB of gathered bf16 KV, so that it is still cached when used
+TILE_SCORES = 1 << 20  # floats of scores of a tile
+
+
+@dataclass(slots=True)
+class Tile:
+    """n x M rows. Indices point into KV seen as [blocks * kv_heads * 2, 16 * width]; biases are 0 or -inf."""
+
+    rows: slice | Tensor  # of the step: R = n * M of them; a padded member repeats a row of its group
+    groups: int  # n
+    members: int  # M
+    prefix: int  # L, tokens
+    own: int  # N, tokens
+    prefix_index: Tensor | None  # [2 * kv_heads * n * L / 16]
+    own_index: Tensor  # [2 * kv_heads * R * N / 16]
+    prefix_bias: Tensor | None  # [n, 1, L]
+    own_bias: Tensor | None  # [R, 1, N - own_clear]
+    own_clear: int  # own tokens that every row sees
+
+
+@dataclass(slots=True)
+class _Part:
+    """Rows of one group, or rows alone with equally many own blocks."""
+
+    rows: Int  # [n, M]
+    group: Int  # [n], -1 is none
+    prefix_blocks: int
+    own_blocks: int
+
+
+def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exact: bool) -> list[Tile]:
+    """The tiles of a step. `exact`: pad rows that stand alone only to lengths that leave every bit of fp32 sums alone."""
+    lengths = decode.lengths.cpu().numpy().astype(np.int64)
+    skip = decode.skip.cpu().numpy().astype(np.int64)
+    first = skip if window is None else np.maximum(skip, lengths - window)
+    first_block = first // BLOCK_SIZE
+    own_blocks = np.maximum(-(-lengths // BLOCK_SIZE) - first_block, 1)
+    if exact:
+        own_blocks = _safe_blocks(own_blocks)
+    parts = [*_group_parts(decode, own_blocks, heads, kv_heads), *_alone_parts(decode, own_blocks, kv_heads)]
+    return [_tile(part, decode, first, first_block, lengths, kv_heads) for part in parts]
+
+
+def _safe_blocks(blocks: Int) -> Int:
+    """MKL sums 193 to 383 terms in two halves, fewer in one go, more in runs of 384: so those lengths are padded to 384,
+    and padding beyond adds zeros at the end (measured; tests/cpu/test_kernels_rows.py)."""
+    return np.where((blocks > 12) & (blocks < 24), 24, blocks)
+
+
+def _group_parts(decode: DecodeInputs, own_blocks: Int, heads: int, kv_heads: int) -> list[_Part]:
+    if decode.groups is None:
+        return []
+    pieces: list[tuple[int, int, int, int, Int]] = []  # prefix blocks, members, own blocks, group, rows
+    for group, prefix in enumerate(decode.groups.length_list):
+        start, end = decode.groups.start_list[group : group + 2]
+        if start == end:
+            continue
+        most = int(own_blocks[start:end].max())
+        limit = _row_limit(most, prefix // BLOCK_SIZE, heads, kv_heads)
+        for rows in np.array_split(np.arange(start, end), -(-(end - start) // limit)):
+            pieces.append((prefix // BLOCK_SIZE, len(rows), int(own_blocks[rows].max()), group, rows))
+    pieces.sort(key=lambda piece: piece[:3], reverse=True)
+    return _joined(pieces, heads, kv_heads)
+
+
+def _row_limit(own_blocks: int, prefix_blocks: int, heads: int, kv_heads: int) -> int:
+    scores = heads * (own_blocks + prefix_blocks) * BLOCK_SIZE
+    return max(1, min(TILE_BLOCKS // (own_blocks * kv_heads), TILE_SCORES // scores))
+
+
+def _joined(pieces: list[tuple[int, int, int, int, Int]], heads: int, kv_heads: int) -> list[_Part]:
+    parts: list[_Part] = []
+    at = 0
+    while at < len(pieces):
+        blocks, members, own = pieces[at][:3]
+        waste, count = 0.0, 1
+        while at + count < len(pieces):
+            b, m, o = pieces[at + count][:3]
+            wider, taller = max(own, o), max(members, m)
+            waste += kv_heads * (MEMBER_BLOCK * (blocks * taller - b * m) + wider * taller - o * m)
+            rows = (count + 1) * taller
+            if waste > CALLS or rows > _row_limit(wider, blocks, heads, kv_heads):
+                break
+            own, members, count = wider, taller, count + 1
+        taken = pieces[at : at + count]
+        rows = np.stack([np.concatenate([r, np.full(members - len(r), r[0])]) for *_, r in taken])
+        parts.append(_Part(rows, np.array([group for _, _, _, group, _ in taken]), blocks, own))
+        at += count
+    return parts
+
+
+def _alone_parts(decode: DecodeInputs, own_blocks: Int, kv_heads: int) -> list[_Part]:
+    start = decode.groups.start_list[-1] if decode.groups is not None else 0
+    order = start + np.argsort(-own_blocks[start:], kind="stable")
+    counts = own_blocks[order]
+    parts: list[_Part] = []
+    at = 0
+    while at < len(order):
+        most = int(counts[at])
+        waste = np.cumsum(most - counts[at:]) * kv_heads
+        count = int(np.searchsorted(waste, CALLS, side="right"))
+        count = max(1, min(count, TILE_BLOCKS // (most * kv_heads)))
+        rows = np.sort(order[at : at + count])
+        parts.append(_Part(rows[:, None], np.full(count, -1), 0, most))
+        at += count
+    return parts
+
+
+def _tile(part: _Part, decode: DecodeInputs, first: Int, first_block: Int, lengths: Int, kv_heads: int) -> Tile:
+    device = decode.block_table.device
+    flat = part.rows.reshape(-1)
+    rows = torch.from_numpy(flat).to(device)
+    contiguous = bool((np.diff(flat) == 1).all())
+    own = part.own_blocks * BLOCK_SIZE
+    columns = torch.from_numpy(first_block[flat]).to(device)[:, None] + torch.arange(part.own_blocks, device=device)
+    table = decode.block_table.index_select(0, rows).gather(1, columns.clamp_(max=decode.block_table.shape[1] - 1))
+    begin, end = (first - first_block * BLOCK_SIZE)[flat], (lengths - first_block * BLOCK_SIZE)[flat]
+    clear = int(end.min()) if not begin.any() else 0
+    tile = Tile(
+        rows=slice(int(flat[0]), int(flat[-1]) + 1) if contiguous else rows,
+        groups=part.rows.shape[0],
+        members=part.rows.shape[1],
+        prefix=part.prefix_blocks * BLOCK_SIZE,
+        own=own,
+        prefix_index=None,
+        own_index=_index(table, kv_heads),
+        prefix_bias=None,
+        own_bias=None if clear >= own else _bias(begin, end, clear, own, device),
+        own_clear=min(max(clear, 0), own),
+    )
+    if part.prefix_blocks:
+        _add_prefix(tile, part, decode, kv_heads)
+    return tile
+
+
+def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) -> None:
+    assert decode.groups is not None
+    device = decode.block_table.device
+    groups = torch.from_numpy(part.group).to(device)
+    tile.prefix_index = _index(decode.groups.blocks.index_select(0, groups)[:, : part.prefix_blocks], kv_heads)
+    prefixes = np.array([decode.groups.length_list[group] for group in part.group])
+    if (prefixes < tile.prefix).any():
+        tile.prefix_bias = _bias(np.zeros_like(prefixes), prefixes, 0, tile.prefix, device)
+
+
+def _index(table: Tensor, kv_heads: int) -> Tensor:
+    """table [n, blocks] -> indices of K, then of V, by KV head, then by row: [2 * kv_heads * n * blocks]."""
+    part = torch.arange(2, device=table.device)[:, None, None, None]
+    head = torch.arange(kv_heads, device=table.device)[:, None, None]
+    return (table.long() * (2 * kv_heads) + 2 * head + part).flatten()
+
+
+def _bias(begin: Int, end: Int, clear: int, width: int, device: torch.device) -> Tensor:
+    """0 where begin <= token < end, -inf elsewhere, for tokens clear .. width: [n, 1, width - clear]."""
+    token = np.arange(max(clear, 0), width)
+    seen = (token >= begin[:, None]) & (token < end[:, None])
+    return torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]).to(device)

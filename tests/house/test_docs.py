@@ -20,9 +20,9 @@ ROOMS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and any(
 PAGES = sorted(path for path in [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
 
 
-@pytest.mark.parametrize("knob", sorted(Config().places()))
-def test_a_knob_is_documented(knob: str) -> None:
-    assert f"`{knob}`" in (DOCS / "config.md").read_text()
+def test_every_knob_is_documented() -> None:
+    page = (DOCS / "config.md").read_text()
+    assert [knob for knob in Config().places() if f"`{knob}`" not in page] == []
 
 
 def test_a_knob_says_what_it_does() -> None:

@@ -31,9 +31,10 @@ TEST_LAWS: list[Law] = [laws.tests_can_fail, laws.numpy_tests_need_no_torch, law
 
 
 def declared() -> frozenset[str]:
-    """Names of the run-time dependencies in pyproject.toml, without versions and markers."""
+    """Names of what pyproject.toml installs for running, extras but `dev` included; without versions and markers."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    return frozenset(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0] for line in project["dependencies"])
+    extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
+    return frozenset(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0] for line in [*project["dependencies"], *extras])
 
 
 @pytest.mark.parametrize("law", SOURCE_LAWS, ids=lambda law: law.__name__)

@@ -1,0 +1,75 @@
+"""An LLM that computes nothing: the jobs' tests kill it, stop it and count what it was asked.
+
+A sample is a function of (prompt, seed, sample index) alone, as a real one is. Samples end in a shuffled order. A
+prompt longer than CONTEXT characters is refused as the engine refuses one that is longer than the context.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any
+
+from penstock.llm import Finished, Prompt
+from penstock.request import CompletionOutput
+
+CONTEXT = 20_000
+IN_FLIGHT = 8
+
+
+class FakeLLM:
+    """delay: seconds a sample takes. dies_after: samples until Ctrl-C, None: never."""
+
+    def __init__(self, delay: float = 0.0, dies_after: int | None = None) -> None:
+        self.delay, self.dies_after = delay, dies_after
+        self.asked: list[Prompt] = []
+        self.tokens = 0
+        self.most_in_flight = 0
+        self.closed = False
+
+    def __enter__(self) -> FakeLLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.closed = True
+
+    def stats(self) -> dict[str, Any]:
+        return {"generation_tokens": self.tokens, "prompt_tokens": 0, "steps": 0}
+
+    def stream(self, prompts: Iterable[Prompt]) -> Iterator[Finished]:
+        order, waiting, source = random.Random(0), list[Finished](), iter(prompts)
+        given = 0
+        while True:
+            while len(waiting) < IN_FLIGHT and (prompt := next(source, None)) is not None:
+                self.asked.append(prompt)
+                waiting += self._samples(prompt)
+            self.most_in_flight = max(self.most_in_flight, len({f.key for f in waiting}))
+            if not waiting:
+                return
+            if self.dies_after is not None and given >= self.dies_after:
+                raise KeyboardInterrupt
+            time.sleep(self.delay)
+            finished = waiting.pop(order.randrange(len(waiting)))
+            self.tokens += len(finished.output.token_ids) if finished.output else 0
+            given += 1
+            yield finished
+
+    def _samples(self, prompt: Prompt) -> list[Finished]:
+        text = str(prompt.prompt if prompt.messages is None else prompt.messages)
+        if len(text) > CONTEXT:
+            return [Finished(prompt.key, None, f"the prompt has {len(text)} tokens, the context {CONTEXT}", 0)]
+        wanted = range(prompt.params.n) if prompt.samples is None else prompt.samples
+        return [Finished(prompt.key, sample(text, prompt.params.seed, i), None, len(text)) for i in wanted]
+
+
+def sample(text: str, seed: int | None, index: int) -> CompletionOutput:
+    """Half of the samples answer with the number of characters of the question, which the tests make the right one."""
+    drawn = blake2b(f"{text}/{seed}/{index}".encode(), digest_size=8).digest()
+    question = text.rpartition("Question: ")[2].removesuffix("\nAnswer:")
+    number = len(question) if drawn[0] % 2 else drawn[1]
+    return CompletionOutput(index, f" It is {number}.\n#### {number}", list(range(5 + drawn[2] % 20)), "stop")

@@ -1,0 +1,161 @@
+"""`penstock run` over an LLM that computes nothing: each id exactly once, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fake_llm import CONTEXT, IN_FLIGHT, FakeLLM, sample
+
+from penstock.config import Config
+from penstock.errors import CapacityError, JournalError, UsageError
+from penstock.jobs.open_llm import OpenLLM
+from penstock.jobs.run import run_file
+
+
+def opener(llm: FakeLLM) -> OpenLLM:
+    return cast(OpenLLM, lambda config: llm)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> dict[Any, dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {row["id"]: row for row in rows}
+    assert len(by_id) == len(rows), "an id was written twice"
+    return by_id
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"row-{i}", "prompt": f"prompt {i}", "n": 1 + i % 3} for i in range(count)]
+
+
+def test_rows_in_rows_out(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "prompt": "x", "n": 3, "seed": 4},
+        {"id": 2, "prompt": [5, 6], "max_tokens": 9},
+        {"id": "2", "messages": [{"role": "user", "content": "Hi"}]},
+        {"id": "long", "prompt": "x" * (CONTEXT + 1)},
+        {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": "y", "model": "gpt"}},
+    ]
+    llm = FakeLLM()
+    outcome = run_file(write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", Config(), opener(llm))
+    out = read(tmp_path / "out.jsonl")
+    assert set(out) == {"a", 2, "2", "long", "c"}
+    expected = [sample("x", 4, i) for i in range(3)]
+    assert out["a"]["outputs"] == [
+        {"text": o.text, "finish_reason": o.finish_reason, "token_count": len(o.token_ids)} for o in expected
+    ]
+    assert out["long"].keys() == {"id", "error"} and "the context" in out["long"]["error"]
+    assert (outcome.rows, outcome.done, outcome.failed) == (5, 5, 1)
+    assert [(p.key, p.prompt, p.messages) for p in llm.asked][1:3] == [
+        (2, [5, 6], None),
+        ("2", None, [{"role": "user", "content": "Hi"}]),
+    ]
+    assert llm.closed
+
+
+def test_few_rows_are_in_flight(tmp_path: Path) -> None:
+    llm = FakeLLM()
+    run_file(write(tmp_path / "in.jsonl", many(500)), tmp_path / "out.jsonl", Config(), opener(llm))
+    assert len(read(tmp_path / "out.jsonl")) == 500
+    assert llm.most_in_flight <= IN_FLIGHT
+
+
+def test_stopped_it_goes_on_and_done_it_rests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.jsonl", many(60))
+    run_file(source, tmp_path / "whole.jsonl", Config(), opener(FakeLLM()))
+    with pytest.raises(KeyboardInterrupt, match=r"of 60 rows are in .*goes on from there"):
+        run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM(dies_after=40)))
+    there = set(read(tmp_path / "out.jsonl"))
+    assert 0 < len(there) < 60
+    second = FakeLLM()
+    run_file(source, tmp_path / "out.jsonl", Config.of(max_num_seqs=3), opener(second))
+    assert {p.key for p in second.asked} == {f"row-{i}" for i in range(60)} - there
+    assert read(tmp_path / "out.jsonl") == read(tmp_path / "whole.jsonl")
+    third = FakeLLM()
+    assert run_file(source, tmp_path / "out.jsonl", Config(), opener(third)).done == 0
+    assert not third.asked and not third.closed
+    assert "nothing was left to do" in capsys.readouterr().err
+
+
+def test_what_is_refused_before_the_model_opens(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", many(3))
+    run_file(source, tmp_path / "done.jsonl", Config(), opener(FakeLLM()))
+    double = write(tmp_path / "double.jsonl", [*many(3), *many(1)])
+    other = write(tmp_path / "other.jsonl", many(4))
+    before = sorted(tmp_path.iterdir())
+    cases: list[tuple[type[Exception], Path, Path, Config, str]] = [
+        (UsageError, double, tmp_path / "out.jsonl", Config(), "row 4: id 'row-0'"),
+        (UsageError, tmp_path / "none.jsonl", tmp_path / "out.jsonl", Config(), "no file"),
+        (UsageError, source, source, Config(), "is the input too"),
+        (JournalError, source, tmp_path / "none" / "out.jsonl", Config(), "is no folder"),
+        (JournalError, source, tmp_path, Config(), "is a folder"),
+        (JournalError, source, other, Config(), "no run wrote it"),
+        (JournalError, other, tmp_path / "done.jsonl", Config(), "input: .* there"),
+        (JournalError, source, tmp_path / "done.jsonl", Config.of(seed=3), "seed: 0 there, 3 now"),
+    ]
+    for kind, read_from, out, config, says in cases:
+        with pytest.raises(kind, match=says) as caught:
+            run_file(read_from, out, config, cast(OpenLLM, must_not_open))
+        assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def must_not_open(config: Config) -> None:
+    raise AssertionError("the model was opened before the input was checked")
+
+
+def test_a_model_that_cannot_open_leaves_nothing(tmp_path: Path) -> None:
+    def broken(config: Config) -> None:
+        raise CapacityError("no room")
+
+    source = write(tmp_path / "in.jsonl", many(3))
+    with pytest.raises(CapacityError):
+        run_file(source, tmp_path / "out.jsonl", Config(), cast(OpenLLM, broken))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_empty_file_gives_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n")
+    outcome = run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", Config(), cast(OpenLLM, must_not_open))
+    assert outcome.rows == 0 and (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+SITTING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from fake_llm import FakeLLM
+from penstock.config import Config
+from penstock.jobs.run import run_file
+import penstock.journal as room
+room.COMMIT_ROWS = 4
+run_file(Path(sys.argv[2]), Path(sys.argv[3]), Config(), lambda config: FakeLLM(delay=0.001))
+"""
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", many(200)), tmp_path / "out.jsonl"
+    command = [sys.executable, "-c", SITTING, str(Path(__file__).parent), str(source), str(out)]
+    for rows in (1, 50, 120):
+        child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while not out.exists() or out.read_bytes().count(b"\n") < rows:
+            assert child.poll() is None
+            time.sleep(0.002)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    run_file(source, tmp_path / "whole.jsonl", Config(), opener(FakeLLM()))
+    assert read(out) == read(tmp_path / "whole.jsonl")
+    assert len(read(out)) == 200

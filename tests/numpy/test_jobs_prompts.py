@@ -1,0 +1,145 @@
+"""Problems, prompts and answers of the sampling job."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.jobs import problems as problems_room
+from penstock.jobs.problems import Problem, digest, load_problems
+from penstock.jobs.prompts import draw_shots, find_answer, make_prompt, mix
+
+ROWS = [{"question": f"What is {i} + 1?", "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"} for i in range(6)]
+
+
+def write(path: Path, rows: list[object]) -> str:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so\n#### 18", "18"),
+        ("#### 1,080.0", "1080"),
+        ("#### $18.", "18"),
+        ("#### -$5.50", "-5.5"),
+        ("#### $-5", "-5"),
+        ("####18 apples", "18"),
+        ("#### .5", "0.5"),
+        ("#### -0", "0"),
+        ("#### 007", "7"),
+        ("#### 100", "100"),
+        ("#### 5 and then #### 6", "5"),
+        ("#### 3/4", None),
+        ("#### 10:30", None),
+        ("#### 2e5", None),
+        ("####\n5", None),
+        ("#### none #### 4", None),
+        ("18", None),
+        ("", None),
+    ],
+)
+def test_find_answer(text: str, answer: str | None) -> None:
+    assert find_answer(text) == answer
+
+
+def test_the_prompt_is_the_contract() -> None:
+    a, b = Problem(0, "How many?", "One.\n#### 1", "1"), Problem(1, "Which?", "<<1+1=2>>2.\n#### 2", "2")
+    assert make_prompt("Now?", [a, b]) == (
+        "Question: How many?\nAnswer: One.\n#### 1\n\nQuestion: Which?\nAnswer: <<1+1=2>>2.\n#### 2\n\n"
+        "Question: Now?\nAnswer:"
+    )
+    assert make_prompt("Now?", []) == "Question: Now?\nAnswer:"
+
+
+def test_shots_are_drawn_once_and_for_all() -> None:
+    pool = [Problem(i, row["question"], row["answer"], str(i + 1)) for i, row in enumerate(ROWS)]
+    drawn = [[s.index for s in draw_shots(pool, p.question, 3, 42, p.index)] for p in pool]
+    assert drawn == [[s.index for s in draw_shots(pool, p.question, 3, 42, p.index)] for p in reversed(pool)][::-1]
+    assert all(p.index not in shots and len(set(shots)) == 3 for p, shots in zip(pool, drawn, strict=True))
+    assert drawn != [[s.index for s in draw_shots(pool, p.question, 3, 43, p.index)] for p in pool]
+    assert len({tuple(shots) for shots in drawn}) > 1
+    with pytest.raises(UsageError, match="lower --few-shot"):
+        draw_shots(pool, pool[0].question, 6, 42, 0)
+
+
+def test_seeds_are_the_same_on_any_machine() -> None:
+    assert mix("samples", 42, 0) == 7_719_553_362_934_847_041
+    assert len({mix("samples", seed, key) for seed in range(20) for key in range(20)}) == 400
+    assert all(0 <= mix("x", seed, "k") < 2**63 for seed in range(200))
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz"])
+def test_files_are_read_plain_and_packed(tmp_path: Path, name: str) -> None:
+    problems = load_problems(write(tmp_path / name, [*ROWS]), "test")
+    assert [(p.index, p.answer) for p in problems] == [(i, str(i + 1)) for i in range(6)]
+    assert problems[2].solution == ROWS[2]["answer"]
+
+
+def test_digest_is_of_what_they_say(tmp_path: Path) -> None:
+    a = load_problems(write(tmp_path / "a.jsonl", [*ROWS]), "test")
+    b = load_problems(write(tmp_path / "b.jsonl.gz", [*ROWS]), "test")
+    assert digest(a) == digest(b) != digest(a[1:])
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("{no", "row 3 is no JSON"),
+        ("[1]", "row 3: a row is a JSON object"),
+        ('{"question": "q"}', "row 3: answer must be a text"),
+        ('{"answer": "#### 1"}', "row 3: question must be a text"),
+        ('{"question": "q", "answer": "18"}', "row 3: answer doesn't end in `#### number`"),
+        ('{"question": " ", "answer": "#### 1"}', "row 3: question must be a text"),
+    ],
+)
+def test_a_broken_row_is_told_by_its_number(tmp_path: Path, row: str, says: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps(ROWS[0]) + "\n\n" + row + "\n" + json.dumps(ROWS[1]) + "\n")
+    with pytest.raises(UsageError) as caught:
+        load_problems(str(path), "test")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(json.dumps(ROWS[0]).encode() + b'\n{"question": "\xff"}\n')
+    with pytest.raises(UsageError, match="row 2 is no JSON"):
+        load_problems(str(tmp_path / "p.jsonl"), "test")
+
+
+def test_files_that_are_not_there_or_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no file"):
+        load_problems(str(tmp_path / "none.jsonl"), "test")
+    whole = write(tmp_path / "p.jsonl.gz", [*ROWS] * 50)
+    Path(whole).write_bytes(Path(whole).read_bytes()[:-20])
+    with pytest.raises(UsageError, match="cannot be read after row"):
+        load_problems(whole, "test")
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(UsageError, match="holds no problem"):
+        load_problems(str(tmp_path / "empty.jsonl"), "test")
+
+
+def test_which_file_of_a_dataset() -> None:
+    files = ["README.md", "main/test-0.parquet", "main/train-0.parquet", "socratic/test-0.parquet", "x/train.jsonl"]
+    assert problems_room._choose("a/b", files, "", "test") == "main/test-0.parquet"
+    assert problems_room._choose("a/b", files, "", "train") == "main/train-0.parquet"
+    assert problems_room._choose("a/b:socratic/test", files, "socratic/test", "test") == "socratic/test-0.parquet"
+    with pytest.raises(UsageError, match="doesn't say which file"):
+        problems_room._choose("a/b:main", files, "main", "test")
+
+
+def test_no_network_is_one_line() -> None:
+    code = "from penstock.jobs.problems import load_problems; load_problems('someone/something', 'test')"
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1].startswith("penstock.errors.CapacityError: no way to the hub")
+    assert ended.stderr.rstrip().endswith("give a file instead")

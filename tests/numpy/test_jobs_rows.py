@@ -1,0 +1,133 @@
+"""Rows of `penstock run`: both forms, and every refusal by name with the row's number."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.jobs.rows import Row, parse_row, read_rows, survey
+
+
+def parse(row: Any) -> Row:
+    return parse_row(json.dumps(row).encode(), 7, seed=1)
+
+
+def batch(url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    return {"custom_id": "c", "method": "POST", "url": url, "body": body}
+
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def test_own_form() -> None:
+    row = parse({"id": "a", "prompt": "Hi", "n": 3, "temperature": 0.5, "stop": "\n", "logit_bias": {"5": -1}})
+    assert (row.id, row.prompt, row.messages) == ("a", "Hi", None)
+    assert (row.params.n, row.params.temperature, row.params.stop) == (3, 0.5, ["\n"])
+    assert row.params.logit_bias == {5: -1.0}
+    assert parse({"id": 4, "prompt": [1, 2]}).prompt == [1, 2]
+    assert parse({"id": 4, "messages": HELLO}).messages == HELLO
+
+
+def test_batch_form() -> None:
+    row = parse(batch(model="m", prompt="Hi", max_tokens=5, seed=9))
+    assert (row.id, row.prompt, row.model, row.params.max_tokens, row.params.seed) == ("c", "Hi", "m", 5, 9)
+    chat = parse(batch(CHAT, messages=HELLO, max_completion_tokens=7, logprobs=True, top_logprobs=2, stop=None))
+    assert (chat.messages, chat.params.max_tokens, chat.params.logprobs) == (HELLO, 7, 2)
+    assert parse(batch(CHAT, messages=HELLO)).params.max_tokens is None
+    assert parse(batch(prompt="Hi")).params.max_tokens == 16
+
+
+def test_a_row_without_a_seed_gets_its_own() -> None:
+    seeds = [parse({"id": i, "prompt": "x"}).params.seed for i in ("a", "b", 1, "1")]
+    assert len(set(seeds)) == 4 and None not in seeds
+    assert parse({"id": "a", "prompt": "y"}).params.seed == seeds[0]
+    assert parse({"id": "a", "prompt": "x", "seed": 5}).params.seed == 5
+    assert parse_row(b'{"id": "a", "prompt": "x"}', 1, seed=2).params.seed != seeds[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ([1], "a row is a JSON object"),
+        ({"prompt": "x"}, "there is no id"),
+        ({"id": None, "prompt": "x"}, "id must be a text or a whole number"),
+        ({"id": True, "prompt": "x"}, "id must be a text or a whole number"),
+        ({"id": 1.5, "prompt": "x"}, "id must be a text or a whole number"),
+        ({"id": "a"}, "either prompt or messages"),
+        ({"id": "a", "prompt": "x", "messages": HELLO}, "either prompt or messages"),
+        ({"id": "a", "prompt": ["x", "y"]}, "one text or one list of token ids"),
+        ({"id": "a", "prompt": [1, -2]}, "one text or one list of token ids"),
+        ({"id": "a", "prompt": [True]}, "one text or one list of token ids"),
+        ({"id": "a", "prompt": []}, "one text or one list of token ids"),
+        ({"id": "a", "prompt": "x", "temprature": 1}, "no field 'temprature'"),
+        ({"id": "a", "prompt": "x", "prompt_logprobs": 1}, "no field 'prompt_logprobs'"),
+        ({"id": "a", "prompt": "x", "temperature": -1}, "temperature must be between"),
+        ({"id": "a", "prompt": "x", "n": 0}, "n must be between"),
+        ({"id": "a", "prompt": "x", "n": "2"}, "n must be a whole number"),
+        ({"id": "a", "prompt": "x", "stop": 5}, "wrong kind"),
+        ({"id": "a", "prompt": "x", "logit_bias": [1]}, "wrong kind"),
+        ({"id": "a", "messages": []}, "messages must be a list"),
+        ({"id": "a", "messages": ["x"]}, "messages must be a list"),
+        ({"id": "a", "messages": [{"role": "robot", "content": "x"}]}, "role must be one of"),
+        ({"id": "a", "messages": [{"role": "user", "content": 5}]}, "content must be a text"),
+        ({"id": "a", "custom_id": "b"}, "no field 'id'"),
+        (batch("/v1/embeddings", input="x"), "url must be /v1/completions"),
+        ({**batch(prompt="x"), "method": "GET"}, "method must be POST"),
+        ({"custom_id": "c", "method": "POST", "url": CHAT}, "body must be a JSON object"),
+        (batch(messages=HELLO), "no field 'messages'"),
+        (batch(CHAT, prompt="x"), "no field 'prompt'"),
+        (batch(CHAT), "body has no messages"),
+        (batch(prompt="x", stream=True), "no field 'stream'"),
+        (batch(prompt="x", model=5), "body.model must be a text"),
+        (batch(CHAT, messages=HELLO, top_logprobs=3), "top_logprobs needs logprobs"),
+        (batch(CHAT, messages=HELLO, logprobs=3), "logprobs must be true or false"),
+    ],
+)
+def test_refusals(row: Any, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(row)
+    assert str(caught.value).startswith("row 7: ") and says in str(caught.value)
+
+
+def test_no_json() -> None:
+    for line in (b"{", b"\xff\xfe", b"{'id': 1}"):
+        with pytest.raises(UsageError, match="row 3 is no JSON"):
+            parse_row(line, 3, seed=0)
+
+
+def test_survey_counts_and_finds_doubles(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    rows = [{"id": 1, "prompt": "x"}, {"id": "1", "prompt": "y"}, batch(prompt="z", model="m")]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    found = survey(path, lambda rows: None)
+    assert (found.rows, found.models) == (3, ["m"])
+    packed = tmp_path / "in.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert survey(packed, lambda rows: None) == found
+    assert [row.id for row in read_rows(packed, 0)] == [1, "1", "c"]
+    path.write_text("\n".join(map(json.dumps, [*rows, {"id": "c", "prompt": "w"}])))
+    with pytest.raises(UsageError, match=r"row 4: id 'c' was there before"):
+        survey(path, lambda rows: None)
+    with pytest.raises(UsageError, match="no file"):
+        survey(tmp_path / "none.jsonl", lambda rows: None)
+
+
+def test_survey_holds_no_rows(tmp_path: Path) -> None:
+    """20 MB of rows; ids alone stay, a few dozen bytes each."""
+    path = tmp_path / "in.jsonl"
+    with path.open("w") as file:
+        for i in range(5_000):
+            file.write(json.dumps({"id": f"row-{i}", "prompt": "x" * 4_000}) + "\n")
+    tracemalloc.start()
+    try:
+        assert survey(path, lambda rows: None).rows == 5_000
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()

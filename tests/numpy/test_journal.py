@@ -1,0 +1,234 @@
+"""The journal: rows survive kills whole, once, and nothing foreign is written over."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import journal as journal_room
+from penstock.errors import CapacityError, JournalError
+from penstock.journal import Journal, KeySet, check_writable, write_whole
+
+RUN = {"model": "demo", "seed": 1}
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fill(path: Path, count: int) -> None:
+    with Journal(path, RUN) as journal:
+        for i in range(count):
+            journal.add(i, {"id": i, "text": "x" * i})
+
+
+def test_goes_on_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    fill(out, 5)
+    with Journal(out, RUN) as journal:
+        assert [i in journal for i in range(6)] == [True] * 5 + [False]
+        assert [row["id"] for row in journal.rows()] == [0, 1, 2, 3, 4]
+        journal.add(5, {"id": 5})
+    assert [row["id"] for row in read(out)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_key_is_written_once(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.jsonl", RUN) as journal:
+        journal.add(["p", 1], {"a": 1})
+        with pytest.raises(JournalError, match="already holds"):
+            journal.add(["p", 1], {"a": 2})
+        journal.add("p", {"a": 3})
+    assert [row["a"] for row in read(tmp_path / "out.jsonl")] == [1, 3]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 12), cut_data=st.integers(0, 40), cut_lines=st.integers(1, 200), garbage=st.binary(max_size=30)
+)
+def test_a_torn_end_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, cut_data: int, cut_lines: int, garbage: bytes
+) -> None:
+    """As a kill leaves it: the journal ends anywhere after its header, OUT holds what it vouches for and more."""
+    out = tmp_path_factory.mktemp("torn") / "out.jsonl"
+    fill(out, rows)
+    lines = out.with_name("out.jsonl.journal")
+    header = lines.read_bytes().index(b"\n") + 1
+    lines.write_bytes(lines.read_bytes()[: max(header, len(lines.read_bytes()) - cut_lines)])
+    vouched = lines.read_bytes().count(b"\n") - 1
+    whole = b"".join(out.read_bytes().splitlines(keepends=True)[:vouched])
+    rest = out.read_bytes()[len(whole) :]
+    out.write_bytes(whole + rest[:cut_data] + garbage)
+    with Journal(out, RUN) as journal:
+        done = [i for i in range(rows) if i in journal]
+        for i in range(rows):
+            if i not in journal:
+                journal.add(i, {"id": i, "text": "x" * i})
+    assert done == list(range(vouched))
+    assert [(row["id"], row["text"]) for row in read(out)] == [(i, "x" * i) for i in range(rows)]
+
+
+def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
+    fill(tmp_path / "out.jsonl", 2)
+    with pytest.raises(JournalError, match=r"seed: 1 there, 2 now.*name another output") as caught:
+        Journal(tmp_path / "out.jsonl", {"model": "demo", "seed": 2})
+    assert "\n" not in str(caught.value)
+    assert len(read(tmp_path / "out.jsonl")) == 2
+
+
+def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("mine\n")
+    with pytest.raises(JournalError, match="no run wrote it"):
+        Journal(out, RUN)
+    assert out.read_text() == "mine\n"
+    assert not (tmp_path / "out.jsonl.journal").exists()
+
+
+def test_an_empty_file_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").touch()
+    fill(tmp_path / "out.jsonl", 1)
+    assert len(read(tmp_path / "out.jsonl")) == 1
+
+
+def test_rows_that_somebody_changed_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    fill(out, 5)
+    out.write_bytes(out.read_bytes().replace(b"xx", b"xy", 1))
+    with pytest.raises(JournalError, match="was changed"):
+        Journal(out, RUN)
+    out.write_bytes(out.read_bytes()[:-10])
+    with pytest.raises(JournalError, match="was changed"):
+        Journal(out, RUN)
+
+
+def test_taking_the_rows_away_begins_anew(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    fill(out, 5)
+    out.unlink()
+    with Journal(out, {"model": "other"}) as journal:
+        assert len(journal) == 0
+        journal.add(1, {"id": 1})
+    assert read(out) == [{"id": 1}]
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with Journal(out, RUN) as journal:
+        with pytest.raises(JournalError, match="in use by another run"):
+            Journal(out, RUN)
+        journal.add(1, {"id": 1})
+    assert read(out) == [{"id": 1}]
+
+
+def test_an_error_before_the_first_row_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Journal(tmp_path / "out.jsonl", RUN):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_loses_nothing_that_was_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.jsonl"
+    write = journal_room._write
+
+    def full(file: object, data: bytes) -> None:
+        write(file, data[:7])  # type: ignore[arg-type]
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CapacityError, match="is full: make room"), Journal(out, RUN) as journal:
+        journal.add(1, {"id": 1})
+        journal.commit()
+        monkeypatch.setattr(journal_room, "_write", full)
+        journal.add(2, {"id": 2})
+        journal.commit()
+    monkeypatch.undo()
+    assert read(out) == [{"id": 1}]
+    with Journal(out, RUN) as journal:
+        assert 1 in journal and 2 not in journal
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_device_is_named() -> None:
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space") as caught:
+        journal_room._write(full, b"x")
+    assert isinstance(journal_room._why(caught.value, Path("/dev/full")), CapacityError)
+
+
+def test_text_of_any_kind_stays_on_its_line(tmp_path: Path) -> None:
+    texts = ["a\nb\r\n", "\u2028\u2029\x85", "\ud800 half", "日本 🙂", "\x00"]
+    with Journal(tmp_path / "out.jsonl", RUN) as journal:
+        for text in texts:
+            journal.add(text, {"text": text})
+    assert [row["text"] for row in read(tmp_path / "out.jsonl")] == texts
+    with Journal(tmp_path / "out.jsonl", RUN) as journal:
+        assert all(text in journal for text in texts)
+
+
+def test_check_writable_and_write_whole(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new.jsonl")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(JournalError, match="is no folder"):
+        check_writable(tmp_path / "none" / "out.jsonl")
+    with pytest.raises(JournalError, match="is a folder"):
+        check_writable(tmp_path)
+    write_whole(tmp_path / "a.json", b"1")
+    write_whole(tmp_path / "a.json", b"22")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.json", b"22")]
+
+
+@given(st.lists(st.one_of(st.text(max_size=3), st.integers(-3, 3)), max_size=80))
+def test_key_set_is_a_set(keys: list[str | int]) -> None:
+    ours, plain = KeySet(), set[tuple[type, str | int]]()
+    for key in keys:
+        assert ours.add(key) == ((type(key), key) not in plain)
+        plain.add((type(key), key))
+    assert len(ours) == len(plain)
+    assert all(key in ours for _, key in plain)
+
+
+def test_key_set_grows() -> None:
+    keys = KeySet()
+    assert all(keys.add(i) for i in range(5000))
+    assert not any(keys.add(i) for i in range(5000))
+    assert 5000 not in keys and "1" not in keys
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from penstock.journal import Journal
+import penstock.journal as room
+room.COMMIT_ROWS = 3
+with Journal(Path(sys.argv[1]), {"run": 1}) as journal:
+    for i in range(100000):
+        if i not in journal:
+            journal.add(i, {"id": i, "text": "x" * (i % 97)})
+"""
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    """SIGKILL at moments that nobody chose: the rows are always a whole beginning, and only ever grow."""
+    out, before = tmp_path / "out.jsonl", 0
+    for round_ in range(6):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(out)])
+        while not out.exists() or out.stat().st_size <= before:
+            assert child.poll() is None
+            time.sleep(0.002)
+        time.sleep(0.003 * round_)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        with Journal(out, {"run": 1}) as journal:
+            ids = [row["id"] for row in journal.rows()]
+        assert ids == list(range(len(ids)))
+        assert ids == [row["id"] for row in read(out)]
+        before = out.stat().st_size
+    assert before > 0

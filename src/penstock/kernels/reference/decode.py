@@ -66,25 +66,21 @@ def _queries(tile: Tile, q: Tensor, kv_heads: int, scale: float, plan: DecodePla
 def _attend(tile: Tile, queries: Tensor, flat: Tensor, plan: DecodePlan) -> Tensor:
     """[Hkv * R, G, D], of float32 or of KV's own dtype."""
     kv_heads, rows, share, width = queries.shape
-    length = tile.prefix + tile.own
-    scores = plan.take("scores", (kv_heads * rows, share, length), queries, torch.float32)
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
-    _product(queries.view(-1, share, width), _wide("own32", own_k, plan).mT, scores[..., tile.prefix :])
+    own = _scores("own", queries.view(-1, share, width), own_k, plan).view(kv_heads, rows, share, tile.own)
     if tile.own_bias is not None:
-        scores.view(kv_heads, rows, share, length)[..., tile.prefix + tile.own_clear :] += tile.own_bias
+        own[..., tile.own_clear :] += tile.own_bias
     if tile.prefix_index is None:
-        weights = _weights(scores, flat, plan)
-        return _weighted(weights, own_v, plan)
+        return _weighted("own", _softmax(own, plan), own_v, plan)
     batch = kv_heads * tile.groups
-    together = (batch, tile.members * share, length)
-    fore_k, fore_v = _gather("prefix", tile.prefix_index, (batch, tile.prefix, width), flat, plan)
-    fore = scores.view(together)[..., : tile.prefix]
-    _product(queries.view(batch, -1, width), _wide("prefix32", fore_k, plan).mT, fore)
+    fore_k, fore_v = _gather("fore", tile.prefix_index, (batch, tile.prefix, width), flat, plan)
+    fore = _scores("fore", queries.view(batch, -1, width), fore_k, plan).view(kv_heads, rows, share, tile.prefix)
     if tile.prefix_bias is not None:
-        scores.view(kv_heads, tile.groups, -1, length)[..., : tile.prefix] += tile.prefix_bias
-    weights = _weights(scores, flat, plan)
-    mixed = _weighted(weights[..., tile.prefix :], own_v, plan)
-    return mixed.add_(_weighted(weights.view(together)[..., : tile.prefix], fore_v, plan).view(mixed.shape))
+        fore.view(kv_heads, tile.groups, -1, tile.prefix).add_(tile.prefix_bias)
+    joined = plan.take("joined", (kv_heads, rows, share, tile.prefix + tile.own), queries, torch.float32)
+    weights = _softmax(torch.cat((fore, own), -1, out=joined), plan)
+    mixed = _weighted("own", weights[..., tile.prefix :], own_v, plan)
+    return mixed.add_(_weighted("fore", weights[..., : tile.prefix], fore_v, plan).view(mixed.shape))
 
 
 def _gather(
@@ -95,25 +91,32 @@ def _gather(
     return torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
 
 
-def _wide(name: str, part: Tensor, plan: DecodePlan) -> Tensor:
-    if part.dtype == torch.float32:
+def _scores(name: str, queries: Tensor, keys: Tensor, plan: DecodePlan) -> Tensor:
+    """queries [batch, m, D], keys [batch, tokens, D] -> [batch, m, tokens], float32."""
+    wide = _as(torch.float32, name + "_k", keys, plan)
+    out = plan.take(name + "_scores", (queries.shape[0], queries.shape[1], keys.shape[1]), queries, torch.float32)
+    return _product(queries, wide.mT, out)
+
+
+def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:
+    return torch.softmax(scores, -1, out=plan.take("weights", tuple(scores.shape), scores, torch.float32))
+
+
+def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan) -> Tensor:
+    """weights [..., tokens] float32, values [batch, tokens, D] -> [batch, m, D], in bf16 where values are, else float32.
+
+    torch multiplies strided batches one matrix at a time, so the weights are laid out one after the other first.
+    """
+    kind = torch.bfloat16 if values.dtype == torch.bfloat16 else torch.float32
+    flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, values.shape[1])
+    return _product(flat, _as(kind, name + "_v", values, plan))
+
+
+def _as(dtype: torch.dtype, name: str, part: Tensor, plan: DecodePlan) -> Tensor:
+    """`part`, contiguous and of this dtype."""
+    if part.dtype == dtype and part.is_contiguous():
         return part
-    return plan.take(name, tuple(part.shape), part, torch.float32).copy_(part)
-
-
-def _weights(scores: Tensor, flat: Tensor, plan: DecodePlan) -> Tensor:
-    """Softmax in float32; in bf16 for bf16 values."""
-    wide = plan.take("weights", tuple(scores.shape), scores, torch.float32)
-    torch.softmax(scores, -1, out=wide)
-    if flat.dtype != torch.bfloat16:
-        return wide
-    return plan.take("narrow", tuple(scores.shape), scores, torch.bfloat16).copy_(wide)
-
-
-def _weighted(weights: Tensor, values: Tensor, plan: DecodePlan) -> Tensor:
-    if weights.dtype == values.dtype:
-        return _product(weights, values)
-    return _product(weights, _wide("values32", values, plan))
+    return plan.take(name, tuple(part.shape), part, dtype).copy_(part)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.request import Delta
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from penstock.server.forms import read_chat, read_completion
@@ -109,7 +109,8 @@ class Running:
         for delta in deltas:
             if delta.error is not None:
                 self._metrics.finished["error"] += 1
-                raise SampleError(delta.error)
+                # Below 0 it is the whole request that the engine refused: a prompt that no empty cache could hold, say.
+                raise UsageError(delta.error) if delta.index < 0 else SampleError(delta.error)
             self.made += len(delta.token_ids)
             if delta.finish_reason is not None:
                 self._metrics.finished[delta.finish_reason] += 1

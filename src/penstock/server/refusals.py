@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.errors import ContextLengthError, EngineError, PenstockError, UsageError
+from penstock.errors import CapacityError, ContextLengthError, EngineError, PenstockError, UsageError
 
 LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
 
@@ -63,7 +63,9 @@ _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_f
 def status_of(error: PenstockError) -> int:
     if isinstance(error, HttpError):
         return error.status
-    if isinstance(error, UsageError):
+    if isinstance(
+        error, UsageError | CapacityError
+    ):  # a request that this machine has no room for, however long it waits
         return 400
     return 503 if isinstance(error, ShuttingDownError) else 500
 

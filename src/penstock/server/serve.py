@@ -12,19 +12,21 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine, Iterator
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import uvicorn
 import uvloop
 
 from penstock.config import Config
-from penstock.engine.client import AsyncClient
 from penstock.engine.launch import launch
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.server.app import build_app
 from penstock.server.exchange import Service
 from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from penstock.engine.client import AsyncClient
 
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died

@@ -1,0 +1,201 @@
+"""A fake engine with the client's interface, a tokenizer of a few hundred tokens, and a server thread over both.
+
+It computes nothing: token k of sample i is letter (i + k) of the alphabet, so that tests know every answer. A test can
+hold it, let it die, and see which streams were cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from penstock.errors import ContextLengthError, EngineError
+from penstock.request import Delta, Logprob, SamplingParams
+from penstock.server.app import build_app
+from penstock.server.exchange import Service
+from penstock.server.limits import Limits
+from penstock.server.metrics import Metrics
+from penstock.text.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{% if shout is defined %}{{ shout }}{% endif %}"
+)
+CONTEXT = 256
+
+
+def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Tokenizer:
+    """Byte-level, one token a byte: 256 tokens, "a" is one of them, and no BOS."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fast = FastTokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.load(folder)
+
+
+@dataclass
+class Facts:
+    model: str = "fake"
+    max_model_len: int = CONTEXT
+    vocab_size: int = 256
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: dict[str, float | int] = field(default_factory=dict)
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, ids: list[int], sampling: SamplingParams, stream: bool) -> None:
+        self.engine, self.ids, self.sampling, self.stream = engine, ids, sampling, stream
+        self.cancelled = False
+        self.prompt_logprobs: list[Any] | None = None
+        self.num_cached_tokens = 0
+
+    def cancel(self) -> None:
+        if not self.cancelled:
+            self.cancelled = True
+            self.engine.open.discard(self)
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        sampling, spelt = self.sampling, self.engine.spelling
+        room = self.engine.facts.max_model_len - len(self.ids)
+        length = min(room, sampling.max_tokens or room)
+        whole = {i: [spelt[(i + k) % 26] for k in range(length)] for i in range(sampling.n)}
+        self.num_cached_tokens = len(self.ids) // 16 * 16
+        if sampling.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *(self._position(token) for token in self.ids[1:])]
+        for at in range(length if self.stream else 1):
+            await asyncio.sleep(self.engine.step_seconds)
+            await self.engine.going.wait()
+            if not self.engine.alive:
+                raise EngineError("the engine died: told to")
+            last = not self.stream or at == length - 1
+            yield [self._delta(i, ids[at : at + 1] if self.stream else ids, last) for i, ids in whole.items()]
+        self.engine.open.discard(self)
+
+    def _delta(self, index: int, ids: list[int], last: bool) -> Delta:
+        text = self.engine.tokenizer.decode(ids) if self.engine.tokenizer and self.sampling.detokenize else ""
+        delta = Delta(0, index, text, ids)
+        if self.sampling.logprobs is not None:
+            delta.logprobs = [self._position(token) for token in ids]
+        if last:
+            delta.finish_reason = "length"
+        if self.engine.fail_with:
+            delta.finish_reason, delta.error = "error", self.engine.fail_with
+        return delta
+
+    def _position(self, token: int) -> dict[int, Logprob]:
+        others = [other for other in (7, 8, 9) if other != token]
+        return {token: Logprob(-0.25, 1), **{o: Logprob(-2.0 - i, i + 2) for i, o in enumerate(others)}}
+
+
+class FakeEngine:
+    """AsyncClient's interface, without an engine."""
+
+    def __init__(self, tokenizer: Tokenizer | None, **facts: Any) -> None:
+        self.tokenizer = tokenizer
+        self.facts = Facts(**facts)
+        self.spelling = tokenizer.encode("abcdefghijklmnopqrstuvwxyz") if tokenizer else list(range(100, 126))
+        self.alive = True
+        self.fail_with: str | None = None
+        self.step_seconds = 0.0
+        self.going = asyncio.Event()
+        self.going.set()
+        self.open: set[FakeStream] = set()
+        self.submitted: list[FakeStream] = []
+
+    def submit(self, prompt_ids: list[int], sampling: SamplingParams, *, stream: bool) -> FakeStream:
+        assert all(type(token) is int and 0 <= token < self.facts.vocab_size for token in prompt_ids) and prompt_ids
+        if not self.alive:
+            raise EngineError("the engine is closed")
+        if len(prompt_ids) >= self.facts.max_model_len:
+            raise ContextLengthError("too long", param="prompt")
+        made = FakeStream(self, prompt_ids, sampling, stream)
+        self.submitted.append(made)
+        self.open.add(made)
+        return made
+
+    def stats(self) -> dict[str, float]:
+        names = "prompt_tokens generation_tokens prefix_hit_tokens prefix_query_tokens preemptions steps"
+        return {"running": len(self.open), "waiting": 0, "kv_usage": 0.25, **dict.fromkeys(names.split(), 7)}
+
+    async def close(self) -> None:
+        self.alive = False
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Running:
+    """A server in a thread: its URL, its fake engine, and a way to run something on its loop."""
+
+    def __init__(self, url: str, engine: FakeEngine, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self.url, self.engine, self.service, self.loop = url, engine, service, loop
+
+    def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def hold(self, held: bool) -> None:
+        async def turn() -> None:
+            self.engine.going.clear() if held else self.engine.going.set()
+
+        self.on_loop(turn())
+
+    def wait_for(self, condition: Any) -> None:
+        """Returns when the condition is true on the loop; a test's own timeout ends a wait that never does."""
+
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.005)
+
+        self.on_loop(wait())
+
+
+@contextlib.contextmanager
+def running_server(
+    tokenizer: Tokenizer | None, *, api_key: str | None = None, limits: Limits | None = None, **facts: Any
+) -> Iterator[Running]:
+    ready, made = threading.Event(), []
+
+    async def main() -> None:
+        engine = FakeEngine(tokenizer, **facts)
+        service = Service(client=engine, model="fake", metrics=Metrics(engine, "fake"), limits=limits or Limits())
+        app = build_app(service, api_key=api_key)
+        config = uvicorn.Config(app, loop="none", http="httptools", lifespan="off", log_config=None, access_log=False)
+        server = _Uvicorn(config)
+        listener = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        made.extend((Running(url, engine, service, asyncio.get_running_loop()), server))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.005)
+        ready.set()
+        await task
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield made[0]
+    finally:
+        made[0].loop.call_soon_threadsafe(made[0].service.closing.set)
+        made[1].should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,315 @@
+"""How exchanges and servers end: clients that go away, an engine that dies, a shutdown, a key, a port, a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server_fake import Running, make_tokenizer, running_server
+
+from penstock.errors import CapacityError, UsageError
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running_server(make_tokenizer(tmp_path)) as running:
+        yield running
+
+
+def send_raw(server: Running, body: dict[str, Any]) -> socket.socket:
+    """A request on a connection of its own, which the test closes when it likes."""
+    data = json.dumps(body).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(head + data)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["x", ["x", "y", "z"]])
+def test_a_client_that_goes_away_frees_its_streams(server: Running, stream: bool, prompt: Any) -> None:
+    server.hold(True)
+    connection = send_raw(server, {"prompt": prompt, "n": 2, "max_tokens": 5, "stream": stream})
+    count = 1 if isinstance(prompt, str) else 3
+    server.wait_for(lambda: len(server.engine.open) == count)
+    connection.close()
+    server.wait_for(lambda: not server.engine.open)
+    assert all(made.cancelled for made in server.engine.submitted) and len(server.engine.submitted) == count
+    server.hold(False)
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
+
+
+def test_a_client_that_goes_away_in_mid_stream(server: Running) -> None:
+    server.engine.step_seconds = 0.01
+    with httpx.stream(
+        "POST", server.url + COMPLETIONS, json={"prompt": "x", "max_tokens": 200, "stream": True}
+    ) as answer:
+        pieces = answer.iter_raw()  # kept: dropping it would close the connection
+        next(pieces)
+        assert len(server.engine.open) == 1
+    server.wait_for(lambda: not server.engine.open)
+    assert server.engine.submitted[0].cancelled
+
+
+def test_a_client_that_goes_away_in_its_body(server: Running) -> None:
+    connection = send_raw(server, {"prompt": "x"})
+    connection.close()
+    host, port = server.url.removeprefix("http://").split(":")
+    half = socket.create_connection((host, int(port)))
+    half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    half.close()
+    assert httpx.get(server.url + "/health/ready").status_code == 200
+
+
+def test_finished_answers_cancel_nothing(server: Running) -> None:
+    for stream in (False, True):
+        body = {"prompt": ["x", "y"], "n": 2, "max_tokens": 2, "stream": stream}
+        assert httpx.post(server.url + COMPLETIONS, json=body).status_code == 200
+    assert not server.engine.open and not any(made.cancelled for made in server.engine.submitted)
+
+
+def test_a_later_prompt_that_cannot_be_submitted_cancels_the_earlier(server: Running) -> None:
+    plain = server.engine.submit
+
+    def second_fails(ids: list[int], sampling: Any, *, stream: bool) -> Any:
+        if server.engine.submitted:
+            raise UsageError("no more of these", param="prompt")
+        return plain(ids, sampling, stream=stream)
+
+    server.engine.submit = second_fails  # type: ignore[method-assign]
+    answer = httpx.post(server.url + COMPLETIONS, json={"prompt": ["x", "y"]})
+    assert answer.status_code == 400 and server.engine.submitted[0].cancelled and not server.engine.open
+
+
+def test_a_dead_engine_ends_who_waits_and_who_comes(server: Running) -> None:
+    server.hold(True)
+    answers: dict[bool, httpx.Response] = {}
+
+    def ask(stream: bool) -> None:
+        answers[stream] = httpx.post(server.url + COMPLETIONS, json={"prompt": "x", "stream": stream}, timeout=30)
+
+    waiters = [threading.Thread(target=ask, args=(stream,)) for stream in (False, True)]
+    for waiter in waiters:
+        waiter.start()
+    server.wait_for(lambda: len(server.engine.open) == 2)
+    server.engine.alive = False
+    server.hold(False)
+    for waiter in waiters:
+        waiter.join(30)
+    assert answers[False].status_code == 500 and answers[False].json()["error"]["code"] == "engine_dead"
+    assert (
+        answers[True].status_code == 200
+        and '"engine_dead"' in answers[True].text
+        and "[DONE]" not in answers[True].text
+    )
+    assert httpx.get(server.url + "/health/ready").status_code == 503
+    assert httpx.get(server.url + "/health").status_code == 503
+    assert httpx.get(server.url + "/health/live").status_code == 200
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 500
+
+
+def test_a_sample_that_fails_ends_its_request_alone(server: Running) -> None:
+    server.engine.fail_with = "this row went wrong"
+    answer = httpx.post(server.url + COMPLETIONS, json={"prompt": ["x", "y"]})
+    assert answer.status_code == 500 and answer.json()["error"]["message"] == "this row went wrong"
+    with (
+        openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client,
+        pytest.raises(openai.APIError, match="this row went wrong"),
+    ):
+        list(client.completions.create(model="fake", prompt="x", stream=True))
+    server.engine.fail_with = None
+    assert not server.engine.open
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
+    assert 'finished_reason="error",model_name="fake"} 2.0' in httpx.get(server.url + "/metrics").text
+
+
+def test_a_shutdown_tells_who_waits(server: Running) -> None:
+    server.hold(True)
+    answers: list[httpx.Response] = []
+    waiter = threading.Thread(
+        target=lambda: answers.append(httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}, timeout=30))
+    )
+    waiter.start()
+    server.wait_for(lambda: server.engine.open)
+    server.loop.call_soon_threadsafe(server.service.closing.set)
+    waiter.join(30)
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "shutting_down"
+    assert not server.engine.open and httpx.get(server.url + "/health/ready").status_code == 503
+
+
+def test_a_fault_of_ours_is_a_500_in_shape(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("secret")
+
+    server.engine.submit = broken  # type: ignore[method-assign]
+    answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "x"})
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal" and "secret" not in answer.text
+    # Logged behind the answer, so it may come a moment later.
+    server.wait_for(lambda: any(r.exc_info and r.exc_info[0] is ZeroDivisionError for r in caplog.records))
+
+
+def test_a_key_guards_all_but_liveness(tmp_path: Path) -> None:
+    with running_server(make_tokenizer(tmp_path), api_key="s3cret") as server:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "s3cret"},
+            {"authorization": "Bearer \xff"},
+        ):
+            raw = {name: value.encode("latin-1") for name, value in headers.items()}
+            answer = httpx.get(server.url + "/v1/models", headers=raw)
+            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+        assert httpx.get(server.url + "/metrics").status_code == 401
+        assert httpx.get(server.url + "/health/live").status_code == 200
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="s3cret", max_retries=0) as client:
+            assert client.completions.create(model="fake", prompt="x", max_tokens=1).choices[0].text == "a"
+
+
+# -- serve(): a process of its own, its engine a fake one
+
+SERVE = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import types
+from server_fake import FakeEngine, make_tokenizer
+async def launch(config):
+    print("loading", flush=True)
+    await asyncio.sleep({load})
+    engine = FakeEngine(make_tokenizer(Path({folder!r})))
+    engine.step_seconds = {step}
+    asyncio.get_running_loop().call_later({die}, lambda: setattr(engine, "alive", False))
+    plain = engine.close
+    async def close():
+        await plain()
+        print("closed", flush=True)
+    engine.close = close
+    return engine
+sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch)  # so that no torch is loaded
+import penstock.server.serve as room
+from penstock.config import Config
+from penstock.errors import PenstockError
+try:
+    room.serve(Config.of(model="some/model"), port={port}, served_model_name="fake")
+except PenstockError as error:
+    print("error:", error, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+class Serving:
+    def __init__(self, folder: Path, *, port: int = 0, load: float = 0, step: float = 0, die: float = 1e6) -> None:
+        script = SERVE.format(
+            tests=str(Path(__file__).parent), folder=str(folder), port=port, load=load, step=step, die=die
+        )
+        command = [sys.executable, "-c", script]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def url(self) -> str:
+        assert self.line() == "loading"
+        said = self.line()
+        assert said.startswith("penstock serves fake at http://127.0.0.1:") and said.endswith("/v1")
+        return said.split()[-1].removesuffix("/v1")
+
+    def end(self, number: int | None = None) -> tuple[int, str, str]:
+        if number is not None:
+            os.kill(self.process.pid, number)
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_server_and_engine(tmp_path: Path, number: int) -> None:
+    serving = Serving(tmp_path)
+    url = serving.url()
+    assert httpx.post(url + COMPLETIONS, json={"prompt": "x", "model": "fake"}).status_code == 200
+    assert serving.end(number) == (0, "closed\n", "")
+
+
+def test_a_signal_while_loading(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, load=1000)
+    assert serving.line() == "loading"
+    assert serving.end(signal.SIGTERM) == (0, "", "")
+
+
+def test_a_second_signal_does_not_wait_for_running_requests(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, step=1000)
+    url, answers = serving.url(), []
+    waiter = threading.Thread(
+        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60))
+    )
+    waiter.start()
+    while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
+        pass
+    os.kill(serving.process.pid, signal.SIGINT)
+    status, out, err = serving.end(signal.SIGTERM)  # another number: two of one kind could count once
+    waiter.join(30)
+    assert (status, out, err) == (0, "closed\n", "") and answers[0].status_code == 503
+
+
+def test_an_engine_that_dies_ends_the_process(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, die=0.5)
+    serving.url()
+    status, out, _ = serving.end()
+    assert status == 1 and out.startswith("closed\nerror: the engine died")
+
+
+def test_a_port_in_use_is_said_before_anything_loads(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, out, err = Serving(tmp_path, port=port).end()
+    assert status == 2 and err == ""
+    assert out == f"error: cannot serve on 127.0.0.1 port {port} (Address already in use): give another --port\n"
+
+
+def test_hosts_and_ports_that_cannot_be() -> None:
+    room = pytest.importorskip("penstock.server.serve")
+    for host, port in (("127.0.0.1", 65_536), ("127.0.0.1", -1), ("no such host", 0), ("", -1)):
+        with pytest.raises(UsageError):
+            room.bind(host, port)
+    with pytest.raises(CapacityError):
+        room.bind("203.0.113.7", 0)
+    with room.bind("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[1] > 0
+
+
+def test_until_gone_ends_its_work_before_it_raises() -> None:
+    from penstock.server.exchange import ClientGoneError, until_gone
+
+    async def run() -> list[str]:
+        seen: list[str] = []
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                seen.append("ended")
+
+        async def receive() -> dict[str, str]:
+            await asyncio.sleep(0.01)
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(ClientGoneError):
+            await until_gone(work(), receive, asyncio.Event())
+        return seen
+
+    assert asyncio.run(run()) == ["ended"]

@@ -1,7 +1,8 @@
 """Kinds of problem about counting, sharing and packing things.
 
 Each function draws the numbers and the words of one problem; its name is the kind's name. It knows nothing of the
-split, of files or of tokens. Every step is a sentence with one equation, `a + b = c`, over whole numbers.
+split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
+over whole numbers; `short` takes steps together in one equation.
 """
 
 from random import Random
@@ -56,7 +57,8 @@ def more_and_total(rng: Random) -> Draft:
         ),
     )
     steps = (f"{q.name} has {a} + {b} = {c} {thing}.", f"Together they have {a} + {c} = {a + c} {thing}.")
-    return Draft((a, b), asked, steps, a + c)
+    short = (f"Together they have {a} + {a} + {b} = {a + c} {thing}.",)
+    return Draft((a, b), asked, steps, a + c, short)
 
 
 def times_as_many(rng: Random) -> Draft:
@@ -96,7 +98,8 @@ def packs_left(rng: Random) -> Draft:
         ),
     )
     steps = (f"{p.name} has {n} * {m} = {whole} {thing}.", f"{p.They} has {whole} - {g} = {whole - g} {thing} left.")
-    return Draft((n, m, g), asked, steps, whole - g)
+    short = (f"{p.They} has {n} * {m} - {g} = {whole - g} {thing} left.",)
+    return Draft((n, m, g), asked, steps, whole - g, short)
 
 
 def share_equally(rng: Random) -> Draft:
@@ -116,7 +119,8 @@ def share_equally(rng: Random) -> Draft:
         ),
     )
     steps = (f"There are {a} + {b} = {whole} {thing}.", f"Each gets {whole} / {k} = {each} {thing}.")
-    return Draft((a, b, k), asked, steps, each)
+    short = (f"Each gets ({a} + {b}) / {k} = {each} {thing}.",)
+    return Draft((a, b, k), asked, steps, each, short)
 
 
 def left_over(rng: Random) -> Draft:
@@ -157,7 +161,11 @@ def bus_stops(rng: Random) -> Draft:
         f"At the second stop {c} - {off2} = {d} stay.",
         f"Now there are {d} + {on2} = {d + on2} people.",
     )
-    return Draft((a, off1, on1, off2, on2), asked, steps, d + on2)
+    short = (
+        f"After the first stop there are {a} - {off1} + {on1} = {c} people.",
+        f"Now there are {c} - {off2} + {on2} = {d + on2} people.",
+    )
+    return Draft((a, off1, on1, off2, on2), asked, steps, d + on2, short)
 
 
 def orchard(rng: Random) -> Draft:
@@ -176,7 +184,11 @@ def orchard(rng: Random) -> Draft:
         f"They bring {plants} * {yields} = {whole} {thing}.",
         f"{p.name} keeps {whole} - {sold} = {whole - sold} {thing}.",
     )
-    return Draft((rows, per_row, yields, sold), asked, steps, whole - sold)
+    short = (
+        f"The {crop} bring {rows} * {per_row} * {yields} = {whole} {thing}.",
+        f"{p.name} keeps {whole} - {sold} = {whole - sold} {thing}.",
+    )
+    return Draft((rows, per_row, yields, sold), asked, steps, whole - sold, short)
 
 
 def machines(rng: Random) -> Draft:
@@ -195,7 +207,11 @@ def machines(rng: Random) -> Draft:
         f"In {hours} hours they make {hourly} * {hours} = {whole} {thing}.",
         f"Of these {whole} - {bad} = {whole - bad} are good.",
     )
-    return Draft((n, rate, hours, bad), asked, steps, whole - bad)
+    short = (
+        f"They make {n} * {rate} * {hours} = {whole} {thing}.",
+        f"Of these {whole} - {bad} = {whole - bad} are good.",
+    )
+    return Draft((n, rate, hours, bad), asked, steps, whole - bad, short)
 
 
 def part_of_group(rng: Random) -> Draft:
@@ -215,7 +231,11 @@ def part_of_group(rng: Random) -> Draft:
         f"Then {whole} - {part} = {rest} are there.",
         f"Until the end {rest} - {late} = {rest - late} stay.",
     )
-    return Draft((whole, k, late), asked, steps, rest - late)
+    short = (
+        f"After the break {whole} - {whole} / {k} = {rest} are there.",
+        f"Until the end {rest} - {late} = {rest - late} stay.",
+    )
+    return Draft((whole, k, late), asked, steps, rest - late, short)
 
 
 def work_backwards(rng: Random) -> Draft:
@@ -232,4 +252,5 @@ def work_backwards(rng: Random) -> Draft:
         f"Before losing any {p.they} had {left} + {gave} = {before} {thing}.",
         f"At first {p.they} had {before} * {k} = {before * k} {thing}.",
     )
-    return Draft((left, gave, k), asked, steps, before * k)
+    short = (f"At first {p.they} had ({left} + {gave}) * {k} = {before * k} {thing}.",)
+    return Draft((left, gave, k), asked, steps, before * k, short)

@@ -1,7 +1,8 @@
 """Kinds of problem about lengths, areas, weights, time and ages.
 
 Each function draws the numbers and the words of one problem; its name is the kind's name. It knows nothing of the
-split, of files or of tokens. Every step is a sentence with one equation, `a + b = c`, over whole numbers.
+split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
+over whole numbers; `short` takes steps together in one equation.
 """
 
 from random import Random
@@ -35,7 +36,8 @@ def two_legs(rng: Random) -> Draft:
         f"The second part is {u} * {w} = {u * w} km.",
         f"In all it is {t * v} + {u * w} = {t * v + u * w} km.",
     )
-    return Draft((t, v, u, w), asked, steps, t * v + u * w)
+    short = (f"In all it is {t} * {v} + {u} * {w} = {t * v + u * w} km.",)
+    return Draft((t, v, u, w), asked, steps, t * v + u * w, short)
 
 
 def fence(rng: Random) -> Draft:
@@ -52,7 +54,11 @@ def fence(rng: Random) -> Draft:
         f"All round it is {half} * 2 = {half * 2} meters.",
         f"The fence costs {half * 2} * {price} = {half * 2 * price} dollars.",
     )
-    return Draft((a, b, price), asked, steps, half * 2 * price)
+    short = (
+        f"All round it is ({a} + {b}) * 2 = {half * 2} meters.",
+        f"The fence costs {half * 2} * {price} = {half * 2 * price} dollars.",
+    )
+    return Draft((a, b, price), asked, steps, half * 2 * price, short)
 
 
 def area_left(rng: Random) -> Draft:
@@ -70,7 +76,8 @@ def area_left(rng: Random) -> Draft:
         f"The {part} has {c} * {d} = {c * d} square meters.",
         f"Free are {a * b} - {c * d} = {a * b - c * d} square meters.",
     )
-    return Draft((a, b, c, d), asked, steps, a * b - c * d)
+    short = (f"Free are {a} * {b} - {c} * {d} = {a * b - c * d} square meters.",)
+    return Draft((a, b, c, d), asked, steps, a * b - c * d, short)
 
 
 def ages(rng: Random) -> Draft:
@@ -111,7 +118,8 @@ def recipe(rng: Random) -> Draft:
         f"One person needs {whole} / {serves} = {each} grams.",
         f"{guests} people need {guests} * {each} = {guests * each} grams of {thing}.",
     )
-    return Draft((serves, whole, guests), asked, steps, guests * each)
+    short = (f"{p.They} needs {whole} / {serves} * {guests} = {guests * each} grams of {thing}.",)
+    return Draft((serves, whole, guests), asked, steps, guests * each, short)
 
 
 def tank(rng: Random) -> Draft:
@@ -130,7 +138,8 @@ def tank(rng: Random) -> Draft:
         ),
     )
     steps = (f"Missing are {holds} - {has} = {missing} liters.", f"That takes {missing} / {rate} = {minutes} minutes.")
-    return Draft((holds, has, rate), asked, steps, minutes)
+    short = (f"That takes ({holds} - {has}) / {rate} = {minutes} minutes.",)
+    return Draft((holds, has, rate), asked, steps, minutes, short)
 
 
 def reading(rng: Random) -> Draft:
@@ -148,7 +157,11 @@ def reading(rng: Random) -> Draft:
         f"There are {pages} - {read} = {rest} pages to go.",
         f"That is {rest} / {days} = {each} pages a day.",
     )
-    return Draft((pages, a, d, days), asked, steps, each)
+    short = (
+        f"There are {pages} - {a} * {d} = {rest} pages to go.",
+        f"That is {rest} / {days} = {each} pages a day.",
+    )
+    return Draft((pages, a, d, days), asked, steps, each, short)
 
 
 def average(rng: Random) -> Draft:
@@ -168,7 +181,8 @@ def average(rng: Random) -> Draft:
         f"Three days make {a + b} + {c} = {3 * mean} {unit}.",
         f"The average is {3 * mean} / 3 = {mean} {unit}.",
     )
-    return Draft((a, b, c), asked, steps, mean)
+    short = (f"The average is ({a} + {b} + {c}) / 3 = {mean} {unit}.",)
+    return Draft((a, b, c), asked, steps, mean, short)
 
 
 def ribbon(rng: Random) -> Draft:
@@ -184,7 +198,8 @@ def ribbon(rng: Random) -> Draft:
         ),
     )
     steps = (f"The pieces are {n} * {size} = {used} cm.", f"Left are {used + rest} - {used} = {rest} cm.")
-    return Draft((used + rest, n, size), asked, steps, rest)
+    short = (f"Left are {used + rest} - {n} * {size} = {rest} cm.",)
+    return Draft((used + rest, n, size), asked, steps, rest, short)
 
 
 def loaded_truck(rng: Random) -> Draft:
@@ -202,13 +217,14 @@ def loaded_truck(rng: Random) -> Draft:
         f"The load weighs {n * a} + {m * b} = {both} kg.",
         f"The truck weighs {empty} + {both} = {empty + both} kg.",
     )
-    return Draft((empty, n, a, m, b), asked, steps, empty + both)
+    short = (f"The truck weighs {empty} + {n} * {a} + {m} * {b} = {empty + both} kg.",)
+    return Draft((empty, n, a, m, b), asked, steps, empty + both, short)
 
 
 def practice(rng: Random) -> Draft:
     """Five steps: minutes of practice on some days and others, against an aim."""
     p, what = pick(rng, PEOPLE), pick(rng, ("the piano", "the violin", "chess", "singing", "the drums", "dancing"))
-    a, n, b, m = some(rng), between(rng, 2, 7), some(rng), between(rng, 2, 7)
+    a, n, b, m = between(rng, 12, 98), between(rng, 2, 7), between(rng, 12, 98), between(rng, 2, 7)
     week = a * n + b * m
     weeks = between(rng, 2, 14)
     whole = week * weeks
@@ -224,7 +240,11 @@ def practice(rng: Random) -> Draft:
         f"{weeks} weeks have {weeks} * {week} = {whole} minutes.",
         f"Missing are {aim} - {whole} = {aim - whole} minutes.",
     )
-    return Draft((a, n, b, m, weeks, aim), asked, steps, aim - whole)
+    short = (
+        f"A week has {n} * {a} + {m} * {b} = {week} minutes.",
+        f"Missing are {aim} - {weeks} * {week} = {aim - whole} minutes.",
+    )
+    return Draft((a, n, b, m, weeks, aim), asked, steps, aim - whole, short)
 
 
 def film_night(rng: Random) -> Draft:
@@ -243,4 +263,5 @@ def film_night(rng: Random) -> Draft:
         f"The breaks take {n - 1} * {pause} = {rest} minutes.",
         f"In all that is {shown} + {rest} = {shown + rest} minutes.",
     )
-    return Draft((n, length, pause), asked, steps, shown + rest)
+    short = (f"In all that is {n} * {length} + {n - 1} * {pause} = {shown + rest} minutes.",)
+    return Draft((n, length, pause), asked, steps, shown + rest, short)

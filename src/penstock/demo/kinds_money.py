@@ -1,7 +1,8 @@
 """Kinds of problem about prices, wages and savings.
 
 Each function draws the numbers and the words of one problem; its name is the kind's name. It knows nothing of the
-split, of files or of tokens. Every step is a sentence with one equation, `a + b = c`, over whole dollars.
+split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
+over whole dollars; `short` takes steps together in one equation.
 """
 
 from random import Random
@@ -38,7 +39,8 @@ def change(rng: Random) -> Draft:
         ),
     )
     steps = (f"The {thing} cost {n} * {price} = {cost} dollars.", f"{p.name} has {paid} - {cost} = {paid - cost} left.")
-    return Draft((n, price, paid), asked, steps, paid - cost)
+    short = (f"{p.name} has {paid} - {n} * {price} = {paid - cost} left.",)
+    return Draft((n, price, paid), asked, steps, paid - cost, short)
 
 
 def two_goods(rng: Random) -> Draft:
@@ -58,7 +60,8 @@ def two_goods(rng: Random) -> Draft:
         f"The {other} make {m} * {b} = {m * b} dollars.",
         f"In all that is {n * a} + {m * b} = {n * a + m * b} dollars.",
     )
-    return Draft((n, a, m, b), asked, steps, n * a + m * b)
+    short = (f"In all that is {n} * {a} + {m} * {b} = {n * a + m * b} dollars.",)
+    return Draft((n, a, m, b), asked, steps, n * a + m * b, short)
 
 
 def tickets(rng: Random) -> Draft:
@@ -78,7 +81,11 @@ def tickets(rng: Random) -> Draft:
         f"Together they pay {grown} + {young} = {both} dollars.",
         f"After the costs {both} - {cost} = {both - cost} dollars are left.",
     )
-    return Draft((a, x, c, y, cost), asked, steps, both - cost)
+    short = (
+        f"Together they pay {a} * {x} + {c} * {y} = {both} dollars.",
+        f"After the costs {both} - {cost} = {both - cost} dollars are left.",
+    )
+    return Draft((a, x, c, y, cost), asked, steps, both - cost, short)
 
 
 def saving_up(rng: Random) -> Draft:
@@ -101,7 +108,8 @@ def saving_up(rng: Random) -> Draft:
         f"{p.name} saves {weekly} * {weeks} = {saved} dollars.",
         f"{p.They} still needs {price} - {saved} = {missing} dollars.",
     )
-    return Draft((weekly, weeks, price), asked, steps, missing)
+    short = (f"{p.They} still needs {price} - {weekly} * {weeks} = {missing} dollars.",)
+    return Draft((weekly, weeks, price), asked, steps, missing, short)
 
 
 def wages(rng: Random) -> Draft:
@@ -121,13 +129,17 @@ def wages(rng: Random) -> Draft:
         f"{p.They} gets {worked} * {rate} = {pay} dollars.",
         f"After the rent {pay} - {rent} = {pay - rent} dollars are left.",
     )
-    return Draft((hours, days, rate, rent), asked, steps, pay - rent)
+    short = (
+        f"{p.name} gets {hours} * {days} * {rate} = {pay} dollars.",
+        f"After the rent {pay} - {rent} = {pay - rent} dollars are left.",
+    )
+    return Draft((hours, days, rate, rent), asked, steps, pay - rent, short)
 
 
 def discount(rng: Random) -> Draft:
     """Four steps: a price, per cent off it, several of them."""
     p, thing = pick(rng, PEOPLE), pick(rng, GOODS)
-    price, off, n = between(rng, 2, 19) * 20, between(rng, 1, 15) * 5, few(rng)
+    price, off, n = between(rng, 2, 49) * 20, between(rng, 1, 15) * 5, few(rng)
     less = price * off // 100
     now = price - less
     asked = pick(
@@ -144,14 +156,18 @@ def discount(rng: Random) -> Draft:
         f"A set costs {price} - {less} = {now} dollars.",
         f"{n} sets cost {n} * {now} = {n * now} dollars.",
     )
-    return Draft((price, off, n), asked, steps, n * now)
+    short = (
+        f"A set costs {price} - {price} * {off} / 100 = {now} dollars.",
+        f"{n} sets cost {n} * {now} = {n * now} dollars.",
+    )
+    return Draft((price, off, n), asked, steps, n * now, short)
 
 
 def profit(rng: Random) -> Draft:
     """Three steps: bought, sold, the profit."""
     p, thing = pick(rng, PEOPLE), pick(rng, GOODS)
     n, a = some(rng), some(rng)
-    b = a + between(rng, 2, 39)
+    b = a + between(rng, 2, a)
     asked = pick(
         rng,
         (
@@ -164,13 +180,14 @@ def profit(rng: Random) -> Draft:
         f"They sell for {n} * {b} = {n * b} dollars.",
         f"The profit is {n * b} - {n * a} = {n * (b - a)} dollars.",
     )
-    return Draft((n, a, b), asked, steps, n * (b - a))
+    short = (f"The profit is {n} * {b} - {n} * {a} = {n * (b - a)} dollars.",)
+    return Draft((n, a, b), asked, steps, n * (b - a), short)
 
 
 def eggs(rng: Random) -> Draft:
     """Four steps: eggs laid over days, packed by the dozen, sold."""
     p = pick(rng, PEOPLE)
-    hens, days, price = between(rng, 2, 14) * 6, between(rng, 2, 14) * 2, between(rng, 3, 19)
+    hens, days, price = between(rng, 2, 33) * 6, between(rng, 2, 40) * 2, between(rng, 3, 19)
     laid = hens * days
     dozens = laid // 12
     feed = between(rng, 5, dozens * price - 1)
@@ -184,7 +201,11 @@ def eggs(rng: Random) -> Draft:
         f"They bring {dozens} * {price} = {dozens * price} dollars.",
         f"{p.name} keeps {dozens * price} - {feed} = {dozens * price - feed} dollars.",
     )
-    return Draft((hens, days, price, feed), asked, steps, dozens * price - feed)
+    short = (
+        f"There are {hens} * {days} / 12 = {dozens} dozen.",
+        f"{p.name} keeps {dozens} * {price} - {feed} = {dozens * price - feed} dollars.",
+    )
+    return Draft((hens, days, price, feed), asked, steps, dozens * price - feed, short)
 
 
 def compare_savings(rng: Random) -> Draft:
@@ -202,7 +223,8 @@ def compare_savings(rng: Random) -> Draft:
         f"{q.name} saves {b} * {m} = {b * m} dollars.",
         f"{p.name} has {a * n} - {b * m} = {a * n - b * m} dollars more.",
     )
-    return Draft((a, n, b, m), asked, steps, a * n - b * m)
+    short = (f"{p.name} has {a} * {n} - {b} * {m} = {a * n - b * m} dollars more.",)
+    return Draft((a, n, b, m), asked, steps, a * n - b * m, short)
 
 
 def split_bill(rng: Random) -> Draft:
@@ -222,4 +244,5 @@ def split_bill(rng: Random) -> Draft:
         f"With the tip it is {a + b} + {tip} = {whole} dollars.",
         f"Each pays {whole} / {k} = {each} dollars.",
     )
-    return Draft((k, a, b, tip), asked, steps, each)
+    short = (f"Each pays ({a} + {b} + {tip}) / {k} = {each} dollars.",)
+    return Draft((k, a, b, tip), asked, steps, each, short)

@@ -60,6 +60,7 @@ KINDS: dict[str, Callable[[Random], Draft]] = {
 }
 NAMES = tuple(KINDS)
 TEST_SHARE = 16  # one (kind, numbers) in 16 is held out
+SHORT_SHARE = 0.7  # answers with steps taken together, where the kind has such
 TEST_SEED, SHOTS_SEED, SHIPPED = 20_000, 30_000, 256
 
 
@@ -93,7 +94,8 @@ def make_problem(rng: Random, kind: str | None = None, side: Side = "train") -> 
     while True:
         draft = draw(rng)
         if side_of(name, draft.numbers) == side:
-            answer = "\n".join((*draft.steps, f"#### {draft.answer}"))
+            steps = draft.short if draft.short is not None and rng.random() < SHORT_SHARE else draft.steps
+            answer = "\n".join((*steps, f"#### {draft.answer}"))
             return Problem(name, draft.numbers, draft.question, answer)
 
 

@@ -29,12 +29,14 @@ class Draft(NamedTuple):
 
     numbers: every number drawn, in a fixed order; with the kind's name they decide the side of the split.
     question: the text asked. steps: the sentences of the answer. answer: the number after `####`.
+    short: the same answer with steps taken together, harder to get right; None when there is no such way.
     """
 
     numbers: tuple[int, ...]
     question: str
     steps: tuple[str, ...]
     answer: int
+    short: tuple[str, ...] | None = None
 
 
 def _words(text: str, between: str | None = None) -> tuple[str, ...]:
@@ -116,15 +118,15 @@ def between(rng: Random, low: int, high: int) -> int:
 
 
 def few(rng: Random) -> int:
-    """A number as of friends, days or boxes."""
-    return between(rng, 3, 19)
+    """A number as of friends, days or boxes: 3 to 19, at times 12 to 79."""
+    return between(rng, 3, 19) if rng.random() < 0.6 else between(rng, 12, 79)
 
 
 def some(rng: Random) -> int:
-    """A number of two digits, as of a price or a bag's content."""
-    return between(rng, 12, 98)
+    """A number as of a price or a bag's content: 12 to 98, as often 105 to 795."""
+    return between(rng, 12, 98) if rng.random() < 0.5 else between(rng, 105, 795)
 
 
 def many(rng: Random) -> int:
-    """A number of three digits, as of a collection or a harvest."""
-    return between(rng, 105, 985)
+    """A number as of a collection or a harvest: 105 to 985, at times 1,050 to 9,850."""
+    return between(rng, 105, 985) if rng.random() < 0.6 else between(rng, 1050, 9850)

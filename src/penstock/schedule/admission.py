@@ -20,7 +20,7 @@ from penstock.schedule.groups import PREFILLING, READY, WAITING, ForkGroup, samp
 from penstock.schedule.limits import Limits
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.rows import RUNNING, Rows
-from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, Joins
+from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, Int64, Joins
 
 _SPARE = 100  # one block in so many is kept free of forecasts
 _AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
@@ -109,22 +109,38 @@ class Admission:
         self.push(group)
         return blocks
 
+    def expected_tokens_left(self) -> float:
+        """Output tokens that rows and waiting tails are expected to make from here on."""
+        waiting = sum(
+            g.pending * self._expected(g) for line in (self.waiting, self.prefilling, self.ready) for g in line
+        )
+        _, remaining = self._running()
+        return waiting + float(remaining.sum())
+
     def _capacity(self) -> int:
         return self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE
 
     def _forecast(self) -> Forecast:
+        own, remaining = self._running()
+        return Forecast.of(own, remaining, self.pool.held - int(own.sum()))
+
+    def _running(self) -> tuple[Int32, Int64]:
+        """Own blocks of the running rows, and the tokens that each is expected to make."""
         rows = self.rows
         live = np.flatnonzero(rows.state == RUNNING)
         own = rows.blocks[live] - rows.shared[live]
         length = rows.length[live]
-        remaining = self.lengths.remaining(length + 1 - rows.prompt[live], rows.limit[live] - length)
-        return Forecast.of(own, remaining, self.pool.held - int(own.sum()))
+        left = rows.limit[live] - length
+        remaining = self.lengths.remaining(length + 1 - rows.prompt[live], left)
+        return own, np.where(rows.ignore_eos[live], left, remaining)
 
     def _expected(self, group: ForkGroup) -> int:
         """Tokens that a tail of this group is expected to make from here on."""
         made = group.tokens.size - group.live.prompt_length
         scale = self.lengths.scale(group.finished, group.finished_tokens)
         left = group.live.limit - group.tokens.size
+        if group.live.record["ignore_eos"][0]:
+            return left  # it runs to its limit, but for a stop string or id
         return int(self.lengths.remaining(np.array([made], np.int32), np.array([left], np.int32), scale)[0])
 
     def _join(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:

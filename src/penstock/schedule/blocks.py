@@ -84,7 +84,8 @@ class BlockPool:
         """Drops repeats in O(n): of equal entries the one that wrote its mark last stays."""
         places = np.arange(blocks.size, dtype=np.int32)
         self._mark[blocks] = places
-        return blocks[self._mark[blocks] == places]
+        last: Int32 = blocks[self._mark[blocks] == places]
+        return last
 
     def _evict(self, count: int) -> None:
         """Frees at least `count` idle blocks, oldest first; a few more than asked, since looking costs O(blocks)."""

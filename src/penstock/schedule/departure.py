@@ -121,7 +121,8 @@ class Departure:
         self.drain(read)
 
     def still_running(self, rows: Int32) -> Int32:
-        return rows[self.rows.state[rows] == RUNNING]
+        running: Int32 = rows[self.rows.state[rows] == RUNNING]
+        return running
 
     def drain(self, read: int) -> None:
         """Frees what no flight after `read` names."""

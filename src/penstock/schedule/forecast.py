@@ -57,7 +57,8 @@ class LengthModel:
             guess = limit * _PRIOR
         else:
             guess = residual.take(np.minimum(age // BLOCK_SIZE, residual.size - 1)) * scale
-        return np.clip(np.ceil(guess).astype(np.int64), 1, np.maximum(limit, 1))
+        tokens: Int64 = np.clip(np.ceil(guess).astype(np.int64), 1, np.maximum(limit, 1))
+        return tokens
 
     def scale(self, finished: int, total: int) -> float:
         """A group's stretch against the model's mean: `finished` samples of `total` output tokens so far."""

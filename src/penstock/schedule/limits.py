@@ -1,4 +1,4 @@
-"""Limits: the numbers that bound a scheduler. It knows no torch: `execute` measures them, the engine hands them over."""
+"""Limits: the numbers that bound a scheduler. `execute` measures them, the engine hands them over."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from penstock.schedule.step import SCRATCH_BLOCK, Int32
 
 UInt64 = NDArray[np.uint64]
 
-_LANES: UInt64 = np.random.default_rng(0x5045_4E53).integers(1, 2**63, BLOCK_SIZE, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+_LANES: UInt64 = np.random.default_rng(0x5045_4E53).integers(1, 2**63, BLOCK_SIZE, dtype=np.uint64) * np.uint64(
+    2
+) + np.uint64(1)
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -92,7 +94,9 @@ class PrefixTree:
             parent = known
         return parent
 
-    def insert_chains(self, blocks: Int32, counts: list[int], firsts: list[int], bases: list[int], roots: list[int]) -> None:
+    def insert_chains(
+        self, blocks: Int32, counts: list[int], firsts: list[int], bases: list[int], roots: list[int]
+    ) -> None:
         """Takes generated blocks of several sequences, laid end to end: counts[i] of them follow block firsts[i] - 1 of
         a chain whose sum so far is bases[i] and whose last place in the tree is roots[i]."""
         counted = np.array(counts)

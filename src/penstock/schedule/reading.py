@@ -61,9 +61,7 @@ class Reading:
             _add_logprobs(deltas, at, result.logprobs)
         return Read(ended, deltas, rows.size, plan.rows.size - rows.size)
 
-    def _ends(
-        self, rows: Int32, tokens: Int32, positions: Int32, bad: Bool
-    ) -> tuple[NDArray[np.int8], Int32]:
+    def _ends(self, rows: Int32, tokens: Int32, positions: Int32, bad: Bool) -> tuple[NDArray[np.int8], Int32]:
         """Why each row ends with this token, as in Deltas.finish, and the stop id that did it."""
         columns = self.rows
         finish = np.full(rows.size, GOES_ON, np.int8)

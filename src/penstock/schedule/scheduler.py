@@ -61,6 +61,7 @@ class Scheduler:
         self._seeds = np.random.default_rng(limits.seed)
         self._planned = 0  # flights launched
         self._read = -1  # the last flight read
+        self._idle_plans = 0
         self.counts: dict[str, int] = dict.fromkeys(
             ("requests", "prompt_tokens", "generation_tokens", "wasted_tokens", "steps"), 0
         )
@@ -122,6 +123,11 @@ class Scheduler:
             return None
         return self._launch(number, rows, growth, joins, admitted)
 
+    def plan_is_stuck(self) -> bool:
+        """After a plan() that gave nothing with nothing in flight: whether another one gives nothing again."""
+        self._idle_plans += 1
+        return self._idle_plans > 3
+
     def commit(self, plan: StepPlan, result: StepTokens) -> Deltas:
         """Takes a flight in, in the order of the launches."""
         assert plan.number == self._read + 1, "flights are read in the order of their launch"
@@ -135,9 +141,7 @@ class Scheduler:
         read.deltas.prompts = self.news.take(plan.number)
         return read.deltas
 
-    def _launch(
-        self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted
-    ) -> StepPlan:
+    def _launch(self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted) -> StepPlan:
         order = self.lineup.order(rows, number)
         rows = order.rows
         lengths = self.rows.length[rows]
@@ -146,6 +150,7 @@ class Scheduler:
         if drained(self.rows, rows).size:
             self.lineup.changed = True
         self._planned += 1
+        self._idle_plans = 0
         self.counts["steps"] += 1
         self._note_chunks(number, admitted.chunks)
         return StepPlan(
@@ -230,6 +235,10 @@ class Scheduler:
             "preemptions": self.departure.preemptions,
             "mean_output_tokens": self.lengths.mean,
         }
+
+    def expected_tokens_left(self) -> float:
+        """Output tokens that all known samples are still expected to make."""
+        return self.admission.expected_tokens_left()
 
     def check(self) -> None:
         """Restates the invariants; for tests, after each step."""

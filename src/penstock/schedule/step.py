@@ -93,13 +93,15 @@ class Chunks:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Rows of a prefix group are neighbours in `rows`; groups come first, rows that stand alone after them."""
+    """One step. Rows of a prefix group are neighbours in `rows`; rows that stand alone come after all groups."""
 
     number: int  # the flight's number, counted from 0
     rows: Int32  # [S]
     lengths: Int32  # [S]  stored tokens of each row before this step, as the host planned them (exact for live rows)
     wants: int  # OR of the rows' WANTS_* bits
-    group_start: Int32  # [G + 1]  rows group_start[g] : group_start[g+1] share group g's prefix; rows from [-1] on: alone
+    group_start: (
+        Int32  # [G + 1]  rows group_start[g] : group_start[g+1] share group g's prefix; rows from [-1] on: alone
+    )
     group_blocks: Int32  # [G, width]  blocks of the prefixes, padded with SCRATCH_BLOCK
     group_length: Int32  # [G]  tokens of the prefixes, multiples of BLOCK_SIZE
     copies: Int32  # [c, 2]  from block, to block

@@ -1,0 +1,176 @@
+"""AsyncClient: a client for an asyncio loop, over an engine in another process; Stream: one request's news.
+
+It knows the channel and the client that makes text; not how the process was started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, News
+from penstock.engine.client import Asked, Client, error_of
+from penstock.engine.engine import Refused
+from penstock.engine.open import EngineFacts
+from penstock.errors import EngineError, PenstockError
+from penstock.request import Delta, PositionLogprobs, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
+
+
+class Stream:
+    """One request's deltas: `async for deltas in stream` until all its samples have ended."""
+
+    def __init__(self, asked: Asked, cancel: Callable[[Asked], None]) -> None:
+        self.asked = asked
+        self._cancel = cancel
+        self._queue: asyncio.Queue[list[Delta] | PenstockError | None] = asyncio.Queue()
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.asked.prompt_ids
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.asked.num_cached_tokens
+
+    @property
+    def prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
+        """Known from the first delta on."""
+        return self.asked.prompt_logprobs
+
+    def cancel(self) -> None:
+        """Ends the request wherever it stands and ends the iteration; its blocks go back. Idempotent."""
+        self._cancel(self.asked)
+        self._queue.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        while True:
+            news = await self._queue.get()
+            while isinstance(news, list) and not self._queue.empty():
+                more = self._queue.get_nowait()  # a reader that is behind gets all at once
+                if isinstance(more, list):
+                    news += more
+                    continue
+                yield news
+                news = more
+            if news is None:
+                return
+            if isinstance(news, PenstockError):
+                raise news
+            yield news
+
+    def push(self, news: list[Delta] | PenstockError | None) -> None:
+        self._queue.put_nowait(news)
+
+
+class AsyncClient:
+    """Requests of one event loop. Made by launch.launch()."""
+
+    def __init__(
+        self, facts: EngineFacts, tokenizer: Tokenizer | None, end: ClientEnd, process: asyncio.subprocess.Process
+    ) -> None:
+        self.facts, self.tokenizer = facts, tokenizer
+        self._end, self._process = end, process
+        self._client = Client(facts, tokenizer, self._send)
+        self._streams: dict[int, Stream] = {}
+        self._stats: dict[str, float] = {}
+        self._closing = False
+        self._dead: PenstockError | None = None
+        self._reader = asyncio.create_task(self._read())
+        self._watcher = asyncio.create_task(self._watch())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's process runs and has not said that it failed."""
+        return self._dead is None and self._process.returncode is None
+
+    def stats(self) -> dict[str, float]:
+        """The engine's latest gauges and counters."""
+        return dict(self._stats)
+
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool, samples: Sequence[int] | None = None
+    ) -> Stream:
+        """Sends a request. Raises UsageError where it can never be served, EngineError where the engine is gone."""
+        if self._dead is not None or self._closing:
+            raise self._dead or EngineError("the engine is closed")
+        asked = self._client.submit(prompt_ids, sampling, stream=stream, samples=samples)
+        self._streams[asked.request_id] = made = Stream(asked, self._cancel)
+        return made
+
+    async def close(self) -> None:
+        """Ends the engine's process; requests under way get an EngineError."""
+        if self._closing:
+            return
+        self._closing = True
+        self._fail(EngineError("the engine was closed"))
+        if self._process.returncode is None:
+            self._end.send_down(Close())
+            try:
+                await asyncio.wait_for(self._process.wait(), timeout=10)
+            except TimeoutError:
+                self._process.kill()
+        for task in (self._reader, self._watcher):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._process.wait()
+        self._end.close()
+
+    def _send(self, word: Request | tuple[int, int | None]) -> None:
+        self._end.send_down(Ask(word) if isinstance(word, Request) else Cancel(*word))
+
+    def _cancel(self, asked: Asked) -> None:
+        self._streams.pop(asked.request_id, None)
+        if not self._closing and self._dead is None:
+            self._client.cancel(asked)
+
+    async def _read(self) -> None:
+        """Takes news up, as it comes."""
+        while True:
+            word = await self._end.receive()
+            if isinstance(word, Failed):
+                self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
+                return
+            if isinstance(word, News):
+                self._news(word)
+
+    def _news(self, word: News) -> None:
+        if word.stats is not None:
+            self._stats = word.stats
+        for refused in word.refused:
+            stream = self._streams.pop(refused.request_id, None)
+            if stream is not None:
+                stream.push(error_of(refused))
+            self._client.take(refused)
+        if word.deltas is None:
+            return
+        by_request: dict[int, list[Delta]] = {}
+        for delta in self._client.take(word.deltas):
+            by_request.setdefault(delta.request_id, []).append(delta)
+        for request_id, deltas in by_request.items():
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue
+            stream.push(deltas)
+            if not stream.asked.remaining:
+                stream.push(None)
+                del self._streams[request_id]
+
+    async def _watch(self) -> None:
+        """Waits for the process's end: whoever still waits for an answer is told."""
+        code = await self._process.wait()
+        if not self._closing:
+            await asyncio.sleep(0.2)  # its last words may still be on the way
+            self._fail(EngineError(f"the engine's process ended with code {code}"))
+
+    def _fail(self, error: PenstockError) -> None:
+        if self._dead is None:
+            self._dead = error
+        for stream in self._streams.values():
+            stream.push(self._dead)
+        self._streams.clear()

@@ -1,0 +1,212 @@
+"""Client: the engine's end that knows text. Ids go down; deltas come up and become text, stop strings, logprobs.
+
+    submit -> Request (ids) --down--> engine --up--> Deltas (columns) -> take -> Delta (text, one sample's news)
+
+Text is touched late: a sample that is not streamed is decoded once, at its end, many in one call; one with stop strings
+also when a watched token was drawn. It knows ids and text; not how messages travel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock import errors
+from penstock.engine.engine import Refused
+from penstock.engine.open import EngineFacts
+from penstock.engine.sample_text import LogprobColumns, SampleText
+from penstock.errors import ContextLengthError, PenstockError, UsageError
+from penstock.request import FINISH_REASONS, Delta, PositionLogprobs, Request, SamplingParams
+from penstock.schedule.deltas import GOES_ON, STOP, Deltas, PromptNews
+
+if TYPE_CHECKING:
+    from penstock.text.stop_strings import StopStrings
+    from penstock.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A request that has not been answered in full."""
+
+    request_id: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    stream: bool
+    stops: StopStrings | None
+    remaining: int
+    samples: dict[int, SampleText] = field(default_factory=dict)  # those that have had news before their end
+    over: set[int] = field(default_factory=set)  # samples that have ended
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+
+
+class Client:
+    """One client of one engine. `send` takes what goes down: a Request, or (request id, sample or None) to cancel."""
+
+    def __init__(
+        self, facts: EngineFacts, tokenizer: Tokenizer | None, send: Callable[[Request | tuple[int, int | None]], None]
+    ) -> None:
+        self.facts, self.tokenizer, self._send = facts, tokenizer, send
+        self.asked: dict[int, Asked] = {}
+        self._ids = itertools.count()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        samples: Sequence[int] | None = None,
+    ) -> Asked:
+        """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served."""
+        self._check(prompt_ids, params)
+        stops = None
+        if params.stop:
+            if self.tokenizer is None:
+                raise UsageError("stop strings need a tokenizer: leave skip_tokenizer_init off", param="stop")
+            stops = self.tokenizer.stop_strings(params.stop_strings, skip_special_tokens=params.skip_special_tokens)
+        request_id = next(self._ids)
+        count = params.n if samples is None else len(samples)
+        asked = Asked(request_id, list(prompt_ids), params, stream, stops, count)
+        self.asked[request_id] = asked
+        self._send(
+            Request(
+                request_id=request_id,
+                prompt=np.array(prompt_ids, np.int32).tobytes(),
+                sampling=params,
+                stream=stream,
+                watch=None if stops is None else np.packbits(stops.watch_bits()).tobytes(),
+                samples=None if samples is None else list(samples),
+            )
+        )
+        return asked
+
+    def cancel(self, asked: Asked) -> None:
+        """Ends a request whose answer nobody wants any more."""
+        if self.asked.pop(asked.request_id, None) is not None:
+            self._send((asked.request_id, None))
+
+    def waits_for(self, request_id: int) -> bool:
+        """Whether samples of a request are still to end."""
+        return request_id in self.asked
+
+    def take(self, up: Deltas | Refused) -> list[Delta]:
+        """Makes deltas of one message, in its order."""
+        if isinstance(up, Refused):
+            return self._refused(up)
+        for news in up.prompts:
+            self._prompt_news(news)
+        out: list[Delta] = []
+        late: list[tuple[Delta, Asked]] = []  # whole samples without stop strings: decoded together
+        for i in range(up.count):
+            asked = self.asked.get(int(up.request[i]))
+            index = int(up.sample[i])
+            if asked is None or index in asked.over:
+                continue
+            tokens = up.tokens[up.start[i] : up.start[i + 1]].tolist()
+            finish, stop_id = int(up.finish[i]), int(up.stop_id[i])
+            if asked.stops is None and not asked.stream and asked.params.logprobs is None:
+                delta = Delta(asked.request_id, index, token_ids=tokens)
+                late.append((delta, asked))
+            else:
+                delta = self._news(asked, index, tokens, finish, LogprobColumns.of(up, i), out)
+            self._finish(asked, delta, finish, stop_id)
+        self._decode(late)
+        out += [delta for delta, _ in late]
+        return out
+
+    # --- one sample ---------------------------------------------------------------------------------------------------
+
+    def _news(
+        self, asked: Asked, index: int, tokens: list[int], finish: int, scores: LogprobColumns | None, out: list[Delta]
+    ) -> Delta:
+        """News of a sample that keeps a state: streamed, with stop strings, or with logprobs."""
+        text = asked.samples.get(index)
+        if text is None:
+            text = asked.samples[index] = SampleText(asked.params, asked.stops, self.tokenizer, asked.stream)
+        delta = text.take(asked.request_id, index, tokens, finish, scores)
+        if asked.stream or finish != GOES_ON or delta.stop_reason is not None:
+            out.append(delta)
+        return delta
+
+    def _finish(self, asked: Asked, delta: Delta, finish: int, stop_id: int) -> None:
+        stopped = delta.stop_reason is not None  # by a stop string, which the engine doesn't know of
+        if stopped:
+            delta.finish_reason = "stop"
+            if finish == GOES_ON:
+                self._send((asked.request_id, delta.index))
+        elif finish != GOES_ON:
+            delta.finish_reason = FINISH_REASONS[finish]
+            if finish == STOP and stop_id >= 0:
+                delta.stop_reason = stop_id
+            if delta.finish_reason == "error":
+                delta.error = "the model's logits were not finite: try another dtype"
+        if delta.finish_reason is None:
+            return
+        asked.over.add(delta.index)
+        asked.samples.pop(delta.index, None)
+        asked.remaining -= 1
+        if not asked.remaining:
+            self.asked.pop(asked.request_id, None)
+
+    def _decode(self, late: list[tuple[Delta, Asked]]) -> None:
+        """Decodes whole samples, many in one call."""
+        if self.tokenizer is None:
+            return
+        for skip in (True, False):
+            mine = [(d, a) for d, a in late if a.params.detokenize and a.params.skip_special_tokens is skip]
+            kept = [spoken(d.token_ids, d.finish_reason, a.params) for d, a in mine]
+            texts = self.tokenizer.decode_batch(kept, skip_special_tokens=skip) if kept else []
+            for (delta, _), text in zip(mine, texts, strict=True):
+                delta.text = text
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        longest, vocab = self.facts.max_model_len, self.facts.vocab_size
+        if not len(prompt_ids):
+            raise UsageError("the prompt is empty: give at least one token", param="prompt")
+        if len(prompt_ids) >= longest:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_ids)} tokens and the context {longest}: shorten it, "
+                "or raise max_model_len",
+                param="prompt",
+            )
+        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
+            raise UsageError(f"the prompt names a token outside 0 to {vocab - 1}", param="prompt")
+        if params.logit_bias and max(params.logit_bias) >= vocab:
+            raise UsageError(f"logit_bias names a token outside 0 to {vocab - 1}", param="logit_bias")
+
+    def _refused(self, refused: Refused) -> list[Delta]:
+        asked = self.asked.pop(refused.request_id, None)
+        if asked is None:
+            return []
+        return [Delta(refused.request_id, -1, finish_reason="error", error=refused.message)]
+
+    def _prompt_news(self, news: PromptNews) -> None:
+        asked = self.asked.get(news.request)
+        if asked is None:
+            return
+        asked.num_cached_tokens = news.cached_tokens
+        columns = LogprobColumns.of_prompt(news)
+        if columns is not None:
+            k = asked.params.prompt_logprobs or 0
+            asked.prompt_logprobs = [None, *columns.positions(asked.prompt_ids[1:], k, self.tokenizer)]
+
+
+def spoken(tokens: list[int], finish: str | None, params: SamplingParams) -> list[int]:
+    """The tokens whose text is shown: all but an end or stop token, unless that was asked for."""
+    if finish == "stop" and not params.include_stop_str_in_output:
+        return tokens[:-1]
+    return tokens
+
+
+def error_of(refused: Refused) -> PenstockError:
+    """The exception that a refusal stands for."""
+    kind = getattr(errors, refused.kind, UsageError)
+    assert issubclass(kind, PenstockError)
+    return kind(refused.message, param=refused.param)

@@ -1,0 +1,100 @@
+"""Engine: the loop. Requests come in, steps go out to the device, and what comes back goes up: one screen.
+
+A step is launched before the one before it is read (`steps_ahead`): the device never waits for the host to look. It
+knows the scheduler and a runner; no text, no processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.errors import EngineError, PenstockError
+from penstock.request import Request
+from penstock.schedule.deltas import Deltas
+from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.step import Flight, Runner, StepPlan
+
+
+@dataclass(slots=True)
+class Refused:
+    """A request that never ran, and why: `kind` is the error's class name."""
+
+    request_id: int
+    kind: str
+    message: str
+    param: str | None
+
+
+class Engine:
+    """A scheduler and a runner, turned by step()."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, steps_ahead: int = 1) -> None:
+        self.scheduler, self.runner, self.steps_ahead = scheduler, runner, steps_ahead
+        self.flights: deque[tuple[StepPlan, Flight]] = deque()
+        self._rate = _Rate()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self.flights)
+
+    def submit(self, request: Request) -> Refused | None:
+        """Takes a request, or says why it can never run."""
+        try:
+            self.scheduler.submit(request)
+        except PenstockError as error:
+            return Refused(request.request_id, type(error).__name__, str(error), error.param)
+        return None
+
+    def cancel(self, request_id: int, sample: int | None = None) -> None:
+        self.scheduler.cancel(request_id, sample)
+
+    def step(self) -> Deltas | None:
+        """Launches the next step if there is one, then reads the oldest if enough are ahead. Gives what it read."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.flights.append((plan, self.runner.launch(plan)))
+        elif not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
+            raise EngineError(f"the scheduler has work that it cannot place: {self.scheduler.stats()}")
+        if not self.flights or (plan is not None and len(self.flights) <= self.steps_ahead):
+            return None
+        oldest, flight = self.flights.popleft()
+        deltas = self.scheduler.commit(oldest, flight.fetch())
+        self._rate.look(self.scheduler.counts["generation_tokens"])
+        return deltas
+
+    def stats(self) -> dict[str, float]:
+        """The scheduler's gauges and counters, the rate now, and the expected end of all that is known."""
+        stats = self.scheduler.stats()
+        rate = self._rate.per_second
+        left = self.scheduler.expected_tokens_left()
+        return {
+            **stats,
+            "tokens_per_second": rate,
+            "expected_seconds_left": left / rate if rate and left else 0.0,
+        }
+
+
+class _Rate:
+    """Output tokens a second over the last seconds."""
+
+    _SPAN = 2.0
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def look(self, tokens: int) -> None:
+        now = time.monotonic()
+        if self._seen and now - self._seen[-1][0] < self._SPAN / 40:
+            return
+        self._seen.append((now, tokens))
+        while len(self._seen) > 2 and now - self._seen[0][0] > self._SPAN:
+            self._seen.popleft()
+
+    @property
+    def per_second(self) -> float:
+        if len(self._seen) < 2:
+            return 0.0
+        (first, low), (last, high) = self._seen[0], self._seen[-1]
+        return (high - low) / (last - first)

@@ -1,0 +1,82 @@
+"""open_engine: a Config -> an engine that is ready, and the facts that its users need.
+
+It joins demo, weights, execute and schedule; it knows no channel and no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.config import Config
+from penstock.engine.engine import Engine
+from penstock.errors import UsageError
+from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler import Scheduler
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineFacts:
+    """What a client knows of its engine. It crosses the channel once, when the engine is ready."""
+
+    model: str
+    folder: str
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: dict[str, float | int] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)  # the runner's description
+
+
+def model_folder(config: Config) -> Path:
+    """Where the model's files are: the package's own for `demo`, else a folder or the hub's copy."""
+    if config.model.model == "demo":
+        from penstock import demo
+
+        if config.model.revision is not None:
+            raise UsageError("the demo model has no revisions: leave --revision out", param="revision")
+        return demo.model_folder()
+    from penstock.weights.find import find_model
+
+    return find_model(config.model.model, config.model.revision)
+
+
+def open_engine(config: Config) -> tuple[Engine, EngineFacts]:
+    """Loads the model and starts the device in this process."""
+    from penstock.execute.ranks import open_runner
+
+    config.check()
+    folder = model_folder(config)
+    runner = open_runner(config, folder)
+    try:
+        scheduler = Scheduler(
+            Limits(
+                num_blocks=runner.num_blocks,
+                max_rows=runner.max_rows,
+                max_model_len=runner.max_model_len,
+                max_batched_tokens=runner.max_batched_tokens,
+                vocab_size=runner.vocab_size,
+                eos_token_ids=runner.eos_token_ids,
+                prefix_caching=config.memory.enable_prefix_caching,
+                # A window's rows see different parts of a shared prefix: they are attended each by itself.
+                prefix_groups=config.schedule.prefix_groups == "auto" and not runner.uses_window,
+                preempt_every=config.schedule.preempt_every,
+                seed=config.model.seed,
+            )
+        )
+    except BaseException:
+        runner.close()
+        raise
+    facts = EngineFacts(
+        model=config.model.model,
+        folder=str(folder),
+        max_model_len=runner.max_model_len,
+        max_num_seqs=runner.max_rows,
+        vocab_size=runner.vocab_size,
+        eos_token_ids=tuple(runner.eos_token_ids),
+        sampling_defaults=dict(runner.sampling_defaults),
+        about=runner.describe(),
+    )
+    return Engine(scheduler, runner, config.schedule.steps_ahead), facts

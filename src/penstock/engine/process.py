@@ -1,0 +1,91 @@
+"""The engine's process: `python -m penstock.engine.process`, started by launch.py and by nobody else.
+
+It reads one line of JSON from standard input (the knobs and the channel's address), loads the model, says Ready, and
+turns the loop until it is told to close. Standard input stays open for as long as the parent lives: its end is ours. It
+knows the loop and the channel.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from penstock.config import Config
+from penstock.engine.channel import Ask, Close, EngineEnd, Failed, News, Ready
+from penstock.engine.engine import Engine, Refused
+from penstock.errors import EngineError, PenstockError
+
+STATS_EVERY = 0.1  # seconds between stats on the way up
+
+
+class Start(msgspec.Struct):
+    """The line on standard input."""
+
+    address: str
+    knobs: dict[str, Any]
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent says when to end
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end = EngineEnd(start.address)
+    try:
+        from penstock.engine.open import open_engine
+
+        engine, facts = open_engine(Config.of(**start.knobs))
+        end.send_up(Ready(facts))
+        _turn(engine, end)
+        engine.runner.close()
+    except PenstockError as error:
+        end.send_up(Failed(type(error).__name__, str(error), error.param))
+        return error.exit_code
+    except Exception as error:
+        end.send_up(Failed(EngineError.__name__, f"the engine died: {type(error).__name__}: {error}", None))
+        raise
+    finally:
+        end.close()
+    return 0
+
+
+def _turn(engine: Engine, end: EngineEnd) -> None:
+    """The loop: words down, a step, news up; it sleeps on the channel where there is no work."""
+    told = 0.0
+    idle = False
+    while True:
+        refused: list[Refused] = []
+        for word in end.receive(-1 if idle else 0):
+            if isinstance(word, Close):
+                return
+            if isinstance(word, Ask):
+                refusal = engine.submit(word.request)
+                refused += [refusal] if refusal is not None else []
+            else:
+                engine.cancel(word.request_id, word.sample)
+        deltas = engine.step() if engine.has_work else None
+        idle = not engine.has_work
+        now = time.monotonic()
+        stats = engine.stats() if idle or now - told > STATS_EVERY else None
+        told = now if stats is not None else told
+        if stats is not None or refused or (deltas is not None and (deltas.count or deltas.prompts)):
+            end.send_up(News(deltas, refused, stats))
+
+
+def _end_with_parent() -> None:
+    """Blocks until standard input ends, which it does when the parent is gone, however it went.
+
+    Read from the descriptor, not from the buffered object: a reader inside that lock aborts the interpreter's exit.
+    """
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

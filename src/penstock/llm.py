@@ -1,0 +1,311 @@
+"""LLM: the Python API over lists, its engine in the caller's process: scripts without a main guard and notebooks work.
+
+    llm = LLM("folder-or-hub-id")
+    outs = llm.generate(prompts, SamplingParams(n=64, temperature=0.6, max_tokens=256, stop=["Question:"]))
+
+It knows the engine and its client; nothing of jobs, files or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import Config
+from penstock.errors import EngineError, UsageError
+from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from penstock.engine.client import Asked
+
+TextOrIds = str | Sequence[int]
+Message = dict[str, Any]
+
+_AHEAD = 2  # prompts are pulled until this many times the rows have work
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompt:
+    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all."""
+
+    key: Any
+    prompt: TextOrIds | None = None
+    messages: list[Message] | None = None
+    params: SamplingParams
+    samples: Sequence[int] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Finished:
+    """One finished sample of a Prompt, or (`output` None) why the prompt could not run; the others go on."""
+
+    key: Any
+    output: CompletionOutput | None
+    error: str | None
+    prompt_tokens: int
+
+
+class LLM:
+    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name."""
+
+    def __init__(self, model: str = "demo", **knobs: Any) -> None:
+        from penstock.engine.client import Client
+        from penstock.engine.open import open_engine
+        from penstock.text.tokenizer import Tokenizer
+
+        self.config = Config.of(model=str(model), **knobs)
+        self._engine, self.facts = open_engine(self.config)
+        try:
+            self._tokenizer = None
+            if not self.config.model.skip_tokenizer_init:
+                self._tokenizer = Tokenizer.load(Path(self.facts.folder), vocab_size=self.facts.vocab_size)
+        except BaseException:
+            self._engine.runner.close()
+            raise
+        self._client = Client(self.facts, self._tokenizer, self._down)
+        self._closed = False
+
+    # --- generate and chat --------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Samples for each prompt (a text, token ids, or a list of either), in the order of the prompts.
+
+        A prompt that can't run (too long) gives a RequestOutput with `error` and no outputs; the others go on.
+        `use_tqdm`: a progress line on a terminal.
+        """
+        listed = _as_list(prompts)
+        each = _params_for(listed, sampling_params)
+        asked = [Prompt(key=i, prompt=p, params=s) for i, (p, s) in enumerate(zip(listed, each, strict=True))]
+        return self._run(asked, use_tqdm)
+
+    def chat(
+        self,
+        messages: list[Message] | Sequence[list[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template."""
+        listed: list[Any] = list(messages)
+        if listed and isinstance(listed[0], dict):
+            listed = [listed]
+        each = _params_for(listed, sampling_params)
+        asked = [Prompt(key=i, messages=m, params=s) for i, (m, s) in enumerate(zip(listed, each, strict=True))]
+        return self._run(asked, use_tqdm)
+
+    def stream(self, prompts: Iterable[Prompt]) -> Iterator[Finished]:
+        """For long jobs: pulls prompts as rows come free and yields each sample as it ends, in any order.
+
+        Memory doesn't grow with the number of prompts. Closing the iterator early cancels what is under way.
+        """
+        for delta, asked, prompt in self._deltas(prompts):
+            if asked is None:
+                yield Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
+            elif delta.finish_reason is not None:
+                output = None if delta.index < 0 else _output(delta)
+                yield Finished(key=prompt.key, output=output, error=delta.error, prompt_tokens=len(asked.prompt_ids))
+
+    # --- what else it says --------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer; None with skip_tokenizer_init."""
+        return self._tokenizer
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters since the start; prompt tokens of a group are counted once (`prefilled_tokens`)."""
+        return self._engine.stats()
+
+    @property
+    def generation_tokens(self) -> int:
+        """Output tokens made so far. Unlike `stats`, which walks the queues, it may be read from any thread."""
+        return int(self._engine.scheduler.counts["generation_tokens"])
+
+    def close(self) -> None:
+        """Stops the device and gives the memory back. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._engine.runner.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- the way down and up ------------------------------------------------------------------------------------------
+
+    def _down(self, word: Request | tuple[int, int | None]) -> None:
+        if isinstance(word, Request):
+            refused = self._engine.submit(word)
+            if refused is not None:
+                from penstock.engine.client import error_of
+
+                raise error_of(refused)
+        else:
+            self._engine.cancel(*word)
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if prompt.messages is not None:
+            from penstock.text import chat
+
+            text = chat.render(self._needs_tokenizer("chat"), prompt.messages)
+            return list(self._needs_tokenizer("chat").encode(text, add_special_tokens=False))
+        if isinstance(prompt.prompt, str):
+            return list(self._needs_tokenizer("a text prompt").encode(prompt.prompt))
+        if prompt.prompt is None:
+            raise UsageError("a prompt needs `prompt` or `messages`", param="prompt")
+        return [_token(t) for t in prompt.prompt]
+
+    def _needs_tokenizer(self, what: str) -> Any:
+        if self._tokenizer is None:
+            raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
+        return self._tokenizer
+
+    def _deltas(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Delta, Asked | None, Prompt]]:
+        """Submits while rows want work, turns the engine, and hands out deltas with their request and prompt.
+
+        A prompt that was refused comes with no request.
+        """
+        if self._closed:
+            raise EngineError("this LLM is closed: make a new one")
+        source = iter(prompts)
+        known: dict[int, tuple[Asked, Prompt]] = {}
+        room = _AHEAD * self.facts.max_num_seqs
+        try:
+            while True:
+                while room > 0 and (prompt := next(source, None)) is not None:
+                    try:
+                        asked = self._client.submit(self._ids(prompt), prompt.params, samples=prompt.samples)
+                    except UsageError as error:
+                        yield Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt
+                        continue
+                    known[asked.request_id] = asked, prompt
+                    room -= asked.remaining
+                if not known:
+                    return
+                deltas = self._engine.step()
+                news = self._client.take(deltas) if deltas is not None else []
+                for delta in news:
+                    room += delta.finish_reason is not None
+                    yield delta, *known[delta.request_id]
+                for delta in news:
+                    if not self._client.waits_for(delta.request_id):
+                        known.pop(delta.request_id, None)
+        finally:
+            for asked, _ in known.values():
+                self._client.cancel(asked)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Reads the flights that are still out: steps that ran too far."""
+        while self._engine.has_work:
+            self._engine.step()
+
+    def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:
+        """All of `prompts`, keyed 0, 1, ..., as RequestOutputs in their order."""
+        outs = [
+            RequestOutput(str(i), p.prompt if isinstance(p.prompt, str) else None, []) for i, p in enumerate(prompts)
+        ]
+        bar = _Bar(sum(p.params.n for p in prompts)) if progress else None
+        try:
+            for delta, asked, prompt in self._deltas(prompts):
+                _collect(outs[prompt.key], delta, asked)
+                if bar is not None and delta.finish_reason is not None:
+                    bar.advance()
+        finally:
+            if bar is not None:
+                bar.close()
+        for out in outs:
+            out.outputs.sort(key=lambda output: output.index)
+        return outs
+
+
+def _collect(out: RequestOutput, delta: Delta, asked: Asked | None) -> None:
+    if asked is not None:
+        out.prompt_token_ids = asked.prompt_ids
+        out.num_cached_tokens = asked.num_cached_tokens
+        out.prompt_logprobs = asked.prompt_logprobs
+    if asked is None or delta.index < 0:
+        out.error = delta.error
+    elif delta.finish_reason is not None:
+        out.outputs.append(_output(delta))
+
+
+def _output(delta: Delta) -> CompletionOutput:
+    total = None
+    if delta.logprobs is not None:
+        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+        total = sum(position[token].logprob for token, position in pairs)
+    return CompletionOutput(
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+        cumulative_logprob=total,
+        logprobs=delta.logprobs,
+    )
+
+
+class _Bar:
+    """A progress line, on a terminal only."""
+
+    def __init__(self, samples: int) -> None:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (TextColumn("penstock"), MofNCompleteColumn(), TextColumn("samples"))
+        self._progress = Progress(
+            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+        )
+        self._task = self._progress.add_task("", total=samples)
+        self._progress.start()
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _as_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(p, int) for p in listed):
+        return [listed]
+    for place, prompt in enumerate(listed):
+        if not isinstance(prompt, (str, Sequence)):
+            raise UsageError(f"prompt {place} is {type(prompt).__name__}: give a text or a list of token ids")
+    return listed
+
+
+def _params_for(
+    prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
+    if len(params) != len(prompts):
+        raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each prompt")
+    return list(params)
+
+
+def _token(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
+    return value

@@ -36,6 +36,7 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 YARN_MSCALE = YARN | {"mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}
+YARN_ATTENTION = YARN | {"attention_factor": 1.3, "beta_fast": 4.0, "beta_slow": 0.5}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
@@ -48,12 +49,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN}),
     "llama-yarn-mscale": ("Llama", {"rope_parameters": YARN_MSCALE}),
-    "llama-yarn-attention": ("Llama", {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 8.0}}),
+    "llama-yarn-attention": ("Llama", {"rope_parameters": YARN_ATTENTION}),
     "mistral-window": ("Mistral", {"sliding_window": 21}),
     "mistral-no-window": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1}),
-    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, "rms_norm_eps": 1e-2}),
     "qwen3-bias-windows": (
         "Qwen3",
         {
@@ -82,10 +83,10 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
     return model
 
 
-def _ours(folder: Path) -> Decoder:
+def _ours(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     device = torch.device("cpu")
-    ops = choose(device, torch.float32, "reference")
-    return load_model(folder, load_format="auto", dtype=torch.float32, device=device, ops=ops, seed=0)
+    ops = choose(device, dtype, "auto")
+    return load_model(folder, load_format="auto", dtype=dtype, device=device, ops=ops, seed=0)
 
 
 def _assert_close(ours: Tensor, theirs: Tensor) -> None:
@@ -144,3 +145,17 @@ def test_token_by_token_is_the_same_as_whole(pair: tuple[Any, Decoder]) -> None:
     for position, token in enumerate(prompt):
         both = cache.step([(1, token), (0, prompt[-1 - position])])
         _assert_close(both[0], logits[position])
+
+
+@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "qwen2-windows"])
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case: str) -> None:
+    theirs = _theirs(case)
+    theirs.save_pretrained(tmp_path)
+    prompt, greedy, exact = _expected(theirs)
+    half = theirs.to(torch.bfloat16)
+    with torch.inference_mode():
+        their_error = (half(torch.tensor([prompt + greedy])).logits[0].float() - exact).square().mean().sqrt()
+    logits = PagedCache(_ours(tmp_path, torch.bfloat16), 1, 9).step([], [(0, prompt + greedy)])
+    our_error = (logits.float() - exact).square().mean().sqrt()
+    assert logits.dtype == torch.bfloat16
+    assert 0 < our_error < 1.2 * their_error < 0.2 * exact.std()

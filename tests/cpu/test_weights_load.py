@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.errors import CheckpointError
+from penstock.errors import CapacityError, CheckpointError
 from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
 from penstock.models.model_config import model_config_of, read_model_config
@@ -164,6 +164,19 @@ def test_the_rotary_table_may_be_shorter_than_the_context(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert _load(tmp_path, load_format="dummy").cos_sin.shape == (64, 2, 2)
     assert _load(tmp_path, load_format="dummy", positions=20).cos_sin.shape == (20, 2, 2)
+
+
+def test_weights_that_no_memory_holds(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 2**31 - 1, "hidden_size": 2**22}))
+    with pytest.raises(CapacityError, match="in float32 don't fit the memory of cpu"):
+        _load(tmp_path, load_format="dummy")
+
+
+def test_shapes_alone_cost_no_memory(tmp_path: Path) -> None:
+    config = model_config_of(CONFIG | {"vocab_size": 2**30, "hidden_size": 2**16}, "here")
+    model = Decoder(config, choose(CPU, torch.float32), torch.bfloat16, torch.device("meta"))
+    assert model.weights_bytes > 2 * 2 * 2**30 * 2**16
+    assert model.kv_shape(9) == (9, 2, 2, 16, 2**14)
 
 
 def test_a_given_config_is_taken(tmp_path: Path) -> None:
@@ -322,3 +335,16 @@ def test_config_and_weights_of_two_models(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\.bias'.*of one model"):
         _load(tmp_path)
     assert not read_model_config(tmp_path).qkv_bias
+
+
+def test_a_shard_cut_anywhere(tmp_path: Path, sound: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(sound, folder)
+    whole = (folder / SHARD).read_bytes()
+    for kept in range(0, len(whole), 97):
+        (folder / SHARD).write_bytes(whole[:kept])
+        with pytest.raises(CheckpointError, match="cut short"):
+            _fill(folder)
+    (folder / SHARD).write_bytes(whole + b"more")
+    with pytest.raises(CheckpointError, match=SHARD):
+        _fill(folder)

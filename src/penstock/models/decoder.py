@@ -45,7 +45,8 @@ class Layer:
 class Decoder:
     """A decoder whose weights are not filled yet: see `penstock.weights`.
 
-    positions: how many the rotary table holds; None: the config's context.
+    positions: how many the rotary table holds; None: the config's context. On torch's meta device it costs no memory.
+    weights_bytes: of the weights in `dtype`, a tied head once; a kernel's own arrangement of them may take more.
     """
 
     def __init__(

@@ -241,7 +241,7 @@ def sampling_columns(lives: list[LiveRequest], counts: list[int]) -> SamplingCol
     named = [(live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size]
     ids = [np.tile(live.bias_ids, count) for live, count in named]
     values = [np.tile(live.bias_values, count) for live, count in named]
-    columns = {name: np.ascontiguousarray(records[name]) for name in SAMPLING_RECORD.names or ()}
+    columns = {name: records[name].copy() for name in SAMPLING_RECORD.names or ()}
     return SamplingColumns(
         **columns,
         bias_start=start,

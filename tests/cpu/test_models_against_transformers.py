@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
+from penstock.models.model_config import model_config_of
 from penstock.weights.load import load_model
 
 SMALL = {
@@ -159,3 +161,23 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case:
     our_error = (logits.float() - exact).square().mean().sqrt()
     assert logits.dtype == torch.bfloat16
     assert 0 < our_error < 1.2 * their_error < 0.2 * exact.std()
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_every_key_that_transformers_can_write_is_understood(kind: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(**SMALL)
+    whole, short = (json.loads(config.to_json_string(use_diff=diff)) for diff in (False, True))
+    assert len(whole) > len(short)
+    assert model_config_of(whole, "whole") == model_config_of(short, "short")
+
+
+def test_the_spelling_of_transformers_4_computes_the_same(tmp_path: Path) -> None:
+    _theirs("llama-llama3").save_pretrained(tmp_path)
+    prompt = list(range(50, 120))
+    expected = PagedCache(_ours(tmp_path), 1, 9).step([], [(0, prompt)])
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    rope = raw.pop("rope_parameters")
+    raw |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "torch_dtype": raw.pop("dtype")}
+    path.write_text(json.dumps(raw))
+    assert torch.equal(PagedCache(_ours(tmp_path), 1, 9).step([], [(0, prompt)]), expected)

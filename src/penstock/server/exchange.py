@@ -27,7 +27,7 @@ from penstock.server.refusals import ModelNotFoundError, SampleError, ShuttingDo
 from penstock.server.translate import Call, chat_call, completion_call
 
 if TYPE_CHECKING:
-    from penstock.engine.client import AsyncClient, Stream
+    from penstock.engine.async_client import AsyncClient, Stream
 
 CLOSED_BY_CLIENT = 499  # nobody reads it; it is for logs
 JSON = "application/json"

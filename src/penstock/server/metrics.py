@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from penstock.request import FINISH_REASONS
 
 if TYPE_CHECKING:
-    from penstock.engine.client import AsyncClient
+    from penstock.engine.async_client import AsyncClient
 
 _SECONDS = (*(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5)), 1000.0)
 _TOKENS = tuple(a * 10.0**b for b in range(6) for a in (1, 2, 5))
@@ -77,12 +77,12 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         names, values = list(self._labels), list(self._labels.values())
-        stats = self._client.stats()
-        for key, (name, help) in _GAUGES.items():
+        stats = self._client.stats()  # empty until the engine has first spoken, and then whole
+        for key, (name, help) in _GAUGES.items() if stats else ():
             gauge = GaugeMetricFamily("penstock:" + name, help, labels=names)
             gauge.add_metric(values, stats[key])
             yield gauge
-        for key, (name, help) in _COUNTERS.items():
+        for key, (name, help) in _COUNTERS.items() if stats else ():
             counter = CounterMetricFamily("penstock:" + name, help, labels=names)
             counter.add_metric(values, stats[key])
             yield counter

@@ -26,7 +26,7 @@ from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
 
 if TYPE_CHECKING:
-    from penstock.engine.client import AsyncClient
+    from penstock.engine.async_client import AsyncClient
 
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
@@ -174,9 +174,9 @@ async def _unless_stopped(work: Coroutine[Any, Any, Result], stop: Stop) -> Resu
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.first.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+        if task.done() and not (stopped.done() and task.exception() is not None):
             return task.result()
-        task.cancel()
+        task.cancel()  # of a signal to the whole terminal the engine may have died first: that is no error
         await asyncio.wait((task,))
         return None
     finally:

@@ -19,7 +19,7 @@ from penstock.server.refusals import HttpError
 from penstock.text.chat import render
 
 if TYPE_CHECKING:
-    from penstock.engine.client import EngineFacts
+    from penstock.engine.open import EngineFacts
     from penstock.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 65_536  # prompts x n of one body

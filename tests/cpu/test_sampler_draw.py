@@ -1,4 +1,4 @@
-"""The draw itself: by frequency against float64, greedy, rows that don't see each other, and rows that aren't finite."""
+"""The draw itself: by frequency against float64, greedy, rows that don't see each other, and rows not finite."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_rows_do_not_see_each_other(vocabulary: int, dtype: torch.dtype) -> None
 
 
 def test_a_wide_vocabulary_in_pieces_is_the_same_alone() -> None:
-    """More logits than the pieces hold; a row's sums are longer than torch's threshold for adding on several threads."""
+    """More logits than the pieces hold; sums are longer than torch's threshold for adding on several threads."""
     n, vocabulary = 40, 151_936
     logits = (torch.randn(n, vocabulary, generator=torch.Generator().manual_seed(4)) * 2).bfloat16()
     inputs = _mixed(n, seed=6)

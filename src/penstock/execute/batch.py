@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.execute.device_rows import DeviceRows, to_device
 from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
-from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, StepPlan
+from penstock.schedule.step import Chunks, Int32, StepPlan
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class Batch:
     max_length: int  # host: no row holds more tokens than this once the step's are stored
 
 
-def build_batch(plan: StepPlan, rows: DeviceRows) -> Batch:
-    """The plan's rows must be distinct; joins and new blocks are in `rows` already."""
+def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
+    """The plan's rows must be distinct; joins and new blocks are in `rows` already. dump_block: see `kv_cache`."""
     device = rows.device
     row = to_device(plan.rows, device).to(torch.int64)
     length, done = rows.length[row], rows.done[row]
@@ -41,7 +41,7 @@ def build_batch(plan: StepPlan, rows: DeviceRows) -> Batch:
     if plan.rows.size:
         max_length = min(int(plan.lengths.max()) + 1, rows.max_model_len)
         table = rows.block_table[:, : -(-max_length // BLOCK_SIZE)].index_select(0, row)
-        slots.append(_slots(table, positions[0], done))
+        slots.append(_slots(table, positions[0], done, dump_block))
         decode = _decode(plan, table, length, max_length)
     prefill = None
     if plan.chunks is not None and plan.chunks.tokens.size:
@@ -60,10 +60,10 @@ def build_batch(plan: StepPlan, rows: DeviceRows) -> Batch:
     return Batch(torch.cat(tokens), inputs, row, length, done, max_length)
 
 
-def _slots(table: Tensor, position: Tensor, done: Tensor) -> Tensor:
-    """Where each row's token goes; rows that run too far write to the scratch block."""
+def _slots(table: Tensor, position: Tensor, done: Tensor, dump_block: int) -> Tensor:
+    """Where each row's token goes; rows that run too far write to the dump."""
     block = table.gather(1, (position // BLOCK_SIZE)[:, None])[:, 0]
-    return torch.where(done, SCRATCH_BLOCK, block) * BLOCK_SIZE + position % BLOCK_SIZE
+    return torch.where(done, dump_block, block) * BLOCK_SIZE + position % BLOCK_SIZE
 
 
 def _decode(plan: StepPlan, table: Tensor, length: Tensor, max_length: int) -> DecodeInputs:

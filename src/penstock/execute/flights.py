@@ -41,6 +41,7 @@ class Outcome:
 
 
 Work = Callable[[], Outcome]
+Look = Callable[[StepTokens], None]  # what the runner does with tokens when they are read, before the reader has them
 
 
 class StepFlight(Protocol):
@@ -54,7 +55,7 @@ class StepFlight(Protocol):
 class Lane(Protocol):
     """Runs work in the order of its launch."""
 
-    def launch(self, work: Work) -> StepFlight: ...
+    def launch(self, work: Work, look: Look) -> StepFlight: ...
 
     def close(self) -> None: ...
 
@@ -69,12 +70,12 @@ class ThreadLane:
         self._thread = threading.Thread(target=self._run, name="penstock-device", daemon=True)
         self._thread.start()
 
-    def launch(self, work: Work) -> StepFlight:
+    def launch(self, work: Work, look: Look) -> StepFlight:
         if self._closed:
             raise EngineError("the device is closed: make a new engine")
         if self._error is not None:
             raise _told(self._error)
-        flight = _ThreadFlight()
+        flight = _ThreadFlight(look)
         self._queue.put((work, flight))
         return flight
 
@@ -102,9 +103,10 @@ class ThreadLane:
 
 
 class _ThreadFlight:
-    __slots__ = ("done", "error", "outcome")
+    __slots__ = ("_look", "done", "error", "outcome")
 
-    def __init__(self) -> None:
+    def __init__(self, look: Look) -> None:
+        self._look = look
         self.done = threading.Event()
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
@@ -117,7 +119,9 @@ class _ThreadFlight:
         if self.error is not None:
             raise _told(self.error)
         assert self.outcome is not None
-        return self.outcome.read()
+        tokens = self.outcome.read()
+        self._look(tokens)
+        return tokens
 
 
 class StreamLane:
@@ -127,7 +131,7 @@ class StreamLane:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._closed = False
 
-    def launch(self, work: Work) -> StepFlight:
+    def launch(self, work: Work, look: Look) -> StepFlight:
         if self._closed:
             raise EngineError("the device is closed: make a new engine")
         try:
@@ -138,7 +142,7 @@ class StreamLane:
                 event.record(self._stream)
         except RuntimeError as error:
             raise _told(error) from error
-        return _StreamFlight(host, event)
+        return _StreamFlight(host, event, look)
 
     def close(self) -> None:
         self._closed = True
@@ -146,9 +150,10 @@ class StreamLane:
 
 
 class _StreamFlight:
-    __slots__ = ("_event", "_outcome")
+    __slots__ = ("_event", "_look", "_outcome")
 
-    def __init__(self, outcome: Outcome, event: torch.cuda.Event) -> None:
+    def __init__(self, outcome: Outcome, event: torch.cuda.Event, look: Look) -> None:
+        self._look = look
         self._outcome = outcome
         self._event = event
 
@@ -160,7 +165,9 @@ class _StreamFlight:
             self._event.synchronize()
         except RuntimeError as error:
             raise _told(error) from error
-        return self._outcome.read()
+        tokens = self._outcome.read()
+        self._look(tokens)
+        return tokens
 
 
 def _told(error: BaseException) -> PenstockError:

@@ -1,6 +1,11 @@
 """KvCache: the pool of blocks. K and V of every layer, and the tokens that lie at each slot, in one geometry.
 
-It knows blocks and layers; no rows, no tables. `slot_token` is what penalties are counted from.
+It knows blocks, layers and which blocks a plan hands out; no rows. `slot_token` is what penalties are counted from.
+ Numbers that are not finite must stay with the row that made them, and plain torch's attention masks by adding -inf
+and multiplying by 0, which a NaN survives. So what is masked has to be finite: the scratch block, which pads tables,
+is never written (rows that run too far write to a block behind the scheduler's, the dump), and once a row's logits
+were not finite every block is cleared when it is handed out. The host sees such a row before it can hand its blocks
+on.
 """
 
 from __future__ import annotations
@@ -12,17 +17,22 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.execute.device_rows import to_device
 from penstock.kernels.ops import Ops
-from penstock.schedule.step import Int32
+from penstock.schedule.step import Int32, StepPlan
 
 _BYTES = {torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np.uint32, torch.int32: np.uint32}
 
 
 class KvCache:
-    """One tensor a layer of `shape` `[blocks, kv_heads, 2, 16, width]`; slot_token `[blocks, 16]` int32. All zeros."""
+    """One tensor a layer of `shape` `[blocks, kv_heads, 2, 16, width]`; slot_token `[blocks, 16]` int32. All zeros.
+
+    The last block is the dump.
+    """
 
     def __init__(self, layers: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, ops: Ops) -> None:
         self.layers: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(layers)]
         self.slot_token = _zeros((shape[0], BLOCK_SIZE), torch.int32, device)
+        self.dump_block = shape[0] - 1
+        self.poisoned = False  # set by whoever reads BAD_LOGITS
         self._ops = ops
 
     def copy(self, copies: Int32) -> None:
@@ -31,12 +41,32 @@ class KvCache:
         self._ops.copy_blocks(self.layers, source, target)
         self._ops.copy_blocks([self.slot_token], source, target)
 
+    def clear_handed_out(self, plan: StepPlan) -> None:
+        """Zeros in the blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
+        if not self.poisoned:
+            return
+        fresh = [plan.new_blocks[:, 2]]
+        if plan.joins is not None:
+            fresh.append(_past(plan.joins.blocks, plan.joins.length))
+        if plan.chunks is not None:
+            fresh.append(_past(plan.chunks.blocks, plan.chunks.context))
+        blocks = to_device(np.concatenate(fresh).astype(np.int64), self.slot_token.device)
+        for layer in self.layers:
+            layer.index_fill_(0, blocks, 0)
+
     def store_tokens(self, slots: Tensor, tokens: Tensor) -> None:
         """slots [T] int64, tokens [T] int64, as they are stored beside their K and V."""
         self.slot_token.view(-1).index_copy_(0, slots, tokens.to(torch.int32))
 
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.layers, self.slot_token))
+
+
+def _past(tables: Int32, stored: Int32) -> Int32:
+    """Entries of tables [k, width] past the blocks that hold `stored` tokens [k]; scratch among them is no harm."""
+    full = -(-stored // BLOCK_SIZE)
+    past: Int32 = tables[np.arange(tables.shape[1]) >= full[:, None]]
+    return past
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from penstock.execute.limits import Limits
 from penstock.execute.sampler import Sampler
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
-from penstock.schedule.step import StepPlan
+from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
@@ -51,7 +51,7 @@ class TorchRunner:
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
-        kv = KvCache(config.num_layers, model.kv_shape(limits.num_blocks), model.dtype, device, ops)
+        kv = KvCache(config.num_layers, model.kv_shape(limits.num_blocks + 1), model.dtype, device, ops)
         self._about["kv_bytes"] = kv.bytes()
         rows = DeviceRows(limits.max_rows, limits.max_model_len, end_ids, config.vocab_size, device)
         slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
@@ -61,7 +61,7 @@ class TorchRunner:
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
-        return self._lane.launch(lambda: self._run(plan))
+        return self._lane.launch(lambda: self._run(plan), self._look)
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)
@@ -71,6 +71,10 @@ class TorchRunner:
         if self._state is not None:
             self._lane.close()
             self._state = None
+
+    def _look(self, tokens: StepTokens) -> None:
+        if self._state is not None and (tokens.tokens == BAD_LOGITS).any():
+            self._state.kv.poisoned = True
 
     def _run(self, plan: StepPlan) -> Outcome:
         assert self._state is not None
@@ -85,6 +89,7 @@ class _State:
 
     def step(self, plan: StepPlan) -> Outcome:
         """The order is schedule.step's."""
+        self.kv.clear_handed_out(plan)
         if plan.copies.size:
             self.kv.copy(plan.copies)
         if plan.joins is not None and plan.joins.rows.size:
@@ -92,7 +97,7 @@ class _State:
             self.asked.join(plan.joins)
         if plan.new_blocks.size:
             self.rows.grow(plan.new_blocks)
-        batch = build_batch(plan, self.rows)
+        batch = build_batch(plan, self.rows, self.kv.dump_block)
         if not batch.token_ids.shape[0]:
             return Outcome(torch.empty(0, dtype=torch.int32))
         self.kv.store_tokens(batch.inputs.slots, batch.token_ids)

@@ -1,0 +1,223 @@
+"""Drives a TorchRunner by hand: a tiny model whose tokens depend on all that a row sees, and a host of a few lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.config import BLOCK_SIZE
+from penstock.execute.limits import Limits
+from penstock.execute.runner import TorchRunner
+from penstock.kernels.choose import choose
+from penstock.models.decoder import Decoder
+from penstock.models.model_config import model_config_of
+from penstock.schedule.step import (
+    WANTS_BIAS,
+    WANTS_FILTER,
+    WANTS_LOGPROBS,
+    WANTS_MIN_TOKENS,
+    WANTS_PENALTY,
+    Chunks,
+    Flight,
+    Int32,
+    Joins,
+    SamplingColumns,
+    StepPlan,
+)
+
+VOCABULARY = 160
+END = 7
+CONFIG = {
+    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+NONE = np.zeros(0, np.int32)
+
+
+def tiny_model(poison: int | None = None) -> Decoder:
+    """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN."""
+    device = torch.device("cpu")
+    model = Decoder(model_config_of(dict(CONFIG), "tiny"), choose(device, torch.float32), torch.float32, device)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * (0.4 if weight.dim() > 1 else 1.0))
+        if poison is not None:
+            model.embedding.table[poison] = torch.nan
+    model.prepare()
+    return model
+
+
+def tiny_runner(max_rows: int = 8, blocks: int = 200, poison: int | None = None) -> TorchRunner:
+    model = tiny_model(poison)
+    limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks)
+    return TorchRunner(model, model.ops, limits, (END,), {})
+
+
+@dataclass(slots=True)
+class Ask:
+    """Sampling parameters of one row."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = True
+    stop_ids: list[int] = field(default_factory=list)
+    logprobs: int = -1
+    bias: dict[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+
+    def wants(self) -> int:
+        wants = WANTS_FILTER if self.top_p < 1 or self.top_k or self.min_p else 0
+        wants |= WANTS_PENALTY if self.repetition != 1 or self.presence or self.frequency else 0
+        wants |= WANTS_BIAS if self.bias else 0
+        wants |= WANTS_MIN_TOKENS if self.min_tokens else 0
+        return wants | (WANTS_LOGPROBS if self.logprobs >= 0 else 0)
+
+
+@dataclass(slots=True)
+class Row:
+    """A sequence in a row, as the host sees it."""
+
+    number: int
+    tokens: list[int]  # what is stored, and the last token
+    prompt: int
+    limit: int
+    blocks: list[int]
+    ask: Ask
+    sample: int = 0
+    planned: int = 0  # stored tokens once all launched steps have run
+
+
+class Host:
+    """Blocks, rows and plans. Rows join with what they bring; each step may run any of them."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self.runner = runner
+        self.number = 0
+        self.next_block = 1
+
+    def take(self, count: int) -> list[int]:
+        """Fresh blocks, every second one, so that neighbours in a table are none in the pool."""
+        blocks = [self.next_block + 2 * i for i in range(count)]
+        self.next_block += 2 * count
+        assert blocks[-1] < self.runner.num_blocks if blocks else True
+        return blocks
+
+    def launch(self, rows: list[Row], **more: Any) -> Flight:
+        plan = self.plan(rows, **more)
+        for row in rows:
+            row.planned += 1
+        return self.runner.launch(plan)
+
+    def plan(
+        self,
+        rows: list[Row],
+        joins: list[Row] | None = None,
+        chunks: Chunks | None = None,
+        copies: list[tuple[int, int]] | None = None,
+        prefix: int = 0,
+    ) -> StepPlan:
+        """prefix: blocks that all `rows` share and attend to as one group."""
+        new = []
+        for row in rows:
+            if row.planned // BLOCK_SIZE == len(row.blocks) and row.planned < 128:
+                row.blocks += self.take(1)
+                new.append((row.number, len(row.blocks) - 1, row.blocks[-1]))
+        wants = int(np.bitwise_or.reduce([row.ask.wants() for row in rows] or [0]))
+        plan = StepPlan(
+            number=self.number,
+            rows=np.array([row.number for row in rows], np.int32),
+            lengths=np.array([row.planned for row in rows], np.int32),
+            wants=wants,
+            group_start=np.array([0, len(rows)] if prefix else [0], np.int32),
+            group_blocks=np.array([rows[0].blocks[:prefix]] if prefix else [[]], np.int32)[: 1 if prefix else 0],
+            group_length=np.array([prefix * BLOCK_SIZE] if prefix else [], np.int32),
+            copies=np.array(copies or [], np.int32).reshape(-1, 2),
+            new_blocks=np.array(new, np.int32).reshape(-1, 3),
+            joins=_joins(joins) if joins else None,
+            chunks=chunks,
+        )
+        self.number += 1
+        return plan
+
+    def prefill(self, prompt: list[int], blocks: list[int], pieces: int = 1, prompt_logprobs: int = -1) -> list[Flight]:
+        """Stores all of the prompt but its last token."""
+        borders = np.linspace(0, len(prompt) - 1, pieces + 1).astype(int).tolist()
+        flights = []
+        for first, last in pairwise(borders):
+            if last > first:
+                chunks = Chunks(
+                    tokens=np.array(prompt[first:last], np.int32),
+                    start=np.array([0, last - first], np.int32),
+                    context=np.array([first], np.int32),
+                    blocks=np.array([blocks], np.int32),
+                    prompt_logprobs=np.array([prompt_logprobs], np.int32),
+                    next_token=np.array(prompt[first + 1 : last + 1], np.int32),
+                )
+                flights.append(self.runner.launch(self.plan([], chunks=chunks)))
+        return flights
+
+    def row(self, number: int, prompt: list[int], max_tokens: int, ask: Ask, sample: int = 0, pieces: int = 1) -> Row:
+        """A prompt in blocks of its own, prefilled; it still has to join."""
+        blocks = self.take(-(-len(prompt) // BLOCK_SIZE))
+        self.prefill(prompt, blocks, pieces)
+        return Row(number, prompt, len(prompt), len(prompt) + max_tokens, blocks, ask, sample, len(prompt) - 1)
+
+    def run(self, rows: list[Row], steps: int, ahead: int = 0, **first: Any) -> np.ndarray:
+        """Joins the rows, runs them `steps` steps reading `ahead` steps late -> tokens [rows, steps]."""
+        flights: list[Flight] = []
+        read = []
+        for step in range(steps):
+            flights.append(self.launch(rows, **({"joins": rows, **first} if step == 0 else {})))
+            if step >= ahead:
+                read.append(flights[step - ahead].fetch().tokens)
+        read += [flight.fetch().tokens for flight in flights[len(read) :]]
+        return np.stack(read, axis=1)
+
+
+def _joins(rows: list[Row]) -> Joins:
+    def ints(values: list[int]) -> Int32:
+        return np.array(values, np.int32)
+
+    width = max(len(row.blocks) for row in rows)
+    return Joins(
+        rows=ints([r.number for r in rows]),
+        samples=ints([r.sample for r in rows]),
+        length=ints([r.planned for r in rows]),
+        last_token=ints([r.tokens[-1] for r in rows]),
+        prompt_length=ints([r.prompt for r in rows]),
+        min_length=ints([r.prompt + r.ask.min_tokens for r in rows]),
+        limit=ints([r.limit for r in rows]),
+        blocks=np.array([r.blocks + [0] * (width - len(r.blocks)) for r in rows], np.int32),
+        sampling=_columns([r.ask for r in rows]),
+    )
+
+
+def _columns(asks: list[Ask]) -> SamplingColumns:
+    def column(name: str, dtype: Any) -> Any:
+        return np.array([getattr(ask, name) for ask in asks], dtype)
+
+    floats = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+    return SamplingColumns(
+        **{name: column(name, np.float32) for name in floats},
+        top_k=column("top_k", np.int32),
+        seed=column("seed", np.int64),
+        ignore_eos=column("ignore_eos", np.bool_),
+        stop_ids=np.array([(ask.stop_ids + [-1] * 8)[:8] for ask in asks], np.int32),
+        logprobs=column("logprobs", np.int32),
+        wants=np.array([ask.wants() for ask in asks], np.uint8),
+        bias_start=np.cumsum([0, *(len(ask.bias) for ask in asks)]).astype(np.int32),
+        bias_ids=np.array([token for ask in asks for token in ask.bias], np.int32),
+        bias_values=np.array([value for ask in asks for value in ask.bias.values()], np.float32),
+    )

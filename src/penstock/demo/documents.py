@@ -7,12 +7,15 @@ It knows token ids only through the tokenizer it is handed, and knows no model.
 
 from collections.abc import Iterator
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.demo.problems import Problem, make_problem
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 END_OF_TEXT, TURN, END_OF_TURN, PAD = "<|end_of_text|>", "<|turn|>", "<|end_of_turn|>", "<|pad|>"
 SPECIALS = (END_OF_TEXT, TURN, END_OF_TURN, PAD)  # ids 0 to 3
@@ -32,19 +35,12 @@ SYSTEM = (
 )
 
 
-class Encoding(Protocol):
-    """What the packing needs of an encoded text."""
-
-    @property
-    def ids(self) -> list[int]:
-        """Its token ids."""
-
-
-class BatchEncoder(Protocol):
-    """What the packing needs of a tokenizer: `tokenizers.Tokenizer` has it."""
-
-    def encode_batch(self, input: list[str], /) -> list[Encoding]:
-        """Encodes many texts; special tokens in them become their ids."""
+def id_of(tokenizer: "Tokenizer", token: str) -> int:
+    """The id of a token. Raises ValueError when the tokenizer doesn't have it."""
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise ValueError(f"the tokenizer has no token {token!r}")
+    return number
 
 
 def few_shot_text(problems: list[Problem]) -> str:
@@ -77,7 +73,7 @@ def document(rng: Random) -> str:
     return few_shot_text([make_problem(rng) for _ in range(1 + int(rng.random() * most))])
 
 
-def token_rows(tokenizer: BatchEncoder, seed: int, length: int, batch: int = 512) -> Iterator[npt.NDArray[np.uint16]]:
+def token_rows(tokenizer: "Tokenizer", seed: int, length: int, batch: int = 512) -> Iterator[npt.NDArray[np.uint16]]:
     """Endless rows `[length]` of token ids: each begins with a document and holds as many as fit.
 
     The last document of a row is cut at its end and not carried over, so that a prompt at position 0 is well known.

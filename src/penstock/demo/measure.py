@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.demo import model_folder, problems_file, shots_file
-from penstock.demo.documents import END_OF_TEXT, END_OF_TURN, PAD, prompt_text
+from penstock.demo.documents import END_OF_TEXT, END_OF_TURN, PAD, id_of, prompt_text
 from penstock.demo.problems import shipped
 from penstock.demo.small_llama import SmallLlama, load
 
@@ -96,8 +96,8 @@ def measure(
     """Samples `limit` problems `n` times; a dict of pass@k, the share right of each kind, tokens and seconds."""
     model = load(folder, device, torch.bfloat16)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    stops = [tokenizer.token_to_id(token) for token in (END_OF_TEXT, END_OF_TURN, "Question")]
-    pad = tokenizer.token_to_id(PAD)
+    stops = [id_of(tokenizer, token) for token in (END_OF_TEXT, END_OF_TURN, "Question")]
+    pad = id_of(tokenizer, PAD)
     prompts, truth = prompts_of(limit, few_shot, seed=1)
     encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
     at_once = max(1, (16_384 if device != "cpu" else 512) // n)
@@ -111,8 +111,8 @@ def measure(
             if row % n == 0:
                 texts.append(text)
     kinds: dict[str, list[int]] = {}
-    for problem, count in zip(shipped("test"), right, strict=False):
-        kinds.setdefault(problem.kind, []).append(count)
+    for made, count in zip(shipped("test"), right, strict=False):
+        kinds.setdefault(made.kind, []).append(count)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= n]
     return {
         "problems": limit,

@@ -117,7 +117,8 @@ class Layer(nn.Module):
     ) -> Tensor:
         """`[batch, time, hidden]` to the same."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, at, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Body(nn.Module):
@@ -164,7 +165,8 @@ class SmallLlama(nn.Module):
         for number, layer in enumerate(self.model.layers):
             x = layer(x, cos, sin, None if cache is None else cache[number], at, mask)
         x = self.model.norm(x[:, -1:] if last_only else x)
-        return F.linear(x, self.model.embed_tokens.weight)
+        logits: Tensor = F.linear(x, self.model.embed_tokens.weight)
+        return logits
 
     def new_cache(self, batch: int, room: int) -> Cache:
         """Room for `room` tokens of `batch` sequences."""

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from penstock.demo import model_folder
-from penstock.demo.documents import END_OF_TEXT, END_OF_TURN, PAD, token_rows
+from penstock.demo.documents import END_OF_TEXT, END_OF_TURN, PAD, id_of, token_rows
 from penstock.demo.measure import measure
 from penstock.demo.small_llama import Shape, SmallLlama, save
 
@@ -93,7 +93,7 @@ def train(o: argparse.Namespace) -> tuple[SmallLlama, dict[str, Any]]:
         for group in optimizer.param_groups:
             group["lr"] = rate_at(progress, o.rate)
         loss = step_loss(ids.to(o.device, torch.long, non_blocking=True))
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -152,8 +152,8 @@ def main() -> None:
     o = options()
     model, log = train(o)
     tokenizer = Tokenizer.from_file(str(o.tokenizer))
-    ends = [tokenizer.token_to_id(token) for token in (END_OF_TEXT, END_OF_TURN)]
-    save(model, o.out, ends, tokenizer.token_to_id(PAD))
+    ends = [id_of(tokenizer, token) for token in (END_OF_TEXT, END_OF_TURN)]
+    save(model, o.out, ends, id_of(tokenizer, PAD))
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         if o.out.resolve() != o.tokenizer.parent.resolve():
             shutil.copy(o.tokenizer.with_name(name), o.out / name)

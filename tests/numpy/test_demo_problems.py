@@ -1,0 +1,160 @@
+"""The demo's problems: equations hold, no number comes from nowhere, the split is clean, the files are current."""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.demo import problems_file, shots_file
+from penstock.demo.problems import NAMES, Problem, Side, make_problem, problems, shipped, side_of
+
+EQUATION = re.compile(r"([\d(][\d +\-*/()]*[\d)]) = (\d+)")
+NUMBER = re.compile(r"\d+")
+# Said in words by a question ("half", "twice", "a dozen", "percent"), or known (two sides of each length).
+KNOWN = {1, 2, 3, 4, 5, 6, 12, 100}
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def value(expression: str) -> Fraction:
+    """Works an expression out exactly, with the usual precedence."""
+
+    def walk(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant):
+            return Fraction(node.value)
+        assert isinstance(node, ast.BinOp), ast.dump(node)
+        return OPERATIONS[type(node.op)](walk(node.left), walk(node.right))
+
+    return walk(ast.parse(expression, mode="eval").body)
+
+
+def draws(kind: str, count: int = 60, side: Side = "train") -> list[Problem]:
+    rng = Random(f"tests {kind}")
+    return [make_problem(rng, kind, side) for _ in range(count)]
+
+
+def test_there_are_enough_kinds() -> None:
+    assert len(NAMES) >= 15
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_equation_holds(kind: str) -> None:
+    for problem in draws(kind):
+        equations = EQUATION.findall(problem.answer)
+        assert 1 <= len(equations) <= 5
+        assert problem.answer.count("=") == len(equations), problem.answer  # none escaped the pattern
+        for expression, result in equations:
+            assert value(expression) == int(result), problem.answer
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_last_result_is_the_answer(kind: str) -> None:
+    for problem in draws(kind):
+        *steps, closing = problem.answer.split("\n")
+        assert re.fullmatch(r"#### \d+", closing)
+        assert EQUATION.findall("\n".join(steps))[-1][1] == closing.removeprefix("#### ")
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_number_comes_from_the_question_or_an_earlier_step(kind: str) -> None:
+    for problem in draws(kind):
+        seen = set(map(int, NUMBER.findall(problem.question)))
+        for expression, result in EQUATION.findall(problem.answer):
+            free = set(map(int, NUMBER.findall(expression))) - seen - KNOWN
+            if kind in ("left_over", "film_night"):  # how many full boxes, how many breaks: worked out in the head
+                assert len(free) <= 1
+            else:
+                assert not free, problem
+            seen.add(int(result))
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_question_names_the_numbers_that_decide_the_split(kind: str) -> None:
+    for problem in draws(kind):
+        asked = Counter(map(int, NUMBER.findall(problem.question)))
+        unsaid = Counter(problem.numbers) - asked
+        assert set(unsaid) <= KNOWN, problem  # "a third" stands for 3
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_kind_varies(kind: str) -> None:
+    made = draws(kind)
+    assert len({problem.numbers for problem in made}) > 50
+    assert len({problem.question for problem in made}) == len(made)
+    assert len({NUMBER.sub("", problem.question) for problem in made}) >= 4
+
+
+def test_the_text_is_whole() -> None:
+    for problem in islice(problems(4), 2000):
+        assert not re.search(r"\ba [aeiou](?!ne|ni)", problem.question + problem.answer), problem
+        assert "  " not in problem.question + problem.answer
+        assert "{" not in problem.question + problem.answer
+        assert problem.question.endswith("?") and problem.question.count("?") == 1
+
+
+def test_the_split_holds_one_in_sixteen_out() -> None:
+    rng = Random(11)
+    drawn = [(kind, (rng.randrange(1000), rng.randrange(1000))) for kind in NAMES for _ in range(300)]
+    share = sum(side_of(*each) == "test" for each in drawn) / len(drawn)
+    assert 0.05 < share < 0.075
+
+
+def test_the_split_is_blind_to_words_and_order() -> None:
+    assert side_of("ages", (3, 40, 5)) == side_of("ages", (40, 5, 3))
+    # Fixed for good: another hash would put what was trained on among the test problems.
+    fixed = [side_of("change", (n, n + 30)) for n in range(100)]
+    assert [n for n, side in enumerate(fixed) if side == "test"] == [1, 15, 68]
+
+
+def test_test_and_training_share_no_kind_and_numbers() -> None:
+    trained = {(p.kind, tuple(sorted(p.numbers))) for p in islice(problems(1), 20_000)}
+    held_out = {(p.kind, tuple(sorted(p.numbers))) for p in islice(problems(1, "test"), 2_000)}
+    held_out |= {(p.kind, tuple(sorted(p.numbers))) for p in shipped("test")}
+    assert not trained & held_out
+    assert {(p.kind, tuple(sorted(p.numbers))) for p in shipped("train")}.isdisjoint(held_out)
+
+
+def test_a_seed_gives_the_same_problems_in_any_process() -> None:
+    code = (
+        "from itertools import islice; from penstock.demo.problems import problems;"
+        "print([p.question for p in islice(problems(7), 40)])"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": salt}, capture_output=True, text=True, check=True
+        ).stdout
+        for salt in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0].strip() == str([p.question for p in islice(problems(7), 40)])
+    assert [p.question for p in islice(problems(8), 40)] != [p.question for p in islice(problems(7), 40)]
+
+
+@pytest.mark.parametrize(("side", "path"), [("test", problems_file()), ("train", shots_file())])
+def test_the_shipped_files_are_what_the_maker_makes(side: Side, path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    made = shipped(side)
+    assert [json.loads(line) for line in lines] == [problem.row() for problem in made]
+    assert len(made) >= 200
+    assert {problem.kind for problem in made} == set(NAMES)
+    assert all(side_of(problem.kind, problem.numbers) == side for problem in made)
+
+
+def test_making_problems_needs_the_standard_library_alone() -> None:
+    code = (
+        "import sys; import penstock.demo.problems;"
+        "print([m for m in ('torch', 'numpy', 'tokenizers', 'transformers') if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

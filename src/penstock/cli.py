@@ -211,7 +211,9 @@ def serve(
 
 
 @app.command()
-@engine_options("model")
+@engine_options(
+    "model", "skip_tokenizer_init", "seed", "enable_prefix_caching", "prefix_groups", "steps_ahead", "preempt_every"
+)
 def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     """Say what this machine is, which kernels it would run and why, and how many tokens fit."""
     config = Config.of(model=model, **knobs)

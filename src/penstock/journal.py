@@ -21,6 +21,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,6 +80,15 @@ class KeySet:
                 self._table[self._place(code)] = code
 
 
+@dataclass(slots=True)
+class _State:
+    """Where the vouched part of both files ends, in bytes, and the rows with their lines that wait beyond it."""
+
+    data_end: int = 0
+    journal_end: int = 0
+    pending: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
 class Journal:
     """Appends rows to `path` exactly once a key; open it again and it goes on where it was.
 
@@ -93,12 +103,9 @@ class Journal:
         self.path = path
         self.journal_path = path.with_name(path.name + ".journal")
         self.keys = KeySet()
-        self._rows: list[bytes] = []
-        self._lines: list[bytes] = []
+        self._state = _State()
         self._pending_bytes = 0
         self._last_commit = time.monotonic()
-        self._data_end = 0
-        self._journal_end = 0
         self._journal, self._data = self._open_files()
         try:
             self._take_up(dict(fingerprint))
@@ -111,10 +118,12 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes. Left by an error before the first row, it takes its files away: nothing half-done stays."""
-        self.close()
-        if kind is not None and not self._data_end:
-            self.path.unlink(missing_ok=True)
-            self.journal_path.unlink(missing_ok=True)
+        try:
+            self.close()
+        finally:
+            if kind is not None and not self._state.data_end:
+                self.path.unlink(missing_ok=True)
+                self.journal_path.unlink(missing_ok=True)
 
     def __contains__(self, key: Key) -> bool:
         return key in self.keys
@@ -128,32 +137,38 @@ class Journal:
         if not self.keys.add(key):
             raise JournalError(f"{self.path} already holds the row of {key!r}: a key is written once")
         data = _line(row)
-        self._rows.append(data)
-        self._lines.append(_seal(f"{len(data)} {zlib.crc32(data):08x} {_text(key)}"))
+        line = _seal(f"{len(data)} {zlib.crc32(data):08x} {_text(key)}")
+        self._state.pending.append((data, line))
         self._pending_bytes += len(data)
         waited = time.monotonic() - self._last_commit
-        if waited >= COMMIT_SECONDS or len(self._rows) >= COMMIT_ROWS or self._pending_bytes >= COMMIT_BYTES:
+        if waited >= COMMIT_SECONDS or len(self._state.pending) >= COMMIT_ROWS or self._pending_bytes >= COMMIT_BYTES:
             self.commit()
 
     def commit(self) -> None:
-        """Brings the rows that wait to the disk, then their lines. Where that fails, both files go back to before."""
+        """Brings the rows that wait to the disk, then their lines. Where that fails, both files go back to before.
+
+        Ctrl-C may come at any line of this: what was written without being vouched for is cut, and the rows still
+        wait. The new state is taken up in one assignment, so there is no half of it.
+        """
         self._last_commit = time.monotonic()
-        if not self._rows:
+        state = self._state
+        if not state.pending:
             return
-        rows, lines = b"".join(self._rows), b"".join(self._lines)
-        self._rows, self._lines, self._pending_bytes = [], [], 0
+        rows = b"".join(data for data, _ in state.pending)
+        lines = b"".join(line for _, line in state.pending)
         try:
+            self._cut()  # of what an earlier commit that was stopped left behind
             _write(self._data, rows)
             _write(self._journal, lines)
         except OSError as error:
             self._cut()
             raise _why(error, self.path) from error
-        self._data_end += len(rows)
-        self._journal_end += len(lines)
+        self._state = _State(state.data_end + len(rows), state.journal_end + len(lines))
+        self._pending_bytes = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The committed rows in the order they were written. Read one by one: any number of them."""
-        end = self._data_end
+        end = self._state.data_end
         with self.path.open("rb") as file:
             while file.tell() < end:
                 yield json.loads(file.readline())
@@ -164,6 +179,7 @@ class Journal:
             return
         try:
             self.commit()
+            self._cut()
         finally:
             self._close_files()
 
@@ -204,7 +220,7 @@ class Journal:
         if not run:
             raise JournalError(f"{self.path} holds rows that its journal doesn't know: move it away")
         self._compare(run, fingerprint)
-        self._journal_end += len(header)
+        self._state.journal_end = len(header)
         with self.path.open("rb") as data:
             for line in lines:
                 self._check_row(line, data)
@@ -231,7 +247,7 @@ class Journal:
             self.path.unlink(missing_ok=True)
             self.journal_path.unlink(missing_ok=True)
             raise _why(error, self.journal_path) from error
-        self._journal_end = len(header)
+        self._state.journal_end = len(header)
 
     def _compare(self, run: dict[str, Any], fingerprint: dict[str, Any]) -> None:
         asked = json.loads(json.dumps(fingerprint))
@@ -248,20 +264,20 @@ class Journal:
         row = data.read(int(length))
         if len(row) != int(length) or zlib.crc32(row) != int(checksum, 16):
             raise JournalError(
-                f"{self.path} was changed since its run wrote it (byte {self._data_end}): put it back, or delete it "
-                f"and {self.journal_path.name} to begin anew"
+                f"{self.path} was changed since its run wrote it (byte {self._state.data_end}): put it back, "
+                f"or delete it and {self.journal_path.name} to begin anew"
             )
         self.keys.add(json.loads(key))
-        self._data_end += len(row)
-        self._journal_end += len(line)
+        self._state.data_end += len(row)
+        self._state.journal_end += len(line)
 
     # The files
 
     def _cut(self) -> None:
         """Cuts both files to what is vouched for; taking bytes away works on a full disk too."""
         try:
-            self._data.truncate(self._data_end)
-            self._journal.truncate(self._journal_end)
+            self._data.truncate(self._state.data_end)
+            self._journal.truncate(self._state.journal_end)
         except OSError as error:
             raise _why(error, self.path) from error
 

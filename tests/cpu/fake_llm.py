@@ -26,7 +26,7 @@ class FakeLLM:
     def __init__(self, delay: float = 0.0, dies_after: int | None = None) -> None:
         self.delay, self.dies_after = delay, dies_after
         self.asked: list[Prompt] = []
-        self.tokens = 0
+        self.generation_tokens = 0
         self.most_in_flight = 0
         self.closed = False
 
@@ -39,7 +39,7 @@ class FakeLLM:
         self.closed = True
 
     def stats(self) -> dict[str, Any]:
-        return {"generation_tokens": self.tokens, "prompt_tokens": 0, "steps": 0}
+        return {"generation_tokens": self.generation_tokens, "prompt_tokens": 0, "steps": 0}
 
     def stream(self, prompts: Iterable[Prompt]) -> Iterator[Finished]:
         order, waiting, source = random.Random(0), list[Finished](), iter(prompts)
@@ -55,16 +55,18 @@ class FakeLLM:
                 raise KeyboardInterrupt
             time.sleep(self.delay)
             finished = waiting.pop(order.randrange(len(waiting)))
-            self.tokens += len(finished.output.token_ids) if finished.output else 0
+            self.generation_tokens += len(finished.output.token_ids) if finished.output else 0
             given += 1
             yield finished
 
     def _samples(self, prompt: Prompt) -> list[Finished]:
         text = str(prompt.prompt if prompt.messages is None else prompt.messages)
         if len(text) > CONTEXT:
-            return [Finished(prompt.key, None, f"the prompt has {len(text)} tokens, the context {CONTEXT}", 0)]
+            error = f"the prompt has {len(text)} tokens, the context {CONTEXT}"
+            return [Finished(key=prompt.key, output=None, error=error, prompt_tokens=0)]
         wanted = range(prompt.params.n) if prompt.samples is None else prompt.samples
-        return [Finished(prompt.key, sample(text, prompt.params.seed, i), None, len(text)) for i in wanted]
+        drawn = [sample(text, prompt.params.seed, i) for i in wanted]
+        return [Finished(key=prompt.key, output=o, error=None, prompt_tokens=len(text)) for o in drawn]
 
 
 def sample(text: str, seed: int | None, index: int) -> CompletionOutput:

@@ -171,7 +171,7 @@ def test_a_prompt_that_is_too_long_ends_alone(tmp_path: Path, capsys: pytest.Cap
     summary = run_monkeys(Config(), ask(tmp_path, problems=problems, shots=shots), opener(FakeLLM()))
     assert [f["problem"] for f in summary["failed"]] == [1]
     assert {problem for problem, _ in samples(tmp_path / "out")} == {0, 2, 3, 4}
-    assert "problem 1 was not sampled" in capsys.readouterr().out
+    assert "row 2 was not sampled" in capsys.readouterr().out
     with pytest.raises(ContextLengthError, match="no problem could be sampled"):
         run_monkeys(
             Config(), ask(tmp_path, out="all", problems=problems, shots=shots, few_shot=0, limit=None), opener(Deaf())

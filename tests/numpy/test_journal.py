@@ -156,6 +156,47 @@ def test_a_full_disk_loses_nothing_that_was_committed(tmp_path: Path, monkeypatc
         assert 1 in journal and 2 not in journal
 
 
+@pytest.mark.parametrize("stopped_after", ["data", "both"])
+def test_ctrl_c_in_the_middle_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_after: str) -> None:
+    """The rows still wait, and the next commit brings them once."""
+    out, write, written = tmp_path / "out.jsonl", journal_room._write, []
+
+    def stopped(file: object, data: bytes) -> None:
+        write(file, data)  # type: ignore[arg-type]
+        written.append(data)
+        if len(written) == (1 if stopped_after == "data" else 2):
+            raise KeyboardInterrupt
+
+    with Journal(out, RUN) as journal:
+        journal.add(1, {"id": 1})
+        journal.commit()
+        journal.add(2, {"id": 2})
+        monkeypatch.setattr(journal_room, "_write", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            journal.commit()
+        journal.add(3, {"id": 3})
+    assert read(out) == [{"id": 1}, {"id": 2}, {"id": 3}]
+    with Journal(out, RUN) as journal:
+        assert [i in journal for i in (1, 2, 3)] == [True] * 3
+
+
+def test_ctrl_c_whenever_it_comes(tmp_path: Path) -> None:
+    """SIGINT at moments that nobody chose; the writer closes its journal as the jobs do, and all it added is there."""
+    out, known = tmp_path / "out.jsonl", 0
+    for round_ in range(8):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(out)], stdout=subprocess.PIPE, text=True)
+        while not out.exists() or out.read_bytes().count(b"\n") < known + 5:
+            assert child.poll() is None
+            time.sleep(0.001)
+        time.sleep(0.0007 * round_)
+        child.send_signal(signal.SIGINT)
+        said, _ = child.communicate()
+        ids = [row["id"] for row in read(out)]
+        assert ids == list(range(len(ids))) and len(ids) >= known + 5
+        assert len(ids) in (int(said), int(said) - 1), "the one that was being added may be missing"
+        known = len(ids)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_device_is_named() -> None:
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space") as caught:
@@ -208,10 +249,13 @@ from pathlib import Path
 from penstock.journal import Journal
 import penstock.journal as room
 room.COMMIT_ROWS = 3
-with Journal(Path(sys.argv[1]), {"run": 1}) as journal:
-    for i in range(100000):
-        if i not in journal:
-            journal.add(i, {"id": i, "text": "x" * (i % 97)})
+try:
+    with Journal(Path(sys.argv[1]), {"run": 1}) as journal:
+        for i in range(100000):
+            if i not in journal:
+                journal.add(i, {"id": i, "text": "x" * (i % 97)})
+except KeyboardInterrupt:
+    print(len(journal))
 """
 
 

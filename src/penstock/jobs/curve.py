@@ -95,14 +95,10 @@ def png(points: Sequence[Point], title: str) -> bytes:
     axes.set_ylabel("coverage (pass@k), 95 % interval")
     axes.grid(axis="y", color="#d8dee4", lw=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    for point in {points[0]["k"]: points[0], points[-1]["k"]: points[-1]}.values():
-        axes.annotate(
-            f"{point['value']:.1%}",
-            (point["k"], point["value"]),
-            textcoords="offset points",
-            xytext=(8, -14),
-            fontsize=9,
-        )
+    for point, dy in _ends(points):
+        place, side = ((0, 9), "right") if dy < 10 else ((8, -14), "left")
+        text, at = f"{point['value']:.1%}", (point["k"], point["value"])
+        axes.annotate(text, at, textcoords="offset points", xytext=place, ha=side, fontsize=9)
     axes.set_title(title, loc="left", fontsize=11)
     picture = BytesIO()
     figure.savefig(picture, format="png")

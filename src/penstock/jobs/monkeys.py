@@ -176,13 +176,14 @@ def _draw_missing(
     """Draws what the journal doesn't hold. Gives the speed, the problems' errors and the engine's own figures."""
     todo = _todo(options, work, journal)
     if not todo:
-        return _earlier(options.out), {}, {}
+        before, engine = _earlier(options.out)
+        return before, {}, engine
     begin = time.monotonic()
     with open_engine(config) as llm:
         loaded = time.monotonic() - begin
         speed, errors = _draw(llm, options, work, todo, journal)
-        engine = {"load_seconds": round(loaded, 3), **llm.stats()}
-    return speed.row(), errors, engine
+        figures = {"load_seconds": round(loaded, 3), **llm.stats()}
+    return speed.row(), errors, figures
 
 
 def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]]:
@@ -194,13 +195,13 @@ def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]
     return {index: samples for index, samples in missing.items() if samples}
 
 
-def _earlier(out: Path) -> dict[str, Any]:
-    """The speed that an earlier sitting wrote down; nothing when it was stopped before that."""
+def _earlier(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The speed and the engine's figures of an earlier sitting; nothing when it was stopped before it wrote them."""
     path = out / "summary.json"
     if not path.is_file():
-        return Speed().row()
-    speed: dict[str, Any] = json.loads(path.read_text())["speed"]
-    return speed
+        return Speed().row(), {}
+    summary = json.loads(path.read_text())
+    return summary["speed"], summary["engine"]
 
 
 def _draw(
@@ -212,11 +213,11 @@ def _draw(
     left = {index: len(missing) for index, missing in todo.items()}
     by_index = {problem.index: problem for problem in work.asked}
     speed, errors = Speed(), dict[int, str]()
-    with Progress([problems, samples], lambda: int(llm.stats()["generation_tokens"])) as progress:
+    with Progress([problems, samples], lambda: llm.generation_tokens) as progress:
         try:
             for finished in llm.stream(_prompts(options, work, todo)):
                 index: int = finished.key
-                if finished.output is None:
+                if finished.output is None or finished.error is not None:
                     errors[index] = finished.error or "the engine gave no reason"
                     ended = left[index]
                 else:

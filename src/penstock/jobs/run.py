@@ -92,7 +92,7 @@ def _mention_models(found: Survey, config: Config) -> None:
 def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: Outcome) -> None:
     open_rows: dict[Id, Tail] = {}
     rows = Count("rows", outcome.rows, before=len(journal))
-    with Progress([rows], lambda: int(llm.stats()["generation_tokens"])) as progress:
+    with Progress([rows], lambda: llm.generation_tokens) as progress:
         try:
             for finished in llm.stream(_prompts(source, seed, journal, open_rows)):
                 row = _take(finished, open_rows, outcome)
@@ -122,7 +122,9 @@ def _to_prompt(row: Row, make: type[Prompt]) -> Prompt:
 def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: Outcome) -> dict[str, Any] | None:
     """The row to write, if this sample was the last of it."""
     key: Id = finished.key
-    if finished.output is None:
+    if key not in open_rows:  # its row is written: an error ended it, and this sample was on its way
+        return None
+    if finished.output is None or finished.error is not None:
         del open_rows[key]
         outcome.failed += 1
         return {"id": key, "error": finished.error or "the engine gave no reason"}

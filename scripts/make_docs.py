@@ -1,0 +1,129 @@
+"""Writes docs/cli.md from the command line and docs/config.md from Config. `--check` fails when one is out of date.
+
+Nothing on those pages is written by hand: names, types, defaults and help come from the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from typer.main import get_command
+
+from penstock.cli import app
+from penstock.config import Config
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
+    check = parser.parse_args().check
+    stale = []
+    for name, text in {"cli.md": cli_page(), "config.md": config_page()}.items():
+        path = DOCS / name
+        if path.is_file() and path.read_text() == text:
+            continue
+        stale.append(name)
+        if not check:
+            path.write_text(text)
+    if check and stale:
+        print(f"out of date: {', '.join(f'docs/{name}' for name in stale)}; run `make docs`", file=sys.stderr)
+        return 1
+    print(f"docs: {', '.join(stale) or 'nothing'} {'is stale' if check else 'written anew'}")
+    return 0
+
+
+def cli_page() -> str:
+    """A section a command: its line, what it does, its arguments and options."""
+    root: Any = get_command(app)
+    engine = set(Config().places())
+    parts = [f"# The command line\n\n{NOTE}\n{root.help}\n"]
+    parts.append(
+        "`penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended"
+    )
+    parts.append("ends with one line and exit code 2, Ctrl-C with 130. [Engine options](config.md) are told there.\n")
+    for name, command in root.commands.items():
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+        own = [p for p in options if p.name not in engine or (name == "monkeys" and p.name == "seed")]
+        shared = [p for p in options if p not in own]
+        line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
+        parts.append(f"## `penstock {name}`\n\n```\n{line}\n```\n\n{_one_line(command.help)}\n")
+        parts.append(_table([(_metavar(a).strip("[]"), a) for a in arguments] + [(_names(o), o) for o in own]))
+        parts.append("Engine options: " + ", ".join(_names(o) for o in shared) + ".\n")
+    return "\n".join(parts)
+
+
+def _table(rows: list[tuple[str, Any]]) -> str:
+    if not rows:
+        return ""
+    lines = ["| | default | |", "| --- | --- | --- |"]
+    for name, parameter in rows:
+        shown = name if name.startswith("`") else f"`{name}`"
+        lines.append(f"| {shown} | {_default(parameter)} | {_one_line(parameter.help or '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _metavar(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    return name if argument.required else f"[{name}]"
+
+
+def _names(option: Any) -> str:
+    return ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    return "" if parameter.default is None else f"`{parameter.default}`"
+
+
+def config_page() -> str:
+    """A table a group of knobs."""
+    parts = [f"# Engine options\n\n{NOTE}"]
+    parts.append(
+        "One name everywhere: `LLM(max_num_seqs=64)`, `Config.of(max_num_seqs=64)`, `penstock serve --max-num-seqs 64`."
+    )
+    parts.append(
+        "Where the default is empty the engine decides. A wrong name, type or range is refused before anything loads.\n"
+    )
+    for group in Config().groups():
+        hints = get_type_hints(type(group))
+        parts.append(f"## {_one_line(type(group).__doc__ or '').rstrip('.')}\n")
+        parts.append("| knob | kind | default | |\n| --- | --- | --- | --- |")
+        for knob in fields(group):
+            default = "" if knob.default is None else f"`{str(knob.default).lower()}`"
+            parts.append(
+                f"| `{knob.name}` | {_kind(hints[knob.name], knob.metadata)} | {default} | {knob.metadata['help']} |"
+            )
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _kind(hint: Any, metadata: Any) -> str:
+    choices = get_args(hint)
+    if choices and all(isinstance(choice, str) for choice in choices):
+        return ", ".join(f"`{choice}`" for choice in choices)
+    kind = next((k for k in choices if k is not type(None)), hint)
+    word = {str: "text", int: "whole number", bool: "on or off", float: "number"}[kind]
+    low, high = metadata["low"], metadata["high"]
+    if low is None:
+        return word
+    if high is None or high >= 2**63 - 1:
+        return f"{word}, {low} or more"
+    return f"{word}, {low} to {high}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""The command line as a user meets it: in a process of its own, with the real demo model where it takes one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import knob_parameters
+from penstock.config import Config
+from penstock.demo import problems_file
+
+ROOT = Path(__file__).parents[2]
+EXACT = ["--dtype", "float32", "--prefix-groups", "off"]  # nothing is merged: texts are equal to the last letter
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def penstock(*arguments: str) -> tuple[int, str, str]:
+    child = start(*arguments)
+    out, err = child.communicate(timeout=300)
+    return child.returncode, out, err
+
+
+def refused(*arguments: str) -> str:
+    """What a command says that has to end with one line and exit code 2."""
+    code, out, err = penstock(*arguments)
+    assert (code, out) == (2, ""), (code, out, err)
+    assert err.startswith("penstock: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_help_lists_what_is_there_and_loads_no_torch() -> None:
+    code = "import sys; sys.argv = ['penstock', '--help']\nfrom penstock.cli import app\n"
+    code += "app(standalone_mode=False)\nassert not {'torch', 'transformers', 'matplotlib', 'numpy'} & set(sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    commands = ended.stdout.partition("Commands:")[2].split()
+    assert [c for c in ("demo", "monkeys", "run", "serve", "doctor") if c in commands] == [
+        "demo",
+        "monkeys",
+        "run",
+        "serve",
+        "doctor",
+    ]
+    assert "batch" not in commands and "almanac" not in commands
+
+
+def test_version() -> None:
+    import penstock as package
+
+    assert penstock("--version") == (0, f"penstock {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["serve", "run", "monkeys"])
+def test_every_knob_is_an_option(command: str) -> None:
+    code, out, _ = penstock(command, "--help")
+    assert code == 0
+    knobs = {knob.name for group in Config().groups() for knob in fields(group)}
+    assert {parameter.name for parameter in knob_parameters(())} == knobs
+    own = {"model"} if command != "run" else set()
+    own |= {"skip_tokenizer_init"} if command == "monkeys" else set()  # prompts are text there
+    for name in knobs - own:
+        assert f"--{name.replace('_', '-')}" in out, name
+
+
+def test_unknown_options_are_refused() -> None:
+    code, _, err = penstock("monkeys", "demo", "--no-such-thing")
+    assert code == 2 and "No such option: --no-such-thing" in err and "Traceback" not in err
+    code, _, err = penstock("gibbon")
+    assert code == 2 and "No such command" in err
+
+
+def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
+    problems = ["--problems", str(problems_file())]
+    out = ["--out", str(tmp_path / "out")]
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "none"}\n')
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1, "prompt": "x"}\n')
+    cases = {
+        "temperature must be between": ["monkeys", "demo", *problems, *out, "--temperature", "-1"],
+        "n must be between": ["monkeys", "demo", *problems, *out, "--n", "0"],
+        "top_p must be above 0.0": ["monkeys", "demo", *problems, *out, "--top-p", "0"],
+        "max_tokens must be at least 1": ["monkeys", "demo", *problems, *out, "--max-tokens", "0"],
+        "max_num_seqs must be at least 1": ["monkeys", "demo", *problems, *out, "--max-num-seqs", "0"],
+        "row 2: answer doesn't end in": ["monkeys", "demo", "--problems", str(broken), *out],
+        "no file": ["monkeys", "demo", "--problems", str(tmp_path / "none.jsonl"), *out],
+        "--out /proc/none/out cannot be made": ["monkeys", "demo", *problems, "--out", "/proc/none/out"],
+        "is no folder": ["run", str(rows), str(tmp_path / "none" / "out.jsonl")],
+        "there is no folder": ["run", str(rows), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "model")],
+        "dtype must be one of": ["doctor", "--dtype", "int3"],
+    }
+    for says, arguments in cases.items():
+        if says.startswith("dtype"):
+            code, _, err = penstock(*arguments)
+            assert code == 2 and "int3" in err and "Traceback" not in err
+        else:
+            assert says in refused(*arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jsonl", "rows.jsonl"]
+
+
+def test_doctor_says_what_would_run() -> None:
+    code, out, err = penstock("doctor", "--dtype", "float32", "--kv-cache-tokens", "4096", "--device", "cpu")
+    assert (code, err) == (0, "")
+    for word in ("torch", "processor", "float32 (as --dtype says)", "attention", "LlamaForCausalLM", "weights"):
+        assert word in out
+    assert "KV tokens that fit  4,096 (" in out and "2 sequences of full length" in out
+
+
+def rows_of(path: Path) -> dict[object, dict[str, object]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {row.get("id", (row.get("problem"), row.get("sample"))): row for row in rows}
+    assert len(by_id) == len(rows), "something was written twice"
+    return by_id
+
+
+def wait_for_lines(child: subprocess.Popen[str], path: Path, lines: int) -> None:
+    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+
+
+def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
+    """SIGKILL twice, then to the end: every id once, and every text as a run in one piece writes it."""
+    source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    questions = [json.loads(line)["question"] for line in problems_file().read_text().splitlines()[:40]]
+    with source.open("w") as file:
+        for i, question in enumerate(questions):
+            row = {"id": i, "prompt": f"Question: {question}\nAnswer:", "n": 2, "max_tokens": 48, "stop": ["Question:"]}
+            file.write(json.dumps(row) + "\n")
+        file.write(json.dumps({"id": "long", "prompt": "word " * 4000}) + "\n")
+    for lines in (1, 12):
+        child = start("run", str(source), str(out), "--max-num-seqs", "6", *EXACT)
+        wait_for_lines(child, out, lines)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    before = len(rows_of(out))
+    assert penstock("run", str(source), str(out), *EXACT)[0] == 0
+    assert penstock("run", str(source), str(whole), "--max-num-seqs", "16", *EXACT)[0] == 0
+    assert rows_of(out) == rows_of(whole)
+    assert 12 <= before <= len(rows_of(out)) == 41
+    assert "2048" in str(rows_of(out)["long"]["error"])
+
+
+def test_monkeys_stopped_with_the_real_model(tmp_path: Path) -> None:
+    """Ctrl-C ends with 130 and says how to go on; the same command then draws what is missing."""
+    out = tmp_path / "out"
+    command = ["monkeys", "demo", "--problems", str(problems_file()), "--limit", "4", "--n", "12", "--few-shot", "1"]
+    command += ["--max-tokens", "48", "--out", str(out), *EXACT]
+    child = start(*command, "--max-num-seqs", "4")
+    wait_for_lines(child, out / "samples.jsonl", 5)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate()
+    assert child.returncode == 130, err
+    assert "Traceback" not in err and "of 48 samples are in" in err and "the same command goes on" in err
+    before = len(rows_of(out / "samples.jsonl"))
+    code, said, _ = penstock(*command)
+    assert code == 0 and "majority vote" in said and str(out / "report.html") in said.replace("\n", "")
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["samples"] == 48 == len(rows_of(out / "samples.jsonl"))
+    assert summary["speed"]["samples"] == 48 - before
+    assert summary["engine"]["prefilled_tokens"] <= summary["prompt_tokens"]
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "make_docs.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_serve_refuses_a_port_that_cannot_be(tmp_path: Path) -> None:
+    assert os.environ.get("HF_HUB_OFFLINE") == "1"
+    assert "port" in refused("serve", "demo", "--port", "70000")

@@ -178,6 +178,8 @@ class LLM:
 
         A prompt that was refused comes with no request.
         """
+        from penstock.engine.interrupts import held_interrupts
+
         if self._closed:
             raise EngineError("this LLM is closed: make a new one")
         source = iter(prompts)
@@ -187,16 +189,18 @@ class LLM:
             while True:
                 while room > 0 and (prompt := next(source, None)) is not None:
                     try:
-                        asked = self._client.submit(self._ids(prompt), prompt.params, samples=prompt.samples)
+                        with held_interrupts():
+                            asked = self._client.submit(self._ids(prompt), prompt.params, samples=prompt.samples)
+                            known[asked.request_id] = asked, prompt
                     except UsageError as error:
                         yield Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt
                         continue
-                    known[asked.request_id] = asked, prompt
                     room -= asked.remaining
                 if not known:
                     return
-                deltas = self._engine.step()
-                news = self._client.take(deltas) if deltas is not None else []
+                with held_interrupts():
+                    deltas = self._engine.step()
+                    news = self._client.take(deltas) if deltas is not None else []
                 for delta in news:
                     room += delta.finish_reason is not None
                     yield delta, *known[delta.request_id]
@@ -204,9 +208,10 @@ class LLM:
                     if not self._client.waits_for(delta.request_id):
                         known.pop(delta.request_id, None)
         finally:
-            for asked, _ in known.values():
-                self._client.cancel(asked)
-            self._settle()
+            with held_interrupts():
+                for asked, _ in known.values():
+                    self._client.cancel(asked)
+                self._settle()
 
     def _settle(self) -> None:
         """Reads the flights that are still out: steps that ran too far."""

@@ -99,6 +99,7 @@ def measure(
     stops = [id_of(tokenizer, token) for token in (END_OF_TEXT, END_OF_TURN, "Question")]
     pad = id_of(tokenizer, PAD)
     prompts, truth = prompts_of(limit, few_shot, seed=1)
+    limit = len(prompts)  # there may be fewer
     encoded = [tokenizer.encode(prompt).ids for prompt in prompts]
     at_once = max(1, (16_384 if device != "cpu" else 512) // n)
     begun, right, tokens, texts = time.time(), [0] * limit, 0, []
@@ -138,6 +139,8 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--max-tokens", type=int, default=160)
     o = parser.parse_args()
+    if o.temperature <= 0 or o.limit < 1 or o.n < 1:
+        parser.error("--temperature must be above 0, --limit and --n at least 1")
     print(json.dumps(measure(o.folder, o.device, o.limit, o.few_shot, o.n, o.temperature, o.max_tokens), indent=2))
 
 

@@ -3,7 +3,7 @@
 AdamW in bf16 autocast, a short warm-up, then a cosine to a twentieth; the schedule runs over `--minutes` of wall clock
 or over `--steps`. At the end it writes the checkpoint, measures it on held-out problems and writes `training.json`.
 
-`python -m penstock.demo.train --minutes 8 --out DIR` made the shipped model. It knows no engine.
+`python -m penstock.demo.train --minutes 6 --out DIR` made the shipped model. It knows no engine.
 """
 
 import argparse

@@ -8,7 +8,8 @@ import torch
 from sampler_oracle import asked, chi_square_p, probabilities, some_rows
 
 from penstock.kernels.inputs import SamplerInputs
-from penstock.kernels.reference.sample import BAD_LOGITS, sample
+from penstock.kernels.reference.sample import sample
+from penstock.kernels.reference.tile_draw import BAD_LOGITS
 
 FAR_OUT = 1e-4
 DRAWS = 60_000

@@ -1,7 +1,9 @@
 """DeviceRows: what the device knows of each live row, one tensor a fact, and the step's own bookkeeping of them.
- It knows rows, blocks and ids; no sequences, no requests, no model. Everything here is whole-column work on the device
+
+It knows rows, blocks and ids; no sequences, no requests, no model. Everything here is whole-column work on the device
 and asks nothing back, so that a step can be launched before the one before it has been read.
- A row is `length` tokens whose K and V are stored, `last_token` (the token at position `length`, not stored yet) and
+
+A row is `length` tokens whose K and V are stored, `last_token` (the token at position `length`, not stored yet) and
 its block table. Once it is `done`, nothing of it changes until another sequence joins under its number.
 """
 

@@ -1,5 +1,6 @@
 """Lanes: where launched steps run, in order, and flights: steps that are not read yet.
- It knows work and results; nothing of what a step is. On the CPU the lane is one thread; on CUDA it is a stream, and
+
+It knows work and results; nothing of what a step is. On the CPU the lane is one thread; on CUDA it is a stream, and
 what comes back lies in pinned memory behind an event.
 """
 

@@ -1,7 +1,8 @@
 """KvCache: the pool of blocks. K and V of every layer, and the tokens that lie at each slot, in one geometry.
 
 It knows blocks, layers and which blocks a plan hands out; no rows. `slot_token` is what penalties are counted from.
- Numbers that are not finite must stay with the row that made them, and plain torch's attention masks by adding -inf
+
+Numbers that are not finite must stay with the row that made them, and plain torch's attention masks by adding -inf
 and multiplying by 0, which a NaN survives. So what is masked has to be finite: the scratch block, which pads tables,
 is never written (rows that run too far write to a block behind the scheduler's, the dump), and once a row's logits
 were not finite every block is cleared when it is handed out. The host sees such a row before it can hand its blocks

@@ -1,5 +1,6 @@
 """TorchRunner: runs step plans on one device, in the order of their launch. `schedule.step.Runner` is its contract.
- It joins rows, KV, batch, model and sampler; it knows no sequences, no text, no requests. A step asks nothing of the
+
+It joins rows, KV, batch, model and sampler; it knows no sequences, no text, no requests. A step asks nothing of the
 host but its plan, so several may be launched before one is read.
 """
 

@@ -1,5 +1,6 @@
 """Sampler: hidden states -> one token a row, in slices of rows, so that logits never exist whole.
- It knows the head, the operations on logits and what rows ask for; no sequences, no text. Rows that ask for nothing
+
+It knows the head, the operations on logits and what rows ask for; no sequences, no text. Rows that ask for nothing
 but a temperature pay for nothing else.
 """
 

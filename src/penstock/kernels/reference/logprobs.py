@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference.sample import TILE, tile_logits, tile_sums
+from penstock.kernels.reference.tile_draw import TILE, tile_logits, tile_sums
 
 _PIECE = 1 << 22
 

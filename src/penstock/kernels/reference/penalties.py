@@ -1,5 +1,6 @@
 """What rows ask to be done to their logits before the draw: logit_bias, penalties over their own tokens, barred ids.
- It knows logits, ids and the pool of tokens; not why a row asks. Each operation changes float32 logits [n, vocabulary]
+
+It knows logits, ids and the pool of tokens; not why a row asks. Each operation changes float32 logits [n, vocabulary]
 in place, only in the rows it is given. No counts are kept between steps: a row's tokens lie in the pool, in the
 geometry of its KV, and are counted each time (docs/design/penalties.md says why).
 """

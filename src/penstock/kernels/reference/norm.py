@@ -8,9 +8,9 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype."""
-    x32 = x.float()
-    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return weight * (x32 * scale).to(x.dtype)
+    wide = x.float()
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (wide * scale).to(x.dtype).mul_(weight)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,28 @@
-"""Rotary embedding and the KV store, out of the fused qkv product."""
+"""Rotary embedding (RoFormer, arXiv:2104.09864, halves turned together as HF does) and the KV store, out of the fused
+qkv product. It knows heads, positions and slots; no layer.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionInputs
 from penstock.kernels.reference.norm import rms_norm
+
+
+@dataclass(slots=True)
+class RotaryPlan:
+    """What the layers of a step share."""
+
+    cos: Tensor  # [T, 1, D / 2] float32
+    sin: Tensor  # [T, 1, D / 2] float32
+    stores: Tensor  # [T * 2 * Hkv] int64: where k and v of a token and head go in KV seen as [blocks * Hkv * 2 * 16, D]
+    wide: Tensor  # [T, H + Hkv, 2, D / 2] float32, a buffer
+    turned: Tensor  # the same
 
 
 def rotary_and_store(
@@ -21,21 +37,44 @@ def rotary_and_store(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """qkv [T, (H + 2 Hkv) * D] -> q [T, H, D], normed and rotated; K and V go to `inputs.slots` of kv."""
+    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], normed and rotated; K and V go to `inputs.slots` of kv."""
+    key = ("rotary", cos_sin.data_ptr(), heads, kv_heads, width)
+    if key not in inputs.notes:
+        inputs.notes[key] = _plan(cos_sin, inputs, heads, kv_heads, width)
+    plan: RotaryPlan = inputs.notes[key]
     parts = qkv.view(qkv.shape[0], heads + 2 * kv_heads, width)
-    q, k, v = parts.split([heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None:
-        q = rms_norm(q, q_norm, eps)
+        parts[:, :heads] = rms_norm(parts[:, :heads], q_norm, eps)
     if k_norm is not None:
-        k = rms_norm(k, k_norm, eps)
-    cos, sin = cos_sin[inputs.positions].unsqueeze(2).unbind(1)  # [T, 1, D / 2] each
-    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-    block, offset = inputs.slots // 16, inputs.slots % 16
-    kv[block, :, 0, offset] = k
-    kv[block, :, 1, offset] = v
-    return q
+        parts[:, heads : heads + kv_heads] = rms_norm(parts[:, heads : heads + kv_heads], k_norm, eps)
+    _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan)
+    _store(parts[:, heads:].reshape(-1, width), kv, plan.stores)
+    return parts[:, :heads]
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+def _plan(cos_sin: Tensor, inputs: AttentionInputs, heads: int, kv_heads: int, width: int) -> RotaryPlan:
+    cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
+    block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
+    part = torch.arange(2, device=block.device)[:, None]
+    head = torch.arange(kv_heads, device=block.device)
+    stores = ((block[:, None, None] * kv_heads + head) * 2 + part) * BLOCK_SIZE + offset[:, None, None]
+    wide = torch.empty(len(block), heads + kv_heads, 2, width // 2, device=block.device)
+    return RotaryPlan(cos, sin, stores.flatten(), wide, torch.empty_like(wide))
+
+
+def _rotate(x: Tensor, plan: RotaryPlan) -> None:
+    """x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in float32."""
+    wide, turned = plan.wide, plan.turned
+    wide.copy_(x)
+    torch.mul(wide, plan.cos[:, :, None], out=turned)
+    turned[:, :, 0].addcmul_(wide[:, :, 1], plan.sin, value=-1)
+    turned[:, :, 1].addcmul_(wide[:, :, 0], plan.sin)
+    x.copy_(turned)
+
+
+def _store(rows: Tensor, kv: Tensor, stores: Tensor) -> None:
+    """rows [T * 2 * Hkv, D]. Copied as 16-byte numbers where widths allow: index_copy_ works number by number (2 times)."""
+    flat = kv.view(-1, kv.shape[-1])
+    if rows.shape[1] * rows.element_size() % 16 == 0 and kv.data_ptr() % 16 == 0 and kv.device.type == "cpu":
+        flat, rows = flat.view(torch.complex128), rows.view(torch.complex128)
+    flat.index_copy_(0, stores, rows)

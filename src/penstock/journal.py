@@ -6,7 +6,7 @@
 A row is written in two moves: its bytes go to OUT and to the disk, then a line with its key, length and checksum goes
 to the journal and to the disk. Only then is it done. What a kill leaves after the last such line is cut off at the
 next open, so a key is either done, with its whole row in OUT, or it is not there. Rows go to the disk in groups (every
-half second or 256 rows), because a sync costs milliseconds.
+half second or 8,192 rows), because a sync costs milliseconds.
 
 Jobs and the server's batches share it. It knows neither: keys and rows are JSON values to it. Stdlib only.
 """
@@ -30,7 +30,7 @@ from penstock.errors import CapacityError, JournalError, PenstockError
 
 VERSION = 1
 COMMIT_SECONDS = 0.5
-COMMIT_ROWS = 256
+COMMIT_ROWS = 8192
 COMMIT_BYTES = 4 << 20
 READ_BYTES = 1 << 20
 
@@ -217,7 +217,7 @@ class Journal:
         if not size:  # nothing was written yet, or the rows were taken away: the run begins anew
             self._begin(fingerprint)
             return
-        if not run:
+        if run is None:
             raise JournalError(f"{self.path} holds rows that its journal doesn't know: move it away")
         self._compare(run, fingerprint)
         self._state.journal_end = len(header)
@@ -226,7 +226,7 @@ class Journal:
                 self._check_row(line, data)
         self._cut()
 
-    def _read_header(self, header: bytes) -> dict[str, Any]:
+    def _read_header(self, header: bytes) -> dict[str, Any] | None:
         word, _, body = _unseal(header).partition(" ")
         there = json.loads(body) if word == "penstock-journal" else {}
         if there.get("version") == VERSION:
@@ -234,7 +234,7 @@ class Journal:
             return run
         if os.fstat(self._journal.fileno()).st_size:
             raise JournalError(f"{self.journal_path} is no journal that this version reads: name another output")
-        return {}
+        return None
 
     def _begin(self, fingerprint: dict[str, Any]) -> None:
         header = _seal("penstock-journal " + json.dumps({"version": VERSION, "run": fingerprint}))

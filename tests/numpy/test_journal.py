@@ -94,6 +94,24 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "out.jsonl.journal").exists()
 
 
+def test_a_run_without_settings_goes_on_too(tmp_path: Path) -> None:
+    for i in range(2):
+        with Journal(tmp_path / "out.jsonl", {}) as journal:
+            journal.add(i, {"id": i})
+    assert len(read(tmp_path / "out.jsonl")) == 2
+
+
+def test_rows_without_their_journal_s_lines_are_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "out.jsonl", 2)
+    (tmp_path / "out.jsonl.journal").write_bytes(b"")
+    with pytest.raises(JournalError, match="doesn't know"):
+        Journal(tmp_path / "out.jsonl", RUN)
+    (tmp_path / "out.jsonl.journal").write_bytes(b"something else\n")
+    with pytest.raises(JournalError, match="is no journal"):
+        Journal(tmp_path / "out.jsonl", RUN)
+    assert len(read(tmp_path / "out.jsonl")) == 2
+
+
 def test_an_empty_file_is_taken(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").touch()
     fill(tmp_path / "out.jsonl", 1)

@@ -39,10 +39,10 @@ CONFIG = {
 NONE = np.zeros(0, np.int32)
 
 
-def tiny_model(poison: int | None = None) -> Decoder:
+def tiny_model(poison: int | None = None, device: str = "cpu") -> Decoder:
     """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN."""
-    device = torch.device("cpu")
-    model = Decoder(model_config_of(dict(CONFIG), "tiny"), choose(device, torch.float32), torch.float32, device)
+    where = torch.device(device)
+    model = Decoder(model_config_of(dict(CONFIG), "tiny"), choose(where, torch.float32), torch.float32, where)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
@@ -53,8 +53,8 @@ def tiny_model(poison: int | None = None) -> Decoder:
     return model
 
 
-def tiny_runner(max_rows: int = 8, blocks: int = 200, poison: int | None = None) -> TorchRunner:
-    model = tiny_model(poison)
+def tiny_runner(max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu") -> TorchRunner:
+    model = tiny_model(poison, device)
     limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks)
     return TorchRunner(model, model.ops, limits, (END,), {})
 

@@ -46,7 +46,7 @@ def _low_word(x: Tensor) -> Tensor:
 
 def row_keys(seed: Tensor, sample: Tensor) -> Tensor:
     """What a row's keys have in common. seed [n] int64, sample [n] int32 -> [2, n] int32."""
-    h = torch.tensor(_STARTS, dtype=torch.int32, device=seed.device)[:, None].expand(2, seed.shape[0])
+    h = torch.stack([torch.full_like(sample, start) for start in _STARTS])
     for word in (_low_word(seed), _low_word(seed >> 32), sample):
         h = _mix((h ^ word) + _GOLDEN)
     return h

@@ -8,6 +8,8 @@ It knows the engine and its client; nothing of jobs, files or HTTP.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +68,9 @@ class LLM:
             self._engine.runner.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
-        self._closed = False
+        self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
+        # An LLM that is dropped without close() gives its memory back too; so does the end of the interpreter.
+        self._finalizer = weakref.finalize(self, self._engine.runner.close)
 
     # --- generate and chat --------------------------------------------------------------------------------------------
 
@@ -132,9 +136,7 @@ class LLM:
 
     def close(self) -> None:
         """Stops the device and gives the memory back. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._engine.runner.close()
+        self._finalizer()
 
     def __enter__(self) -> LLM:
         return self
@@ -180,8 +182,10 @@ class LLM:
         """
         from penstock.engine.interrupts import held_interrupts
 
-        if self._closed:
+        if not self._finalizer.alive:
             raise EngineError("this LLM is closed: make a new one")
+        if not self._turning.acquire(blocking=False):
+            raise UsageError("this LLM is at work: end or close its other generate, chat or stream first")
         source = iter(prompts)
         known: dict[int, tuple[Asked, Prompt]] = {}
         room = _AHEAD * self.facts.max_num_seqs
@@ -208,14 +212,17 @@ class LLM:
                     if not self._client.waits_for(delta.request_id):
                         known.pop(delta.request_id, None)
         finally:
-            with held_interrupts():
-                for asked, _ in known.values():
-                    self._client.cancel(asked)
-                self._settle()
+            try:
+                with held_interrupts():
+                    for asked, _ in known.values():
+                        self._client.cancel(asked)
+                    self._settle()
+            finally:
+                self._turning.release()
 
     def _settle(self) -> None:
         """Reads the flights that are still out: steps that ran too far."""
-        while self._engine.has_work:
+        while self._engine.has_work and not self._engine.broken and self._finalizer.alive:
             self._engine.step()
 
     def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:

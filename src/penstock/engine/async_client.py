@@ -48,20 +48,23 @@ class Stream:
         self._queue.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
-        while True:
-            news = await self._queue.get()
-            while isinstance(news, list) and not self._queue.empty():
-                more = self._queue.get_nowait()  # a reader that is behind gets all at once
-                if isinstance(more, list):
-                    news += more
-                    continue
+        try:
+            while True:
+                news = await self._queue.get()
+                while isinstance(news, list) and not self._queue.empty():
+                    more = self._queue.get_nowait()  # a reader that is behind gets all at once
+                    if isinstance(more, list):
+                        news += more
+                        continue
+                    yield news
+                    news = more
+                if news is None:
+                    return
+                if isinstance(news, PenstockError):
+                    raise news
                 yield news
-                news = more
-            if news is None:
-                return
-            if isinstance(news, PenstockError):
-                raise news
-            yield news
+        finally:
+            self.cancel()  # a reader that goes away early frees the blocks; after the last delta it changes nothing
 
     def push(self, news: list[Delta] | PenstockError | None) -> None:
         self._queue.put_nowait(news)
@@ -131,13 +134,18 @@ class AsyncClient:
 
     async def _read(self) -> None:
         """Takes news up, as it comes."""
-        while True:
-            word = await self._end.receive()
-            if isinstance(word, Failed):
-                self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
-                return
-            if isinstance(word, News):
-                self._news(word)
+        try:
+            while True:
+                word = await self._end.receive()
+                if isinstance(word, Failed):
+                    self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
+                    return
+                if isinstance(word, News):
+                    self._news(word)
+        except Exception as error:  # noqa: BLE001  every waiter raises it: nobody would wake them otherwise
+            failure = EngineError(f"the client cannot read the engine's news: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
 
     def _news(self, word: News) -> None:
         if word.stats is not None:

@@ -21,7 +21,7 @@ from penstock.engine.open import EngineFacts
 from penstock.engine.sample_text import LogprobColumns, SampleText
 from penstock.errors import ContextLengthError, PenstockError, UsageError
 from penstock.request import FINISH_REASONS, Delta, PositionLogprobs, Request, SamplingParams
-from penstock.schedule.deltas import GOES_ON, STOP, Deltas, PromptNews
+from penstock.schedule.deltas import ERROR, GOES_ON, STOP, Deltas, PromptNews
 
 if TYPE_CHECKING:
     from penstock.text.stop_strings import StopStrings
@@ -72,7 +72,6 @@ class Client:
         request_id = next(self._ids)
         count = params.n if samples is None else len(samples)
         asked = Asked(request_id, list(prompt_ids), params, stream, stops, count)
-        self.asked[request_id] = asked
         self._send(
             Request(
                 request_id=request_id,
@@ -83,6 +82,7 @@ class Client:
                 samples=None if samples is None else list(samples),
             )
         )
+        self.asked[request_id] = asked  # after sending, which may raise: what never went down is not waited for
         return asked
 
     def cancel(self, asked: Asked) -> None:
@@ -109,6 +109,8 @@ class Client:
                 continue
             tokens = up.tokens[up.start[i] : up.start[i + 1]].tolist()
             finish, stop_id = int(up.finish[i]), int(up.stop_id[i])
+            if finish == ERROR:
+                tokens = tokens[:-1]  # the last stands for the one that could not be drawn
             if asked.stops is None and not asked.stream and asked.params.logprobs is None:
                 delta = Delta(asked.request_id, index, token_ids=tokens)
                 late.append((delta, asked))
@@ -178,8 +180,9 @@ class Client:
             )
         if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
             raise UsageError(f"the prompt names a token outside 0 to {vocab - 1}", param="prompt")
-        if params.logit_bias and max(params.logit_bias) >= vocab:
-            raise UsageError(f"logit_bias names a token outside 0 to {vocab - 1}", param="logit_bias")
+        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            if ids and max(ids) >= vocab:
+                raise UsageError(f"{name} names a token outside 0 to {vocab - 1}", param=name)
 
     def _refused(self, refused: Refused) -> list[Delta]:
         asked = self.asked.pop(refused.request_id, None)

@@ -34,6 +34,7 @@ class Engine:
         self.scheduler, self.runner, self.steps_ahead = scheduler, runner, steps_ahead
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._rate = _Rate()
+        self.broken = False  # an exception left the middle of a step: the columns are not to be trusted any more
 
     @property
     def has_work(self) -> bool:
@@ -51,23 +52,34 @@ class Engine:
         self.scheduler.cancel(request_id, sample)
 
     def step(self) -> Deltas | None:
-        """Launches the next step if there is one, then reads the oldest if enough are ahead. Gives what it read."""
+        """Launches the next step if there is one, then reads the oldest if enough are ahead. Gives what it read.
+
+        An exception in the middle of it breaks the engine; one of waiting for the device alone doesn't.
+        """
+        if self.broken:
+            raise EngineError("the engine broke off in the middle of a step: make a new one")
+        self.broken = True
         plan = self.scheduler.plan()
         if plan is not None:
             self.flights.append((plan, self.runner.launch(plan)))
         elif not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
             raise EngineError(f"the scheduler has work that it cannot place: {self.scheduler.stats()}")
+        self.broken = False
         if not self.flights or (plan is not None and len(self.flights) <= self.steps_ahead):
             return None
-        oldest, flight = self.flights.popleft()
-        deltas = self.scheduler.commit(oldest, flight.fetch())
+        oldest, flight = self.flights[0]
+        result = flight.fetch()
+        self.broken = True
+        self.flights.popleft()
+        deltas = self.scheduler.commit(oldest, result)
+        self.broken = False
         self._rate.look(self.scheduler.counts["generation_tokens"])
         return deltas
 
     def stats(self) -> dict[str, float]:
         """The scheduler's gauges and counters, the rate now, and the expected end of all that is known."""
         stats = self.scheduler.stats()
-        rate = self._rate.per_second
+        rate = self._rate.per_second if self.has_work else 0.0
         left = self.scheduler.expected_tokens_left()
         return {
             **stats,

@@ -33,7 +33,10 @@ class Start(msgspec.Struct):
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent says when to end
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 1  # the parent was gone before it said anything
+    start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     end = EngineEnd(start.address)
     try:

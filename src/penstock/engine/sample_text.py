@@ -117,7 +117,7 @@ class SampleText:
             new = "" if last and hidden else self._detokenizer.push([token])
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()
-            emitted, stop = self._checker.push(new, armed=len(self.ids) >= self.params.min_tokens)
+            emitted, stop = self._checker.push(new, armed=len(self.ids) > self.params.min_tokens)
             delta.text += emitted
             if stop is not None:
                 delta.stop_reason = stop
@@ -133,9 +133,9 @@ class SampleText:
             return
         shown = self.ids[:-1] if self._hides_last(finish) else self.ids
         delta.text = self.tokenizer.decode(shown, skip_special_tokens=skip)
-        if self.stops is None or len(self.ids) < self.params.min_tokens:
+        barred = self.params.min_tokens  # as an end id, a stop string ends no sample within its first min_tokens tokens
+        if self.stops is None or len(self.ids) <= barred:
             return
-        barred = max(self.params.min_tokens - 1, 0)
         seen = len(self.tokenizer.decode(self.ids[:barred], skip_special_tokens=skip)) if barred else 0
         found = self.stops.find(delta.text, seen)
         if found is None:

@@ -96,7 +96,7 @@ def make_case(
     loud: float = 1.0,
 ) -> Case:
     """Rows that attend to `lengths` tokens each; groups of (members, prefix length) take rows from the front; chunks
-    of (context, tokens). Tables point at blocks scattered over the pool; free blocks and unused slots hold huge numbers.
+    of (context, tokens). Tables point at blocks scattered over the pool; scratch and free blocks hold huge numbers.
     """
     rng = torch.Generator().manual_seed(seed)
     tables, skip, group_start, group_tables = _tables(lengths, groups, chunks, rng)

@@ -1,4 +1,4 @@
-"""The law that matters most: a row's result does not depend on which rows run beside it. Bit for bit, with 1 to 3 threads.
+"""The law that matters most: a row's result does not depend on the rows beside it. Bit for bit, with 1 to 3 threads.
 
 Rows that stand alone are held bit for bit; rows of a prefix group are held against the fp64 contract and against
 themselves alone, within the dtype's tolerance (their sums are cut elsewhere).

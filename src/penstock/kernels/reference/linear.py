@@ -1,8 +1,9 @@
 """Linear: the matrix products. It knows rows and a weight, no layer.
 
-On a CPU whose torch has oneDNN a weight is packed once, at load, into the layout that oneDNN multiplies from. Measured on
-2 cores of a Zen 5 against F.linear: bf16 1.7 to 3 times at 1 to 32 rows, 1.2 times at 1,024; fp32 2.5 to 4.6 times (there
-F.linear takes MKL, which runs a slow path on AMD); fp16, which this processor cannot multiply, over packed fp32 12 times.
+On a CPU whose torch has oneDNN a weight is packed once, at load, into the layout that oneDNN multiplies from. Measured
+on 2 cores of a Zen 5 against F.linear: bf16 1.7 to 3 times at 1 to 32 rows and 1.2 times at 1,024; fp32 2.5 to 4.6
+times (F.linear takes MKL, which runs a slow path on AMD); fp16, which this processor cannot multiply, 12 times, over
+packed fp32.
 
 A row's result does not move with the number of rows: bf16 products never do; fp32 ones do below about 12 rows, by other
 kernels for few rows, and so are padded to 16 (tests/cpu/test_kernels_linear.py).

@@ -32,7 +32,7 @@ TILE_SCORES = 1 << 20  # floats of scores of a tile
 class Tile:
     """n x M rows. Indices point into KV seen as [blocks * kv_heads * 2, 16 * width]; biases are 0 or -inf."""
 
-    rows: slice | Tensor  # of the step: R = n * M of them; a padded member repeats a row of its group
+    rows: Int  # [R] of the step: R = n * M; a padded member repeats a row of its group
     groups: int  # n
     members: int  # M
     prefix: int  # L, tokens
@@ -55,7 +55,7 @@ class _Part:
 
 
 def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exact: bool) -> list[Tile]:
-    """The tiles of a step. `exact`: pad rows that stand alone only to lengths that leave every bit of fp32 sums alone."""
+    """The tiles of a step. `exact`: fp32 sums; pad own tokens only to lengths that leave each bit of them alone."""
     lengths = decode.lengths.cpu().numpy().astype(np.int64)
     skip = decode.skip.cpu().numpy().astype(np.int64)
     first = skip if window is None else np.maximum(skip, lengths - window)
@@ -68,8 +68,8 @@ def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exa
 
 
 def _safe_blocks(blocks: Int) -> Int:
-    """MKL sums 193 to 383 terms in two halves, fewer in one go, more in runs of 384: so those lengths are padded to 384,
-    and padding beyond adds zeros at the end (measured; tests/cpu/test_kernels_rows.py)."""
+    """MKL sums 193 to 383 terms in two halves, fewer in one go, more in runs of 384. So those lengths are padded to
+    384, and padding elsewhere adds zeros at the end of a run (measured; tests/cpu/test_kernels_rows.py holds it)."""
     return np.where((blocks > 12) & (blocks < 24), 24, blocks)
 
 
@@ -136,14 +136,13 @@ def _tile(part: _Part, decode: DecodeInputs, first: Int, first_block: Int, lengt
     device = decode.block_table.device
     flat = part.rows.reshape(-1)
     rows = torch.from_numpy(flat).to(device)
-    contiguous = bool((np.diff(flat) == 1).all())
     own = part.own_blocks * BLOCK_SIZE
     columns = torch.from_numpy(first_block[flat]).to(device)[:, None] + torch.arange(part.own_blocks, device=device)
     table = decode.block_table.index_select(0, rows).gather(1, columns.clamp_(max=decode.block_table.shape[1] - 1))
     begin, end = (first - first_block * BLOCK_SIZE)[flat], (lengths - first_block * BLOCK_SIZE)[flat]
     clear = int(end.min()) if not begin.any() else 0
     tile = Tile(
-        rows=slice(int(flat[0]), int(flat[-1]) + 1) if contiguous else rows,
+        rows=flat,
         groups=part.rows.shape[0],
         members=part.rows.shape[1],
         prefix=part.prefix_blocks * BLOCK_SIZE,

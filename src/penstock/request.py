@@ -65,6 +65,7 @@ class SamplingParams:
         self._check_counts()
         self._check_numbers()
         self._check_stops()
+        self._check_switches()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -107,6 +108,11 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             raise UsageError("stop strings need text: use stop_token_ids, or leave detokenize on", param="stop")
 
+    def _check_switches(self) -> None:
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+
 
 def _whole(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
@@ -116,7 +122,9 @@ def _whole(name: str, value: object, low: int, high: int | None) -> None:
         raise UsageError(f"{name} must be {bound}, not {value}", param=name)
 
 
-def _real(name: str, value: object, low: float, high: float, *, open_low: bool = False, param: str | None = None) -> None:
+def _real(
+    name: str, value: object, low: float, high: float, *, open_low: bool = False, param: str | None = None
+) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise UsageError(f"{name} must be a finite number, not {value!r}", param=param or name)
     if value < low or value > high or (open_low and value == low):

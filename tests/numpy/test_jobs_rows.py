@@ -33,6 +33,8 @@ def test_own_form() -> None:
     assert row.params.logit_bias == {5: -1.0}
     assert parse({"id": 4, "prompt": [1, 2]}).prompt == [1, 2]
     assert parse({"id": 4, "messages": HELLO}).messages == HELLO
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert parse({"id": 4, "messages": parts}).messages == HELLO
 
 
 def test_batch_form() -> None:
@@ -73,10 +75,12 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         ({"id": "a", "prompt": "x", "n": "2"}, "n must be a whole number"),
         ({"id": "a", "prompt": "x", "stop": 5}, "wrong kind"),
         ({"id": "a", "prompt": "x", "logit_bias": [1]}, "wrong kind"),
-        ({"id": "a", "messages": []}, "messages must be a list"),
-        ({"id": "a", "messages": ["x"]}, "messages must be a list"),
-        ({"id": "a", "messages": [{"role": "robot", "content": "x"}]}, "role must be one of"),
-        ({"id": "a", "messages": [{"role": "user", "content": 5}]}, "content must be a text"),
+        ({"id": "a", "messages": []}, "messages is empty"),
+        ({"id": "a", "messages": "x"}, "messages must be a list"),
+        ({"id": "a", "messages": ["x"]}, "messages[0] must be an object"),
+        ({"id": "a", "messages": [{"role": "user", "content": 5}]}, "content must be text"),
+        ({"id": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text parts"),
+        ({"id": "a", "prompt": "x", "ignore_eos": "no"}, "ignore_eos must be true or false"),
         ({"id": "a", "custom_id": "b"}, "no field 'id'"),
         (batch("/v1/embeddings", input="x"), "url must be /v1/completions"),
         ({**batch(prompt="x"), "method": "GET"}, "method must be POST"),

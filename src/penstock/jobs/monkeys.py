@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.errors import ContextLengthError, JournalError, UsageError
-from penstock.jobs.open_llm import OpenLLM, open_llm
+from penstock.jobs.open_llm import OpenLLM, identity, open_llm
 from penstock.jobs.problems import Problem, digest, load_problems
 from penstock.jobs.progress import Count, Progress
 from penstock.jobs.prompts import draw_shots, find_answer, make_prompt, mix
@@ -149,14 +149,9 @@ def _fingerprint(config: Config, options: Options, work: Work) -> dict[str, Any]
 
 
 def _settings(config: Config, options: Options) -> dict[str, Any]:
-    model = config.model
     sampling = {k: v for k, v in asdict(options.sampling).items() if k != "seed" and v != getattr(SamplingParams(), k)}
     return {
-        "model": model.model,
-        "revision": model.revision,
-        "dtype": model.dtype,
-        "load_format": model.load_format,
-        "max_model_len": config.memory.max_model_len,
+        **identity(config),
         "problems": options.problems,
         "shots": options.shots,
         "few_shot": options.few_shot,

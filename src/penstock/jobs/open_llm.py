@@ -1,16 +1,23 @@
-"""Opens the engine of a job. A job takes this as an argument, so that its tests can hand it another."""
+"""The engine of a job: opening it, and telling one model from another before it is open.
+
+A job takes `open_llm` as an argument, so that its tests can hand it another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
+from penstock.demo import model_folder
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
 
 OpenLLM = Callable[[Config], "LLM"]
+LOOK = 1 << 16  # bytes looked at in the beginning, the middle and the end of a file
 
 
 def open_llm(config: Config) -> LLM:
@@ -18,3 +25,33 @@ def open_llm(config: Config) -> LLM:
     from penstock.llm import LLM
 
     return LLM(**{name: getattr(group, name) for name, group in config.places().items()})
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What samples depend on of a model and how it is run: a part of every job's fingerprint.
+
+    Rows and memory are left out: they decide how fast samples come, not which. Weights in a folder are told apart by
+    three looks into each file, so that a model trained on under the same name isn't taken for the one before.
+    """
+    model = config.model
+    folder = model_folder() if model.model == "demo" else Path(model.model).expanduser()
+    return {
+        "model": model.model,
+        "revision": model.revision,
+        "model_files": _digest(folder) if folder.is_dir() else None,
+        "dtype": model.dtype,
+        "load_format": model.load_format,
+        "max_model_len": config.memory.max_model_len,
+    }
+
+
+def _digest(folder: Path) -> str:
+    state = blake2b(digest_size=8)
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja") and p.is_file()):
+        size = path.stat().st_size
+        state.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for start in (0, size // 2, max(0, size - LOOK)):
+                file.seek(start)
+                state.update(file.read(LOOK))
+    return state.hexdigest()

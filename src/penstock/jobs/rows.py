@@ -21,6 +21,7 @@ from penstock.errors import UsageError
 from penstock.jobs.prompts import mix
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
+from penstock.text.chat import check_messages
 
 Id = str | int
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs"}
@@ -31,7 +32,6 @@ BODY_FIELDS = {
     COMPLETIONS: SHARED_BODY | {"prompt"},
     CHAT: SHARED_BODY | {"messages", "max_completion_tokens", "top_logprobs"},
 }
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(slots=True)
@@ -193,14 +193,4 @@ def _prompt(row: Mapping[str, Any]) -> str | list[int] | None:
 
 
 def _messages(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    if "messages" not in row:
-        return None
-    messages = row["messages"]
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-        raise UsageError("messages must be a list of objects with role and content", param="messages")
-    for message in messages:
-        if message.get("role") not in ROLES:
-            raise UsageError(f"role must be one of {', '.join(ROLES)}, not {message.get('role')!r}", param="messages")
-        if not isinstance(message.get("content"), str):
-            raise UsageError("content must be a text", param="messages")
-    return messages
+    return check_messages(row["messages"]) if "messages" in row else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.errors import UsageError
-from penstock.jobs.open_llm import OpenLLM, open_llm
+from penstock.jobs.open_llm import OpenLLM, identity, open_llm
 from penstock.jobs.progress import Count, Progress, duration
 from penstock.jobs.rows import Id, Row, Survey, read_rows, survey
 from penstock.journal import Journal, check_writable
@@ -71,16 +71,7 @@ def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = ope
 
 def _fingerprint(found: Survey, config: Config) -> dict[str, Any]:
     """All that the outputs depend on. What only decides how fast they come may change between sittings."""
-    model = config.model
-    return {
-        "input": found.fingerprint,
-        "model": model.model,
-        "revision": model.revision,
-        "dtype": model.dtype,
-        "load_format": model.load_format,
-        "max_model_len": config.memory.max_model_len,
-        "seed": model.seed,
-    }
+    return {"input": found.fingerprint, **identity(config), "seed": config.model.seed}
 
 
 def _mention_models(found: Survey, config: Config) -> None:

@@ -49,7 +49,7 @@ def render(
     and TokenizerError (no template, or one that isn't valid).
     """
     source = _pick_template(tokenizer.chat_templates, with_tools=bool(tools))
-    checked = [_check_message(place, message) for place, message in enumerate(_check_list(messages))]
+    checked = check_messages(messages)
     variables: dict[str, Any] = {**tokenizer.special_tokens, **(template_kwargs or {})}
     variables.update(
         messages=checked,
@@ -108,6 +108,11 @@ def _compile(source: str) -> tuple[ChatEnvironment, jinja2.Template]:
         line = getattr(error, "lineno", None)
         where = f" at line {line}" if line else ""
         raise TokenizerError(f"the model's chat template is not valid Jinja{where}: {error}") from error
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages as a template gets them. Raises UsageError for a malformed one; needs no model."""
+    return [_check_message(place, message) for place, message in enumerate(_check_list(messages))]
 
 
 def _check_list(messages: Any) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -159,6 +160,40 @@ def test_a_client_that_goes_away_frees_its_blocks(url: str, stream: bool) -> Non
     wait_until(lambda: gauge(url, "num_requests_running") + gauge(url, "num_requests_waiting") == 0)
     assert gauge(url, "kv_cache_usage_perc") == 0
     assert gauge(url, "generation_tokens_total") - made < 64 * 400 / 2  # it ended early, not by its limit
+
+
+def test_a_burst_of_all_kinds_is_answered_and_leaves_nothing(url: str) -> None:
+    """Requests that come, are cut and end at once, so that words cross in both directions at the same moments."""
+    kinds: list[dict[str, Any]] = [
+        {"max_tokens": 5},
+        {"n": 7, "temperature": 0, "logprobs": 3},
+        {"stream": True, "top_p": 0.5, "stop": ["e", " the"]},
+        {"max_tokens": 400, "ignore_eos": True, "cut": 0.05},
+        {"prompt": [[5] * 200, [6], [7, 8]], "top_k": 3, "stop_token_ids": list(range(100, 200))},
+        {"max_tokens": 40, "stream": True, "n": 5, "repetition_penalty": 1.5, "logit_bias": {"5": 9}},
+        {"echo": True, "logprobs": 2, "min_p": 0.1, "seed": 3, "frequency_penalty": 1},
+    ]
+
+    async def one(http: httpx.AsyncClient, kind: dict[str, Any]) -> int:
+        body = {"prompt": PROMPT, "max_tokens": 10, **kind}
+        cut = body.pop("cut", None)
+        try:
+            answer = await http.post(COMPLETIONS, json=body, timeout=httpx.Timeout(120, read=cut or 120))
+        except httpx.ReadTimeout:
+            assert cut is not None
+            return 0
+        assert '"error"' not in answer.text
+        return answer.status_code
+
+    async def burst() -> list[int]:
+        limits = httpx.Limits(max_connections=16)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
+            return await asyncio.gather(*(one(http, kinds[at % len(kinds)]) for at in range(70)))
+
+    codes = asyncio.run(burst())
+    assert set(codes) <= {0, 200} and codes.count(200) >= 60
+    wait_until(lambda: gauge(url, "num_requests_running") + gauge(url, "num_requests_waiting") == 0)
+    assert gauge(url, "kv_cache_usage_perc") == 0
 
 
 def test_prompt_tokens_of_a_group_count_once(url: str, client: openai.OpenAI) -> None:

@@ -122,3 +122,10 @@ def test_open_runner_takes_end_ids_of_the_config_where_generation_says_none(tmp_
     runner = open_runner(Config.of(load_format="dummy", device="cpu", kv_cache_tokens=200), _folder(tmp_path))
     runner.close()
     assert runner.eos_token_ids == (3,) and runner.sampling_defaults == {}
+
+
+def test_no_memory_for_the_cache_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "free_memory", lambda device: 1 << 62)
+    knobs = {"load_format": "dummy", "device": "cpu", "kv_cache_tokens": 1 << 46}
+    with pytest.raises(CapacityError, match="set kv_cache_tokens or max_num_seqs lower"):
+        open_runner(Config.of(**knobs), _folder(tmp_path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -281,3 +283,28 @@ def test_close_is_once_and_for_all() -> None:
     assert flight.fetch().tokens is not None and tokens[0] >= 0
     with pytest.raises(EngineError, match="closed"):
         runner.launch(host.plan(rows))
+
+
+def test_close_gives_weights_and_cache_back() -> None:
+    runner = tiny_runner()
+    host = Host(runner)
+    rows = [host.row(0, _prompt(5), 60, ASKS[1])]
+    flight = host.launch(rows, joins=rows)
+    flight.fetch()
+    assert runner._state is not None
+    held = [weakref.ref(runner._state.model), weakref.ref(runner._state.kv.layers[0]), weakref.ref(runner._state.rows)]
+    runner.close()
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 3
+
+
+def test_steps_that_wait_when_it_closes_fail_and_end() -> None:
+    runner = tiny_runner()
+    host = Host(runner)
+    rows = [host.row(0, _prompt(5), 110, ASKS[1])]
+    flights = [host.launch(rows, joins=rows)] + [host.launch(rows) for _ in range(100)]
+    runner.close()
+    for flight in flights:
+        assert flight.ready()
+    with pytest.raises(EngineError, match="closed"):
+        flights[-1].fetch()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from penstock.config import BLOCK_SIZE, Config, Dtype
-from penstock.errors import UsageError
+from penstock.errors import CapacityError, UsageError
 from penstock.execute.limits import batch_limits, with_kv
 from penstock.execute.runner import TorchRunner
 from penstock.kernels.choose import choose
@@ -43,7 +43,14 @@ def open_runner(config: Config, folder: Path) -> TorchRunner:
         )
         block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
         sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
-        return TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling())
+        try:
+            return TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling())
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise CapacityError(
+                f"there is no memory for a KV cache of {sized.kv_tokens} tokens and {sized.max_rows} rows on {device}: "
+                "set kv_cache_tokens or max_num_seqs lower",
+                param="kv_cache_tokens",
+            ) from error
 
 
 def find_device(name: str) -> torch.device:

@@ -48,17 +48,18 @@ def apply_penalties(
         some = slice(first, first + step)
         ids, output = _tokens_of(slot_token, block_table[some], length[some], prompt_length[some])
         count = _count(ids, output, logits.shape[1])
-        row = rows[some, None]
-        value = logits[row, ids]
+        # One flat index: take and put_ are several times faster than indexing by row and id.
+        flat = ids + rows[some, None] * logits.shape[1]
+        value = logits.take(flat)
         by = repetition[some, None]
         value = torch.where(value > 0, value / by, value * by)
         value -= frequency[some, None] * count + presence[some, None] * (count > 0)
-        logits[row, ids] = value  # an id that comes twice is written twice, with the same value
+        logits.put_(flat, value)  # an id that comes twice is written twice, with the same value
 
 
 def _tokens_of(slot_token: Tensor, table: Tensor, length: Tensor, prompt_length: Tensor) -> tuple[Tensor, Tensor]:
     """ids [m, L] int64 (the row's first token where there is none) and whether each is output, [m, L] bool."""
-    tokens = slot_token[table.to(torch.int64)].flatten(1)
+    tokens = slot_token.index_select(0, table.reshape(-1)).view(table.shape[0], -1)
     place = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
     there = place < length[:, None]
     ids = torch.where(there, tokens, tokens[:, :1]).to(torch.int64)

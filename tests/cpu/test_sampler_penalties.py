@@ -56,7 +56,7 @@ def test_bias_and_bars() -> None:
     logits = torch.zeros(3, VOCABULARY)
     apply_bias(logits, torch.tensor([0, 0, 2]), torch.tensor([5, 39, 0]), torch.tensor([1.5, -100.0, 2.0]))
     assert logits[0, 5] == 1.5 and logits[0, 39] == -100 and logits[2, 0] == 2 and logits.count_nonzero() == 3
-    ids = torch.tensor([[0, 3, -1, 3], [-1, -1, 7, -1], [1, 2, 3, 4]])
+    ids = torch.tensor([[0, 3, -1, 3], [-1, VOCABULARY, 7, 1 << 30], [1, 2, 3, 4]])
     bar_ids(logits, torch.tensor([0, 1, 2]), ids, torch.tensor([True, True, False]))
     assert torch.isneginf(logits).nonzero().tolist() == [[0, 0], [0, 3], [1, 7]]
     assert logits[1, 0] == 0 and logits[2, 0] == 2

@@ -19,11 +19,16 @@ def apply_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> Non
 
 
 def bar_ids(logits: Tensor, rows: Tensor, ids: Tensor, active: Tensor) -> None:
-    """-inf for ids[i] of row rows[i] where active[i]. rows [m] int64, ids [m, j] int64 (-1: none), active [m] bool."""
+    """-inf for ids[i] of row rows[i] where active[i]. rows [m] int64, ids [m, j] int64, active [m] bool.
+
+    An id outside the vocabulary (-1, or a stop id that no token has) is none.
+    """
+    inside = (ids >= 0) & (ids < logits.shape[1])
+    ids = torch.where(inside, ids, 0)
     nothing = torch.zeros((), device=logits.device)
-    change = torch.where(active[:, None] & (ids >= 0), -torch.inf, nothing)
+    change = torch.where(active[:, None] & inside, -torch.inf, nothing)
     # Added, not written: an id that is none adds 0 to token 0, and mustn't undo that token's own bar.
-    logits.index_put_((rows[:, None].expand_as(ids), ids.clamp(min=0)), change, accumulate=True)
+    logits.index_put_((rows[:, None].expand_as(ids), ids), change, accumulate=True)
 
 
 def apply_penalties(

@@ -11,7 +11,7 @@ from math import log2
 from typing import Any
 
 WIDTH, HEIGHT = 760, 380  # of the SVG's own coordinates; it scales with the page
-LEFT, RIGHT, TOP, BOTTOM = 56, 64, 18, 46
+LEFT, RIGHT, TOP, BOTTOM = 56, 78, 18, 46
 Point = dict[str, Any]  # {"k", "value", "low", "high"}
 
 

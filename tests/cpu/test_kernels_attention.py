@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -111,7 +112,7 @@ def test_a_chunk_in_pieces_is_the_chunk_whole(dtype):
     want = attend(whole)
     table = whole.inputs.prefill.block_table
     for cuts in ([0, 37, 100], [0, 16, 17, 64, 100]):
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in pairwise(cuts):
             piece = make_case([], chunks=[(begin, end - begin)], dtype=dtype)
             piece.inputs.prefill.block_table = table
             ops = choose(torch.device("cpu"), dtype, "auto")

@@ -110,7 +110,7 @@ def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:
 
 
 def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan) -> Tensor:
-    """weights [..., tokens] float32, values [batch, tokens, D] -> [batch, m, D], in bf16 where values are, else float32.
+    """weights [..., tokens] float32, values [batch, tokens, D] -> [batch, m, D]: bf16 where values are, else float32.
 
     torch multiplies strided batches one matrix at a time, so the weights are laid out one after the other first.
     """

@@ -266,6 +266,20 @@ def test_a_second_signal_does_not_wait_for_running_requests(tmp_path: Path) -> N
     assert (status, out, err) == (0, "closed\n", "") and answers[0].status_code == 503
 
 
+def test_the_first_signal_lets_a_running_request_end(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, step=1)
+    url, answers = serving.url(), []
+    waiter = threading.Thread(
+        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60))
+    )
+    waiter.start()
+    while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
+        pass
+    status, out, err = serving.end(signal.SIGTERM)
+    waiter.join(30)
+    assert (status, out, err) == (0, "closed\n", "") and answers[0].status_code == 200
+
+
 def test_an_engine_that_dies_ends_the_process(tmp_path: Path) -> None:
     serving = Serving(tmp_path, die=0.5)
     serving.url()

@@ -1,64 +1,142 @@
 """A device for the scheduler's tests: no model, but real rows, tables and blocks.
 
-A slot holds the token that was stored there. A row's next token is a hash of all tokens that its block table shows, so
-a wrong block, a missed copy, a row used again too early or a token sent to the wrong sample changes what comes out.
+A slot holds a hash of all tokens up to it, made from the slot before it, as KV of a position depends on all positions
+before. A row's next token is a hash of all slots that its block table shows. So a wrong block, a missed copy, a row
+used again too early, KV made behind another beginning, or a token sent to the wrong sample changes what comes out.
+It knows plans; no scheduler.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.schedule.step import NO_TOKEN, SCRATCH_BLOCK, StepPlan, StepTokens
+from penstock.request import MAX_STOP_IDS, SamplingParams
+from penstock.schedule.deltas import ERROR, LENGTH, NO_STOP_ID, STOP
+from penstock.schedule.step import (
+    BAD_LOGITS,
+    NO_TOKEN,
+    SCRATCH_BLOCK,
+    WANTS_LOGPROBS,
+    WANTS_MIN_TOKENS,
+    StepPlan,
+    StepTokens,
+    TokenLogprobs,
+)
+
+Slots = list[int]
+_START = 0x5EED
 
 
-def next_token(history: list[int], seed: int, sample: int, vocab: int) -> int:
-    """The token that follows `history` in sample `sample`."""
-    digest = hashlib.blake2b(repr((history, seed, sample)).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") % vocab
+def stored(before: int, token: int) -> int:
+    """What a slot holds: `before` is the slot before it."""
+    return hash((before, int(token))) & 0x7FFF_FFFF_FFFF_FFFF
 
 
-def sample_alone(prompt: list[int], seed: int, sample: int, vocab: int, limit: int, eos: set[int]) -> list[int]:
+def slots_of(tokens: list[int]) -> Slots:
+    slots = [_START]
+    for token in tokens:
+        slots.append(stored(slots[-1], token))
+    return slots[1:]
+
+
+def next_token(slots: Slots, seed: int, sample: int, vocab: int, barred: frozenset[int], bad_in: int) -> int:
+    """The token that follows. bad_in: one draw in so many has bad logits, 0: none."""
+    draw = hash((*slots, seed, sample))
+    if bad_in and draw % bad_in == 0:
+        return BAD_LOGITS
+    while draw % vocab in barred:
+        draw = hash((draw,))
+    return draw % vocab
+
+
+def logprob_of(position: int, token: int) -> float:
+    """A number that tells of its token and its position."""
+    return -(position + token / 1024)
+
+
+@dataclass
+class Alone:
     """What a sample is when nothing else runs."""
-    history = list(prompt)
-    while len(history) < limit:
-        history.append(next_token(history, seed, sample, vocab))
-        if history[-1] in eos:
-            break
-    return history[len(prompt) :]
+
+    tokens: list[int]
+    finish: int
+    stop_id: int
+
+
+def sample_alone(
+    prompt: list[int], params: SamplingParams, sample: int, vocab: int, longest: int, eos: set[int], bad_in: int = 0
+) -> Alone:
+    """One sample by itself, token by token, without rows or blocks. `params` brings its seed."""
+    limit = min(len(prompt) + (params.max_tokens or longest), longest)
+    first_end = len(prompt) + params.min_tokens
+    ends = set() if params.ignore_eos else eos
+    stop_ids = params.stop_token_ids or []
+    barred = frozenset(ends | set(stop_ids[:MAX_STOP_IDS]))
+    tokens, slots = list(prompt), slots_of(prompt)
+    while True:
+        at = len(tokens)
+        token = next_token(slots, params.seed or 0, sample, vocab, barred if at < first_end else frozenset(), bad_in)
+        tokens.append(max(token, 0))
+        slots.append(stored(slots[-1], tokens[-1]))
+        output = tokens[len(prompt) :]
+        if token == BAD_LOGITS:
+            return Alone(output, ERROR, NO_STOP_ID)
+        if token in ends:
+            return Alone(output, STOP, NO_STOP_ID)
+        if token in stop_ids[:MAX_STOP_IDS] or (token in stop_ids and at >= first_end):
+            return Alone(output, STOP, token)
+        if len(tokens) >= limit:
+            return Alone(output, LENGTH, NO_STOP_ID)
 
 
 class FakeDevice:
     """Runs plans in order; results are handed out when asked for, so any lag is the caller's choice."""
 
-    def __init__(self, num_blocks: int, rows: int, width: int, vocab: int, eos: set[int]) -> None:
+    def __init__(self, num_blocks: int, rows: int, width: int, vocab: int, eos: set[int], bad_in: int = 0) -> None:
         self.slots = np.full((num_blocks, 16), -7, np.int64)
         self.table = np.zeros((rows, width), np.int64)
         self.length = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int64)
         self.limit = np.zeros(rows, np.int64)
+        self.first_end = np.zeros(rows, np.int64)
         self.seed = np.zeros(rows, np.int64)
         self.sample = np.zeros(rows, np.int64)
         self.ignore = np.zeros(rows, bool)
+        self.logprobs = np.full(rows, -1, np.int64)
+        self.wants = np.zeros(rows, np.int64)
         self.stops: dict[int, set[int]] = {}
         self.done = np.ones(rows, bool)
-        self.vocab, self.eos = vocab, eos
+        self.vocab, self.eos, self.bad_in = vocab, eos, bad_in
         self.results: deque[tuple[StepPlan, StepTokens]] = deque()
         self.prefilled = 0
+        self.launched = 0
+        self.grouped = 0  # rows that were attended in a prefix group
 
     def launch(self, plan: StepPlan) -> None:
-        for source, target in plan.copies:
-            self.slots[target] = self.slots[source]
+        assert plan.number == self.launched, "flights are numbered in the order of their launch"
+        self.launched += 1
+        self._copy(plan)
         self._join(plan)
         for row, index, block in plan.new_blocks:
             assert block != SCRATCH_BLOCK
             self.table[row, index] = block
         self._store(plan)
         self._check_groups(plan)
-        tokens = np.array([self._decode(row, length) for row, length in zip(plan.rows, plan.lengths)], np.int32)
-        self.results.append((plan, StepTokens(tokens)))
+        assert np.unique(plan.rows).size == plan.rows.size, "a row stands in a step twice"
+        asked = int(np.bitwise_or.reduce(self.wants[plan.rows], initial=0))
+        assert plan.wants == asked, "the step's wants are not its rows'"
+        tokens = [self._decode(row, length) for row, length in zip(plan.rows, plan.lengths, strict=True)]
+        result = StepTokens(np.array(tokens, np.int32), self._score(plan, tokens), self._score_prompts(plan))
+        self.results.append((plan, result))
+
+    def _copy(self, plan: StepPlan) -> None:
+        targets = plan.copies[:, 1]
+        assert np.unique(targets).size == targets.size and SCRATCH_BLOCK not in targets
+        for source, target in plan.copies:
+            self.slots[target] = self.slots[source]
 
     def _join(self, plan: StepPlan) -> None:
         joins = plan.joins
@@ -68,31 +146,36 @@ class FakeDevice:
             self.table[row] = SCRATCH_BLOCK
             self.table[row, : joins.blocks.shape[1]] = joins.blocks[i]
             self.length[row], self.last[row] = joins.length[i], joins.last_token[i]
-            self.limit[row], self.seed[row] = joins.limit[i], joins.sampling.seed[i]
-            self.sample[row], self.ignore[row] = joins.samples[i], joins.sampling.ignore_eos[i]
+            self.limit[row], self.first_end[row] = joins.limit[i], joins.min_length[i]
+            self.seed[row], self.sample[row] = joins.sampling.seed[i], joins.samples[i]
+            self.ignore[row], self.logprobs[row] = joins.sampling.ignore_eos[i], joins.sampling.logprobs[i]
+            self.wants[row] = joins.sampling.wants[i]
             self.stops[int(row)] = set(joins.sampling.stop_ids[i].tolist()) - {-1}
             self.done[row] = False
 
     def _store(self, plan: StepPlan) -> None:
-        """All stores of a step come before any read, as in a layer."""
-        for row in plan.rows:
-            if not self.done[row]:
-                at = self.length[row]
-                self.slots[self.table[row, at // 16], at % 16] = self.last[row]
+        """All stores of a step come before any draw, as in a layer; chunks first, since joining rows build on them."""
         chunks = plan.chunks
-        if chunks is None:
-            return
-        for c in range(chunks.context.size):
+        for c in range(0 if chunks is None else chunks.context.size):
+            assert chunks is not None
             tokens = chunks.tokens[chunks.start[c] : chunks.start[c + 1]]
             self.prefilled += len(tokens)
-            for i, token in enumerate(tokens):
-                at = chunks.context[c] + i
+            for at, token in enumerate(tokens.tolist(), int(chunks.context[c])):
                 assert chunks.blocks[c, at // 16] != SCRATCH_BLOCK
-                self.slots[chunks.blocks[c, at // 16], at % 16] = token
+                self._put(chunks.blocks[c], at, token)
+        for row in plan.rows:
+            if not self.done[row]:
+                self._put(self.table[row], int(self.length[row]), int(self.last[row]))
+
+    def _put(self, table: np.ndarray, at: int, token: int) -> None:
+        before = int(self.slots[table[(at - 1) // 16], (at - 1) % 16]) if at else _START
+        self.slots[table[at // 16], at % 16] = stored(before, token)
 
     def _check_groups(self, plan: StepPlan) -> None:
         assert plan.group_start[0] == 0 and plan.group_start.size == plan.group_length.size + 1
+        self.grouped += int(plan.group_start[-1])
         for g, length in enumerate(plan.group_length):
+            assert length % 16 == 0 and length > 0
             for row in plan.rows[plan.group_start[g] : plan.group_start[g + 1]]:
                 n = length // 16
                 assert (self.table[row, :n] == plan.group_blocks[g, :n]).all(), "a member doesn't share the prefix"
@@ -103,10 +186,47 @@ class FakeDevice:
             return NO_TOKEN
         length = int(self.length[row])
         assert length == planned, "the host's planned length is not the device's"
-        history = [int(self.slots[self.table[row, at // 16], at % 16]) for at in range(length + 1)]
-        token = next_token(history, int(self.seed[row]), int(self.sample[row]), self.vocab)
+        blocks = self.table[row, : length // 16 + 1]
+        slots = self.slots[blocks].reshape(-1)[: length + 1].tolist()
+        ends = (set() if self.ignore[row] else self.eos) | self.stops[int(row)]
+        early = length + 1 < self.first_end[row]
+        assert not early or self.wants[row] & WANTS_MIN_TOKENS
+        barred = frozenset(ends if early else ())
+        token = next_token(slots, int(self.seed[row]), int(self.sample[row]), self.vocab, barred, self.bad_in)
+        if token == BAD_LOGITS:
+            self.done[row] = True
+            return token
         self.last[row] = token
         self.length[row] += 1
-        ended = (token in self.eos and not self.ignore[row]) or token in self.stops[int(row)]
-        self.done[row] = ended or length + 2 >= self.limit[row]
+        self.done[row] = token in ends or length + 2 >= self.limit[row]
         return token
+
+    def _score(self, plan: StepPlan, tokens: list[int]) -> TokenLogprobs | None:
+        if not plan.wants & WANTS_LOGPROBS:
+            return None
+        where = [i for i, row in enumerate(plan.rows) if self.logprobs[row] >= 0 and tokens[i] >= 0]
+        return _scores(where, [int(plan.lengths[i]) + 1 for i in where], [tokens[i] for i in where])
+
+    def _score_prompts(self, plan: StepPlan) -> TokenLogprobs | None:
+        chunks = plan.chunks
+        if chunks is None or (chunks.prompt_logprobs < 0).all():
+            return None
+        where, positions = [], []
+        for c in np.flatnonzero(chunks.prompt_logprobs >= 0):
+            first, stop = int(chunks.start[c]), int(chunks.start[c + 1])
+            where += range(first, stop)
+            positions += range(int(chunks.context[c]) + 1, int(chunks.context[c]) + 1 + stop - first)
+        return _scores(where, positions, chunks.next_token[where].tolist())
+
+
+def _scores(where: list[int], positions: list[int], tokens: list[int]) -> TokenLogprobs:
+    """Three of the most likely tokens each, the drawn one among them."""
+    chosen = np.array([logprob_of(p, t) for p, t in zip(positions, tokens, strict=True)], np.float32)
+    ids = np.array(tokens, np.int32).reshape(-1, 1) + np.arange(3, dtype=np.int32)
+    return TokenLogprobs(
+        where=np.array(where, np.int32),
+        chosen=chosen,
+        rank=np.array(positions, np.int32) % 7 + 1,
+        top_ids=ids,
+        top=chosen.reshape(-1, 1) - np.arange(3, dtype=np.float32),
+    )

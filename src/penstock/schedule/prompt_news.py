@@ -20,6 +20,7 @@ class _Scored(NamedTuple):
     live: LiveRequest
     start: int  # of the chunk in the step's tokens
     stop: int
+    first: int  # of the chunk in the prompt
 
 
 class PromptNewsDesk:
@@ -35,27 +36,33 @@ class PromptNewsDesk:
         for chunk in chunks:
             size = chunk.stop - chunk.start
             if chunk.group.live.prompt_logprobs >= 0 and not chunk.group.resumed:
-                scored.append(_Scored(chunk.group.live, at, at + size))
+                scored.append(_Scored(chunk.group.live, at, at + size, chunk.start))
             at += size
         self._chunks[number] = scored
 
     def joined(self, number: int, groups: list[ForkGroup]) -> None:
         """Tails of these groups join in flight `number`."""
-        lives = [group.live for group in groups if group.live.news]
-        for live in lives:
-            live.news = False
+        lives = []
+        for group in groups:  # a group may stand here twice: it joined before and after this step's prefill
+            if group.live.news:
+                group.live.news = False
+                lives.append(group.live)
         if lives:
             self._joined[number] = lives
 
     def scored(self, plan: StepPlan, result: StepTokens) -> None:
         """Takes the prompt logprobs of a read flight."""
         scores = result.prompt_logprobs
-        for live, start, stop in self._chunks.pop(plan.number, ()):
+        for live, start, stop, first in self._chunks.pop(plan.number, ()):
             assert scores is not None, "a scored chunk came back without scores"
             mine = np.flatnonzero((scores.where >= start) & (scores.where < stop))
             live.scored.append(
                 TokenLogprobs(
-                    scores.where[mine], scores.chosen[mine], scores.rank[mine], scores.top_ids[mine], scores.top[mine]
+                    scores.where[mine] + np.int32(first - start),
+                    scores.chosen[mine],
+                    scores.rank[mine],
+                    scores.top_ids[mine],
+                    scores.top[mine],
                 )
             )
 
@@ -67,13 +74,11 @@ class PromptNewsDesk:
 def _news(live: LiveRequest) -> PromptNews:
     if live.prompt_logprobs < 0:
         return PromptNews(live.request_id, live.cached_tokens)
-    width = live.prompt_logprobs
+    count, width = live.prompt_length - 1, live.prompt_logprobs
+    chosen, rank = np.full(count, np.nan, np.float32), np.zeros(count, np.int32)
+    top_ids, top = np.full((count, width), -1, np.int32), np.full((count, width), np.nan, np.float32)
     parts, live.scored = live.scored, []
-    return PromptNews(
-        request=live.request_id,
-        cached_tokens=live.cached_tokens,
-        chosen=np.concatenate([p.chosen for p in parts]) if parts else np.zeros(0, np.float32),
-        rank=np.concatenate([p.rank for p in parts]) if parts else np.zeros(0, np.int32),
-        top_ids=np.concatenate([p.top_ids[:, :width] for p in parts]) if parts else np.zeros((0, width), np.int32),
-        top=np.concatenate([p.top[:, :width] for p in parts]) if parts else np.zeros((0, width), np.float32),
-    )
+    for part in parts:  # by their place in the prompt: a group that was parked is prefilled and scored twice
+        chosen[part.where], rank[part.where] = part.chosen, part.rank
+        top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]
+    return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top)

@@ -1,0 +1,243 @@
+"""Drives a scheduler with a fake device, and holds every delta against what its sample gives alone.
+
+The state machine and the fixed replays share it: they choose what happens, this says what must come of it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
+
+from penstock.request import Request, SamplingParams
+from penstock.schedule.deltas import ERROR, GOES_ON, Deltas, PromptNews
+from penstock.schedule.limits import Limits
+from penstock.schedule.rows import FREE
+from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.step import StepPlan
+
+VOCAB = 200
+EOS = {3}
+
+
+@dataclass
+class Asked:
+    """A request and what has come of it."""
+
+    request: Request
+    prompt: list[int]
+    alone: dict[int, Alone]
+    watched: set[int]
+    got: dict[int, list[int]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)  # came to their end, or were cancelled
+    told: bool = False  # PromptNews came
+
+
+class Drive:
+    """A scheduler, its device, and the truth."""
+
+    def __init__(self, limits: Limits, bad_in: int = 0, misled: bool = False) -> None:
+        self.limits, self.bad_in = limits, bad_in
+        self.scheduler = Scheduler(limits)
+        width = -(-limits.max_model_len // 16)
+        self.device = FakeDevice(limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in)
+        self.asked: dict[int, Asked] = {}
+        self.parked = self.stalled = self.taken = 0
+        self._count_parks()
+        if misled:  # the forecast expects short outputs, so that too much is admitted and blocks run out
+            self.scheduler.lengths.observe(np.ones(200, np.int32))
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        watched: set[int] | None = None,
+        samples: list[int] | None = None,
+    ) -> int:
+        number = len(self.asked)
+        watch = np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes() if watched is not None else None
+        packed = np.array(prompt, np.int32).tobytes()
+        request = Request(
+            request_id=number, prompt=packed, sampling=params, stream=stream, watch=watch, samples=samples
+        )
+        longest = self.limits.max_model_len
+        alone = {
+            k: sample_alone(prompt, params, k, VOCAB, longest, EOS, self.bad_in)
+            for k in (range(params.n) if samples is None else samples)
+        }
+        self.scheduler.submit(request)
+        self.asked[number] = Asked(request, prompt, alone, watched or set())
+        return number
+
+    def cancel(self, number: int, sample: int | None = None) -> None:
+        self.scheduler.cancel(number, sample)
+        asked = self.asked[number]
+        asked.ended |= set(asked.alone) if sample is None else {sample} & set(asked.alone)
+        self.check()
+
+    def step(self) -> StepPlan | None:
+        running = np.flatnonzero(self.scheduler.rows.state == 1)
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.device.launch(plan)
+            still = running[self.scheduler.rows.state[running] == 1]
+            self.stalled += bool(np.setdiff1d(still, plan.rows).size)
+        self.check()
+        return plan
+
+    def read(self) -> None:
+        """Reads the oldest flight."""
+        plan, result = self.device.results.popleft()
+        self._take(self.scheduler.commit(plan, result))
+        self.check()
+
+    def finish(self, lag: int = 0) -> None:
+        """Runs until nothing is left; then nothing may be held, and every sample must have ended."""
+        idle = 0
+        while self.scheduler.has_work or self.device.results:
+            plan = self.step()
+            while self.device.results and (plan is None or len(self.device.results) > lag):
+                self.read()
+                idle = 0
+                if plan is None:
+                    break
+            else:
+                idle = 0 if plan is not None else idle + 1
+            stuck = plan is None and not self.device.results and self.scheduler.has_work
+            assert not (stuck and self.scheduler.plan_is_stuck()), "the scheduler gave up"
+            assert idle < 200, "the scheduler has work and does nothing"
+        self._check_over()
+
+    def check(self) -> None:
+        self.scheduler.check()
+        for block in np.flatnonzero(self.scheduler.pool.kept).tolist():
+            tokens = self.scheduler.slot_token[block].tolist()
+            slots = self.device.slots[block].tolist()
+            made = [stored(before, token) for before, token in zip(slots[:-1], tokens[1:], strict=True)]
+            assert made == slots[1:], "the tree holds a block that isn't what it says"
+
+    def _count_parks(self) -> None:
+        admission = self.scheduler.admission
+        park = admission.park
+
+        def counted(group):  # type: ignore[no-untyped-def]
+            self.parked += 1
+            return park(group)
+
+        admission.park = counted  # type: ignore[method-assign]
+
+    def _take(self, deltas: Deltas) -> None:
+        for news in deltas.prompts:
+            self._take_news(news)
+        seen = set()
+        for i in range(deltas.count):
+            number, sample = int(deltas.request[i]), int(deltas.sample[i])
+            assert (number, sample) not in seen, "a sample stands in a step's deltas twice"
+            seen.add((number, sample))
+            tokens = deltas.tokens[deltas.start[i] : deltas.start[i + 1]].tolist()
+            self._take_sample(self.asked[number], sample, tokens, int(deltas.finish[i]), int(deltas.stop_id[i]))
+            if self.asked[number].request.sampling.logprobs is not None:
+                self._take_scores(self.asked[number], sample, tokens, deltas, int(deltas.start[i]))
+
+    def _take_sample(self, asked: Asked, sample: int, tokens: list[int], finish: int, stop_id: int) -> None:
+        assert asked.told, "tokens came before the news of their prompt"
+        assert sample not in asked.ended, "tokens of a sample that had ended"
+        assert tokens, "a delta without tokens"
+        alone, got = asked.alone[sample], asked.got.setdefault(sample, [])
+        got += tokens
+        self.taken += len(tokens)
+        assert got == alone.tokens[: len(got)], "a sample's tokens are not what it gives alone"
+        if len(got) == len(alone.tokens):
+            assert (finish, stop_id) == (alone.finish, alone.stop_id), f"a sample ended for another reason than alone: {finish, stop_id, alone, asked.request.sampling, asked.prompt[:0]}"
+            asked.ended.add(sample)
+        else:
+            assert finish == GOES_ON, "a sample ended early"
+        self._check_delivery(asked, tokens, finish)
+
+    def _check_delivery(self, asked: Asked, tokens: list[int], finish: int) -> None:
+        if asked.request.stream or asked.request.sampling.logprobs is not None:
+            assert len(tokens) == 1, "a streamed token was kept back"
+        else:
+            assert not asked.watched & set(tokens[:-1]), "a watched token was kept back"
+            assert finish != GOES_ON or tokens[-1] in asked.watched, "tokens went up that nobody waits for"
+
+    def _take_scores(self, asked: Asked, sample: int, tokens: list[int], deltas: Deltas, at: int) -> None:
+        if deltas.finish[np.searchsorted(deltas.start, at)] == ERROR:
+            return
+        assert deltas.chosen is not None and deltas.rank is not None and deltas.top_ids is not None
+        position = len(asked.prompt) + len(asked.got[sample]) - 1
+        assert deltas.chosen[at] == np.float32(logprob_of(position, tokens[0]))
+        assert deltas.rank[at] == position % 7 + 1 and deltas.top_ids[at, 0] == tokens[0]
+
+    def _take_news(self, news: PromptNews) -> None:
+        asked = self.asked[news.request]
+        assert not asked.told, "a prompt's news came twice"
+        asked.told = True
+        assert 0 <= news.cached_tokens < len(asked.prompt) and news.cached_tokens % 16 == 0
+        width = asked.request.sampling.prompt_logprobs
+        if width is None:
+            assert news.chosen is None
+            return
+        assert news.chosen is not None and news.top_ids is not None and news.rank is not None and news.top is not None
+        want = [logprob_of(p, asked.prompt[p]) for p in range(1, len(asked.prompt))]
+        assert news.chosen.tolist() == np.array(want, np.float32).tolist()
+        assert news.top_ids.shape == news.top.shape == (len(want), width)
+        assert news.rank.tolist() == [p % 7 + 1 for p in range(1, len(asked.prompt))]
+
+    def _check_over(self) -> None:
+        scheduler = self.scheduler
+        for asked in self.asked.values():
+            assert asked.ended == set(asked.alone), "a sample was lost"
+        assert not scheduler.live and scheduler.in_flight == 0
+        assert scheduler.rows.free_count == scheduler.rows.count, "a row was kept"
+        assert (scheduler.rows.state == FREE).all()
+        assert scheduler.pool.held == 0, "blocks were kept"
+        assert not list(scheduler.groups) and not scheduler.admission.pending
+        assert not scheduler.watch._users, "a watch table was kept"
+        stats = scheduler.stats()
+        assert stats["prefilled_tokens"] == self.device.prefilled
+        assert stats["generation_tokens"] >= self.taken
+        assert stats["running"] == stats["waiting"] == 0 == scheduler.expected_tokens_left()
+
+
+HEADERS = [[(7 * i + k) % VOCAB for i in range(100)] for k in range(3)]  # what prompts begin with
+
+
+def random_prompt(rng: random.Random, longest: int) -> list[int]:
+    """A header's beginning, often at a block's border, and something of its own."""
+    size = rng.randrange(1, rng.choice([longest, min(longest, 40)]))
+    shared = rng.choice([0, 16, 32, 48, rng.randrange(100)])
+    return (rng.choice(HEADERS)[:shared] + [rng.randrange(VOCAB) for _ in range(size)])[:size]
+
+
+def random_params(rng: random.Random, rows: int, longest: int) -> SamplingParams:
+    """Anything that the scheduler reads."""
+    most = rng.choice([None, None, 1, 2, rng.randrange(1, 40)])
+    stops = rng.choice([None, None, None, [5], rng.sample(range(VOCAB), rng.choice([2, 8, 9, 12]))])
+    return SamplingParams(
+        n=rng.choice([1, 1, 1, 2, 5, rows + 1, 2 * rows + 3]),
+        temperature=rng.choice([0.0, 1.0]),
+        top_p=rng.choice([1.0, 1.0, 0.5]),
+        presence_penalty=rng.choice([0.0, 0.0, 1.0]),
+        logit_bias=rng.choice([None, None, {1: 2.0, 4: -1.0}]),
+        max_tokens=most,
+        min_tokens=rng.choice([0, 0, rng.randrange(0, 1 + min(most or longest, 20))]),
+        stop_token_ids=stops,
+        ignore_eos=rng.random() < 0.2,
+        seed=rng.randrange(1000),
+        logprobs=rng.choice([None, None, None, 0, 2]),
+        prompt_logprobs=rng.choice([None, None, None, 0, 2]),
+    )
+
+
+def submit_random(drive: Drive, rng: random.Random) -> int:
+    longest, rows = drive.limits.max_model_len, drive.limits.max_rows
+    params = random_params(rng, rows, longest)
+    samples = rng.sample(range(params.n), rng.randrange(1, params.n + 1)) if rng.random() < 0.2 else None
+    watched = set(rng.sample(range(VOCAB), 6)) if rng.random() < 0.3 else None
+    prompt = random_prompt(rng, longest)
+    return drive.submit(prompt, params, stream=rng.random() < 0.3, watched=watched, samples=samples)

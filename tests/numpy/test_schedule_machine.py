@@ -1,0 +1,122 @@
+"""The scheduler against what each sample gives alone, with results 0 to 3 steps late, in pools that are too small."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from schedule_drive import EOS, VOCAB, Drive, submit_random
+
+from penstock.schedule.limits import Limits
+
+RANDOMS = st.randoms(use_true_random=False)
+
+
+def limits_of(rng: random.Random) -> Limits:
+    longest = rng.choice([20, 96, 160])
+    rows = rng.choice([1, 2, 4, 8, 12])
+    return Limits(
+        num_blocks=-(-longest // 16) + 3 + rng.choice([0, 1, 4, 10, 20, 50]),
+        max_rows=rows,
+        max_model_len=longest,
+        max_batched_tokens=rows + rng.choice([8, 16, 40]),
+        vocab_size=VOCAB,
+        eos_token_ids=tuple(EOS),
+        prefix_caching=rng.random() < 0.7,
+        prefix_groups=rng.random() < 0.8,
+        preempt_every=rng.choice([0, 0, 0, 2, 5]),
+    )
+
+
+class Machine(RuleBasedStateMachine):
+    """Whatever a client and a late device do; what must come of it is Drive's."""
+
+    @initialize(rng=RANDOMS, lag=st.integers(0, 3), bad_in=st.sampled_from([0, 0, 150]), misled=st.booleans())
+    def start(self, rng: random.Random, lag: int, bad_in: int, misled: bool) -> None:
+        self.drive, self.lag = Drive(limits_of(rng), bad_in, misled), lag
+
+    @rule(rng=RANDOMS)
+    def submit(self, rng: random.Random) -> None:
+        submit_random(self.drive, rng)
+
+    @precondition(lambda self: self.drive.asked)
+    @rule(data=st.data())
+    def cancel_request(self, data: st.DataObject) -> None:
+        self.drive.cancel(data.draw(st.sampled_from(sorted(self.drive.asked))))
+
+    @precondition(lambda self: self.drive.asked)
+    @rule(data=st.data())
+    def cancel_sample(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.drive.asked)))
+        n = self.drive.asked[number].request.sampling.n
+        self.drive.cancel(number, data.draw(st.integers(0, n - 1)))
+
+    @precondition(lambda self: len(self.drive.device.results) <= self.lag)
+    @rule(steps=st.integers(1, 12))
+    def run(self, steps: int) -> None:
+        """Launches as far ahead as the lag lets it."""
+        for _ in range(steps):
+            self.drive.step()
+            while len(self.drive.device.results) > self.lag:
+                self.drive.read()
+
+    @precondition(lambda self: self.drive.device.results)
+    @rule()
+    def read(self) -> None:
+        self.drive.read()
+
+    @invariant()
+    def lag_is_kept(self) -> None:
+        if hasattr(self, "drive"):
+            assert self.drive.scheduler.in_flight == len(self.drive.device.results) <= self.lag
+
+    def teardown(self) -> None:
+        if hasattr(self, "drive"):
+            self.drive.finish(self.lag)
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def replay(seed: int, lag: int) -> tuple[Drive, Counter[str]]:
+    """A few hundred events of a fixed draw; gives what happened."""
+    rng = random.Random(seed)
+    drive = Drive(limits_of(rng), rng.choice([0, 0, 200]), misled=rng.random() < 0.6)
+    for _ in range(rng.randrange(4, 12)):
+        submit_random(drive, rng)
+        for _ in range(rng.randrange(8)):
+            drive.step()
+            while len(drive.device.results) > rng.randrange(lag + 1):
+                drive.read()
+        if rng.random() < 0.25:
+            number = rng.choice(sorted(drive.asked))
+            sample = rng.randrange(drive.asked[number].request.sampling.n)
+            drive.cancel(number, rng.choice([None, sample, sample]))
+    drive.finish(lag)
+    stats = drive.scheduler.stats()
+    happened = Counter(
+        preempted=int(stats["preemptions"]) if not drive.limits.preempt_every else 0,
+        forced=int(stats["preemptions"]) if drive.limits.preempt_every else 0,
+        parked=drive.parked,
+        stalled=drive.stalled,
+        cached=int(stats["prefix_hit_tokens"]),
+        wasted=int(stats["wasted_tokens"]),
+        grouped=drive.device.grouped,
+    )
+    return drive, happened
+
+
+@pytest.mark.parametrize("lag", range(4))
+def test_replays_and_what_happens_in_them(lag: int) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(40):
+        happened += replay(seed, lag)[1]
+    rare = {name: happened[name] for name in ("preempted", "forced", "parked", "stalled", "cached", "wasted", "grouped")}
+    assert all(rare.values()), f"the replays are too tame: {rare}"

@@ -29,12 +29,16 @@ class ModelOptions:
     """Which model, and as what numbers."""
 
     model: str = _knob("demo", "A model folder, a hub id, or `demo` for the model in the package.")
-    revision: str | None = _knob(None, "The hub's branch, tag or commit to take; ignored by nothing: refused for a folder.")
-    dtype: Dtype = _knob("auto", "Numbers of weights and KV. `auto`: bfloat16 where the processor has it, else float32.")
+    revision: str | None = _knob(None, "The hub's branch, tag or commit to take; refused for a folder.")
+    dtype: Dtype = _knob(
+        "auto", "Numbers of weights and KV. `auto`: bfloat16 where the processor has it, else float32."
+    )
     device: Device = _knob("auto", "Where it runs. `auto`: a CUDA GPU if there is one, else the CPU.")
     load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")
     skip_tokenizer_init: bool = _knob(False, "Load no tokenizer: ids in, ids out.")
-    seed: int = _knob(0, "Where seeds of requests that bring none, and dummy weights, come from.", low=0, high=2**63 - 1)
+    seed: int = _knob(
+        0, "Where seeds of requests that bring none, and dummy weights, come from.", low=0, high=2**63 - 1
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,15 +46,21 @@ class MemoryOptions:
     """How much of the machine it takes."""
 
     max_model_len: int | None = _knob(None, "Longest prompt plus output, in tokens. None: the model's context.", low=2)
-    kv_cache_tokens: int | None = _knob(None, "Tokens that the KV cache holds. None: measured from what is free.", low=32)
-    enable_prefix_caching: bool = _knob(True, "Keep blocks of finished prompts, and use them again for equal beginnings.")
+    kv_cache_tokens: int | None = _knob(
+        None, "Tokens that the KV cache holds. None: measured from what is free.", low=32
+    )
+    enable_prefix_caching: bool = _knob(
+        True, "Keep blocks of finished prompts, and use them again for equal beginnings."
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchingOptions:
     """How much of it at once."""
 
-    max_num_seqs: int | None = _knob(None, "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU.", low=1)
+    max_num_seqs: int | None = _knob(
+        None, "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU.", low=1
+    )
     max_num_batched_tokens: int | None = _knob(
         None, "Tokens of a step, prompts and rows together. None: 2,048 on a CPU, 16,384 on a GPU.", low=16
     )
@@ -60,7 +70,9 @@ class BatchingOptions:
 class ScheduleOptions:
     """What runs next, and how."""
 
-    prefix_groups: PrefixGroups = _knob("auto", "Attend a shared prefix once for its group where that pays; `off`: never.")
+    prefix_groups: PrefixGroups = _knob(
+        "auto", "Attend a shared prefix once for its group where that pays; `off`: never."
+    )
     steps_ahead: int = _knob(1, "Steps launched before an earlier one is read. 0 reads each at once.", low=0, high=3)
     preempt_every: int = _knob(0, "For tests: preempt a row every so many steps. 0: only when blocks run out.", low=0)
     kernels: Kernels = _knob("auto", "Which column of kernels. `reference`: plain torch everywhere.")

@@ -1,4 +1,4 @@
-"""A decode step of the runner by part: random weights of the demo's shape (or --hidden and the like), groups of 64 tails.
+"""A decode step of the runner by part: random weights of the demo's shape (or --hidden and so on), groups of 64 tails.
 
     python benchmarks/step_cpu.py --rows 1024 --steps 64 --prompt 300 --top-p 0.9
 
@@ -169,7 +169,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (
         ("rows", 1024), ("steps", 64), ("prompt", 300), ("group", 64), ("vocabulary", 2048), ("hidden", 256),
-        ("intermediate", 768), ("layers", 8), ("heads", 4), ("kv-heads", 2), ("top-k", 0),
+        ("intermediate", 896), ("layers", 8), ("heads", 4), ("kv-heads", 2), ("top-k", 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, value in (("temperature", 0.6), ("top-p", 1.0), ("repetition", 1.0)):

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.engine.client import Asked
 
 TextOrIds = str | Sequence[int]
+AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
 Message = dict[str, Any]
 
 _AHEAD = 2  # prompts are pulled until this many times the rows have work
@@ -76,7 +78,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: TextOrIds | Sequence[TextOrIds],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -293,16 +295,25 @@ class _Bar:
         self._progress.stop()
 
 
-def _as_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
-    if isinstance(prompts, str):
-        return [prompts]
+def _as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
+    if isinstance(prompts, (str, dict)):
+        prompts = [prompts]
     listed: list[Any] = list(prompts)
-    if listed and all(isinstance(p, int) for p in listed):
+    if listed and all(isinstance(p, Integral) for p in listed):
         return [listed]
+    listed = [_of_dict(place, prompt) if isinstance(prompt, dict) else prompt for place, prompt in enumerate(listed)]
     for place, prompt in enumerate(listed):
         if not isinstance(prompt, (str, Sequence)):
             raise UsageError(f"prompt {place} is {type(prompt).__name__}: give a text or a list of token ids")
     return listed
+
+
+def _of_dict(place: int, prompt: dict[str, Any]) -> Any:
+    """vLLM's TextPrompt and TokensPrompt."""
+    if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
+        keys = ", ".join(map(repr, prompt)) or "nothing"
+        raise UsageError(f"prompt {place} is a dict with {keys}: give it 'prompt' or 'prompt_token_ids' alone")
+    return next(iter(prompt.values()))
 
 
 def _params_for(
@@ -318,6 +329,6 @@ def _params_for(
 
 
 def _token(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's whole numbers are Integral too
         raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
-    return value
+    return int(value)

@@ -51,11 +51,11 @@ def make_folder(folder: Path, *, layers: int = 2) -> Path:
                 weight.uniform_(0.7, 1.3)
         model.lm_head.weight.mul_(1.3)
     model.save_pretrained(folder)
-    _tokenizer().save(str(folder / "tokenizer.json"))
+    make_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
 
-def _tokenizer() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     made.decoder = decoders.ByteLevel()

@@ -1,0 +1,58 @@
+"""LLM() is the demo model: its greedy answers are transformers', its forks are its single samples, it chats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import torch
+import transformers
+
+from penstock import LLM, SamplingParams, demo
+from penstock.llm import Prompt
+
+ROWS = [json.loads(line) for line in demo.problems_file().read_text().splitlines()[:5]]
+QUESTIONS = [f"Question: {row['question']}\nAnswer:" for row in ROWS]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(dtype="float32", max_model_len=256, max_num_seqs=32, kv_cache_tokens=4096) as made:
+        yield made
+
+
+def test_the_package_brings_a_model(llm: LLM) -> None:
+    assert llm.facts.model == "demo"
+    answers = llm.generate(QUESTIONS, SamplingParams(temperature=0.0, max_tokens=90, stop="Question:"), use_tqdm=False)
+    right = [out.outputs[0].text.strip().endswith(row["answer"][-6:]) for out, row in zip(answers, ROWS, strict=True)]
+    assert any(right)
+    assert {out.outputs[0].finish_reason for out in answers} == {"stop"}
+
+
+def test_greedy_answers_are_those_of_transformers(llm: LLM) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(demo.model_folder(), dtype=torch.float32).eval()
+    for out in llm.generate(QUESTIONS, SamplingParams(temperature=0.0, max_tokens=30), use_tqdm=False):
+        ids = torch.tensor([out.prompt_token_ids])
+        want = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30)
+        assert out.outputs[0].token_ids == want[0, ids.shape[1] :].tolist()
+
+
+def test_a_forks_samples_are_those_drawn_one_by_one(llm: LLM) -> None:
+    params = SamplingParams(n=6, temperature=0.6, top_p=0.95, max_tokens=30, seed=2)
+    for out in llm.generate(QUESTIONS, params, use_tqdm=False):
+        for index in (0, 3, 5):
+            (one,) = llm.stream([Prompt(key=0, prompt=out.prompt_token_ids, params=params, samples=[index])])
+            assert one.output == out.outputs[index]
+
+
+def test_it_chats(llm: LLM) -> None:
+    talks = [[{"role": "user", "content": row["question"]}] for row in ROWS[:2]]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    both = llm.chat(talks, params, use_tqdm=False)
+    for talk, out in zip(talks, both, strict=True):
+        (alone,) = llm.chat(talk, params, use_tqdm=False)
+        assert alone.outputs[0].text == out.outputs[0].text != ""
+        assert alone.prompt_token_ids == out.prompt_token_ids
+    (broken,) = llm.chat([{"role": "user"}], params, use_tqdm=False)
+    assert broken.outputs == [] and broken.error

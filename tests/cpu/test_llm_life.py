@@ -1,0 +1,209 @@
+"""LLM's life: streams that are lazy and end early, one user at a time, memory that comes back, Ctrl-C."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_model import make_folder
+
+from penstock import LLM, SamplingParams
+from penstock.errors import EngineError, UsageError
+from penstock.llm import Prompt
+from penstock.schedule.step import Flight, StepPlan, StepTokens
+
+PROMPT = [40 + i * 7 % 200 for i in range(30)]
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+def open_llm(folder: Path, **knobs: Any) -> LLM:
+    defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 4096, "dtype": "float32"}
+    return LLM(str(folder), **defaults | knobs)
+
+
+def is_at_rest(llm: LLM) -> bool:
+    """Nothing lives, no flight is out, and every block is free or kept for its prompt alone."""
+    engine, stats = llm._engine, llm.stats()
+    engine.scheduler.check()
+    return (
+        not engine.has_work
+        and not engine.flights
+        and not llm._client.asked
+        and not engine.scheduler.live
+        and not list(engine.scheduler.groups)
+        and (stats["running"], stats["waiting"], stats["kv_usage"]) == (0, 0, 0)
+    )
+
+
+def test_a_stream_of_endless_prompts_is_pulled_as_rows_come_free_and_cancelled_when_left(folder: Path) -> None:
+    pulled = count()
+    most_known = 0
+
+    def endless() -> Iterator[Prompt]:
+        for key in pulled:
+            yield Prompt(key=key, prompt=[*PROMPT, key % 300], params=SHORT)
+
+    with open_llm(folder, steps_ahead=2) as llm:
+        stream = llm.stream(endless())
+        for done, finished in enumerate(stream):
+            most_known = max(most_known, len(llm._client.asked))
+            assert finished.error is None and finished.output is not None
+            if done == 50:
+                break
+        assert next(pulled) <= 50 + 2 * 8 + 8
+        assert most_known <= 2 * 8
+        stream.close()
+        assert is_at_rest(llm)
+        (out,) = llm.generate([PROMPT], SHORT, use_tqdm=False)
+        assert len(out.outputs[0].token_ids) == 4 and is_at_rest(llm)
+
+
+def test_a_huge_group_and_a_waiting_line_are_cancelled_wherever_they_stand(folder: Path) -> None:
+    prompts = [
+        Prompt(key=i, prompt=[*PROMPT, i], params=SamplingParams(n=n, max_tokens=5 + 9 * i, ignore_eos=True))
+        for i, n in enumerate((3, 1, 4, 100, 2))
+    ]
+    with open_llm(folder, max_num_batched_tokens=16) as llm:
+        stream = llm.stream(prompts)
+        next(stream)
+        assert llm.stats()["running"] > 0 and llm.stats()["waiting"] > 0
+        stream.close()
+        assert is_at_rest(llm)
+
+
+def test_an_error_in_the_callers_generator_leaves_nothing_behind(folder: Path) -> None:
+    def falling() -> Iterator[Prompt]:
+        yield Prompt(key=0, prompt=PROMPT, params=SHORT)
+        raise RuntimeError("the caller's own")
+
+    with open_llm(folder) as llm:
+        with pytest.raises(RuntimeError, match="the caller's own"):
+            list(llm.stream(falling()))
+        assert is_at_rest(llm)
+        assert llm.generate([PROMPT], SHORT, use_tqdm=False)[0].error is None
+
+
+def test_one_at_a_time(folder: Path) -> None:
+    with open_llm(folder) as llm:
+        stream = llm.stream([Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(3)])
+        next(stream)
+        with pytest.raises(UsageError, match="at work"):
+            llm.generate([PROMPT], SHORT, use_tqdm=False)
+        assert len(list(stream)) == 2
+        assert llm.generate([PROMPT], SHORT, use_tqdm=False)[0].error is None
+
+
+def test_generate_twice_and_two_at_once_and_one_after_the_other(folder: Path) -> None:
+    with open_llm(folder) as one, open_llm(folder, seed=5) as two:
+        tokens = [llm.generate([PROMPT], SHORT, use_tqdm=False)[0].outputs[0].token_ids for llm in (one, one, two)]
+        assert tokens[0] == tokens[1] == tokens[2]
+        free = SamplingParams(n=8, max_tokens=8)
+        drawn = [[o.token_ids for o in llm.generate([PROMPT], free)[0].outputs] for llm in (one, one, two)]
+        assert drawn[0] != drawn[1] != drawn[2]  # a request without a seed gets one of its own
+    with open_llm(folder) as three, open_llm(folder) as four:
+        drawn = [[o.token_ids for o in llm.generate([PROMPT], free)[0].outputs] for llm in (three, four)]
+        assert drawn[0] == drawn[1]  # they come from the LLM's seed
+
+
+def storages(llm: LLM) -> list[weakref.ref[torch.Tensor]]:
+    state = llm._engine.runner._state  # type: ignore[attr-defined]
+    return [weakref.ref(t) for t in (*state.kv.layers, state.model.embedding.table, state.rows.block_table)]
+
+
+def device_threads() -> int:
+    return sum(thread.name == "penstock-device" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped", "dropped while streaming"])
+def test_memory_comes_back(folder: Path, way: str) -> None:
+    gc.collect()
+    before = device_threads()
+    llm = open_llm(folder)
+    llm.generate([PROMPT], SHORT, use_tqdm=False)
+    held = storages(llm)
+    assert all(ref() is not None for ref in held) and device_threads() == before + 1
+    if way == "closed":
+        llm.close()
+        llm.close()
+        with pytest.raises(EngineError, match="closed"):
+            llm.generate([PROMPT], SHORT, use_tqdm=False)
+    else:
+        stream = llm.stream([Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(3)])
+        if way == "dropped while streaming":
+            next(stream)
+        del llm, stream
+    gc.collect()
+    assert [ref() for ref in held] == [None] * len(held) and device_threads() == before
+
+
+def test_closing_under_a_stream_ends_it_with_an_error(folder: Path) -> None:
+    llm = open_llm(folder)
+    stream = llm.stream([Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(30)])
+    next(stream)
+    llm.close()
+    with pytest.raises(EngineError, match="closed"):
+        list(stream)
+    other = open_llm(folder)
+    stream = other.stream([Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(30)])
+    next(stream)
+    other.close()
+    stream.close()  # nothing to wait for, and nothing to complain about
+
+
+class Pressing:
+    """A runner whose fifth flight is waited for with Ctrl-C, or breaks."""
+
+    def __init__(self, inner: Any, error: BaseException | None) -> None:
+        self.inner, self.error, self.fetched = inner, error, 0
+
+    def launch(self, plan: StepPlan) -> Flight:
+        flight = self.inner.launch(plan)
+        fetch = flight.fetch
+
+        def pressed() -> StepTokens:
+            self.fetched += 1
+            if self.fetched == 5:
+                if self.error is not None:
+                    raise self.error
+                os.kill(os.getpid(), signal.SIGINT)
+            return fetch()
+
+        class Late:
+            ready = flight.ready
+            fetch = staticmethod(pressed)
+
+        return Late()
+
+
+def test_ctrl_c_ends_a_generate_and_the_next_one_runs(folder: Path) -> None:
+    with open_llm(folder, steps_ahead=2) as llm:
+        engine = llm._engine
+        real = engine.runner
+        engine.runner = Pressing(real, None)  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([PROMPT] * 20, SHORT, use_tqdm=False)
+        engine.runner = real
+        assert is_at_rest(llm)
+        assert llm.generate([PROMPT], SHORT, use_tqdm=False)[0].error is None
+
+
+def test_what_the_device_raises_reaches_the_caller_as_it_is(folder: Path) -> None:
+    with open_llm(folder) as llm:
+        real = llm._engine.runner
+        llm._engine.runner = Pressing(real, EngineError("the device failed: a test"))  # type: ignore[assignment]
+        with pytest.raises(EngineError, match="the device failed: a test"):
+            llm.generate([PROMPT] * 20, SHORT, use_tqdm=False)

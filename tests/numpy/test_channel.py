@@ -1,0 +1,197 @@
+"""The channel's words: each comes back as it went, arrays with dtype and shape; the rest is refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.engine.channel import (
+    Ask,
+    Cancel,
+    ClientEnd,
+    Close,
+    Down,
+    EngineEnd,
+    Failed,
+    News,
+    Ready,
+    Up,
+    Wire,
+)
+from penstock.engine.engine import Refused
+from penstock.engine.open import EngineFacts
+from penstock.request import Request, SamplingParams
+from penstock.schedule.deltas import Deltas, PromptNews, empty_deltas
+
+FULL = SamplingParams(
+    n=7, temperature=0.25, top_p=0.5, top_k=-1, min_p=0.125, repetition_penalty=1.5, presence_penalty=-0.5,
+    frequency_penalty=0.75, logit_bias={0: -100.0, 5: 1.5}, min_tokens=2, max_tokens=None, stop=["é", "Question:"],
+    stop_token_ids=[1, 2, 3], ignore_eos=True, seed=-(2**63), logprobs=3, prompt_logprobs=0,
+    include_stop_str_in_output=True, skip_special_tokens=False,
+)  # fmt: skip
+FACTS = EngineFacts(
+    model="m", folder="/a b/c", max_model_len=9, max_num_seqs=3, vocab_size=11, eos_token_ids=(0, 5),
+    sampling_defaults={"temperature": 0.5, "top_k": 4}, about={"dtype": "bfloat16", "kernels": {"norm": "why"}},
+)  # fmt: skip
+
+
+def deltas() -> Deltas:
+    return Deltas(
+        request=np.array([2**40, 1], np.int64),
+        sample=np.array([0, 1023], np.int32),
+        finish=np.array([-1, 3], np.int8),
+        stop_id=np.array([-1, 7], np.int32),
+        start=np.array([0, 2, 3], np.int32),
+        tokens=np.array([5, 6, 7], np.int32),
+        chosen=np.array([-1.5, np.nan, -np.inf], np.float32),
+        rank=np.array([1, 0, 9], np.int32),
+        top_ids=np.array([[1, 2], [3, -1], [-1, -1]], np.int32),
+        top=np.zeros((3, 2), np.float32),
+        prompts=[
+            PromptNews(5, 16),
+            PromptNews(6, 0, np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros((0, 4), np.int32),
+                       np.zeros((0, 4), np.float32)),
+        ],
+    )  # fmt: skip
+
+
+IDS = np.arange(5, dtype=np.int32).tobytes()
+TOO_LONG = Refused(1, "ContextLengthError", "too long", "prompt")
+WORDS_DOWN: list[Down] = [
+    Ask(Request(request_id=2**50, prompt=IDS, sampling=FULL, stream=True, watch=b"\x80\x01", samples=[6, 0])),
+    Ask(Request(request_id=0, prompt=b"", sampling=SamplingParams())),
+    Cancel(3, None),
+    Cancel(3, 0),
+    Close(),
+]  # fmt: skip
+WORDS_UP: list[Up] = [
+    Ready(FACTS),
+    Failed("UsageError", "a line", "model"),
+    Failed("EngineError", "a line", None),
+    News(None, [TOO_LONG, Refused(2, "UsageError", "no", None)], {"running": 1.0}),
+    News(empty_deltas(), [], None),
+    News(deltas(), [], {}),
+]  # fmt: skip
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, np.ndarray):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_array_equal(a, b)
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    elif isinstance(a, msgspec.Struct) or is_dataclass(a):
+        names = a.__struct_fields__ if isinstance(a, msgspec.Struct) else [f.name for f in fields(a)]
+        for name in names:
+            assert_same(getattr(a, name), getattr(b, name))
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("word", WORDS_DOWN, ids=lambda word: type(word).__name__)
+def test_words_go_down_as_they_are(word: Down) -> None:
+    assert_same(word, Wire().down(Wire().encode(word)))
+
+
+@pytest.mark.parametrize("word", WORDS_UP, ids=lambda word: type(word).__name__)
+def test_words_come_up_as_they_are(word: Up) -> None:
+    assert_same(word, Wire().up(Wire().encode(word)))
+
+
+def up_with(tokens: Any) -> News:
+    news = empty_deltas()
+    news.tokens = tokens
+    return News(news, [], None)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(24, dtype=np.int64).reshape(2, 3, 4)[:, ::2],
+        np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
+        np.array([True, False]),
+        np.array(5, np.uint8),
+        np.zeros((0, 3), np.float16),
+    ],
+)
+def test_arrays_keep_their_dtype_and_shape(array: Any) -> None:
+    word = Wire().up(Wire().encode(up_with(array)))
+    assert isinstance(word, News) and word.deltas is not None
+    assert_same(np.array(array), np.array(word.deltas.tokens))
+    assert word.deltas.tokens.shape == array.shape
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([object()]),
+        np.array(["a"]),
+        np.zeros((1, 1, 1, 1)),
+        np.array([1], ">i4"),
+        np.array(["2020"], "M8[s]"),
+    ],
+    ids=["objects", "text", "four dimensions", "byte order", "dates"],
+)
+def test_arrays_that_would_not_come_back_as_they_are_stay_here(array: Any) -> None:
+    with pytest.raises(NotImplementedError, match="doesn't cross"):
+        Wire().encode(up_with(array))
+
+
+def test_a_foreign_extension_and_a_foreign_word_are_refused() -> None:
+    good = Wire().encode(up_with(np.arange(4, dtype=np.int32)))
+    head = b"\x01i\x01\x00\x00"  # the code, then an array's dtype and dimensions
+    assert head in good
+    with pytest.raises(ValueError, match="extension 2"):
+        Wire().up(good.replace(head, b"\x02i\x01\x00\x00"))
+    with pytest.raises(msgspec.ValidationError):
+        Wire().up(Wire().encode(Close()))  # a word that goes down
+    with pytest.raises(msgspec.ValidationError):
+        Wire().down(Wire().encode(Failed("a", "b", None)))
+    with pytest.raises(msgspec.DecodeError):
+        Wire().down(b"\xc1")
+
+
+def test_a_torn_array_is_refused() -> None:
+    good = Wire().encode(up_with(np.arange(4, dtype=np.int32)))
+    payload = np.arange(4, dtype=np.int32).tobytes()
+    assert payload in good
+    for bad in (good[:-3], good.replace(b"i\x01\x00\x00", b"O\x01\x00\x00")):
+        with pytest.raises((ValueError, msgspec.DecodeError)):
+            Wire().up(bad)
+
+
+def test_the_two_ends_meet(tmp_path: Any) -> None:
+    """In order, many at once, both ways."""
+    import asyncio
+
+    async def meet() -> None:
+        client = ClientEnd(f"ipc://{tmp_path / 'channel'}")
+        engine = EngineEnd(f"ipc://{tmp_path / 'channel'}")
+        try:
+            engine.send_up(Ready(FACTS))
+            assert_same(await client.receive(), Ready(FACTS))
+            for i in range(300):
+                client.send_down(Cancel(i, None))
+            got: list[Down] = []
+            while len(got) < 300:
+                got += engine.receive(-1)
+                await asyncio.sleep(0)
+            assert [word.request_id for word in got if isinstance(word, Cancel)] == list(range(300))
+            assert engine.receive(0) == []
+            for i in range(300):
+                engine.send_up(News(deltas(), [], {"i": float(i)}))
+            for i in range(300):
+                word = await client.receive()
+                assert isinstance(word, News) and word.stats == {"i": float(i)}
+        finally:
+            engine.close()
+            client.close()
+
+    asyncio.run(meet())

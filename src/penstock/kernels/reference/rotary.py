@@ -73,8 +73,8 @@ def _rotate(x: Tensor, plan: RotaryPlan) -> None:
 
 
 def _store(rows: Tensor, kv: Tensor, stores: Tensor) -> None:
-    """rows [T * 2 * Hkv, D]. index_copy_ goes number by number: as 16-byte numbers it takes half the time."""
+    """rows [T * 2 * Hkv, D]. torch copies number by number: as 16-byte numbers it takes half the time."""
     flat = kv.view(-1, kv.shape[-1])
     if rows.shape[1] * rows.element_size() % 16 == 0 and kv.data_ptr() % 16 == 0 and kv.device.type == "cpu":
         flat, rows = flat.view(torch.complex128), rows.view(torch.complex128)
-    flat.index_copy_(0, stores, rows)
+    flat[stores] = rows

@@ -24,8 +24,8 @@ Int = NDArray[np.int64]
 # Measured on 2 cores of a Zen 5, in units of one (KV block, KV head pair) of width 64 gathered and multiplied (0.4 us):
 CALLS = 150  # the calls of a tile
 MEMBER_BLOCK = 0.17  # one member's queries of one KV head times one prefix block
-TILE_BLOCKS = 768  # own blocks x KV heads of a tile: 3 MB of gathered bf16 KV, so that it is still cached when used
-TILE_SCORES = 1 << 20  # floats of scores of a tile
+TILE_BLOCKS = 1536  # own blocks x KV heads of a tile: 6 MB of gathered bf16 KV; more leaves the cache before its use
+TILE_SCORES = 1 << 21  # floats of scores of a tile
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ class SamplingParams:
     repetition_penalty: > 1 makes tokens of prompt and output less likely (CTRL, arXiv:1909.05858).
     presence_penalty, frequency_penalty: OpenAI's, over output tokens.
     logit_bias: token id -> value added to its logit.
-    min_tokens: no end-of-sequence or stop id before that many tokens.   max_tokens: None is up to the context.
+    min_tokens: no end id, stop id or stop string within that many tokens.   max_tokens: None is up to the context.
     stop: strings that end a sample; the text is cut before them unless include_stop_str_in_output.
     stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
     seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.

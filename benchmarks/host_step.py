@@ -2,129 +2,240 @@
 
     python benchmarks/host_step.py --rows 8192 --context 1000 [--json]
 
-Prints medians of one core: a steady step, a step at four times the context, admitting one group of 1,024 tails, and
-finishing 1,000 rows in one step; all with prefix caching on. Rows are tails of groups of 1,024, as in the monkeys work;
-`finish_alone` is the same for 1,000 requests of one sample each, whose generated blocks go to the prefix tree.
+Medians on one core, prefix caching on, at `--context` tokens a row and again at four times as many:
+
+    step      plan + build + commit of a step: steady, and with turnover (at each step one row in 128 ends and a
+              waiting tail takes its place). Rows are tails of groups of 1,024.
+    admit     one group of 1,024 tails beside 7/8 of the rows: from submit to the launch in which the last of them join
+    finish    the step in which 1,000 rows end: tails of groups, and requests of one sample, whose generated blocks go
+              to the prefix tree: 512 in this step, and in each of those that follow (`after`: what each costs more)
+
+Times are the processor's for the one thread that does it all, so that a busy machine measures the same. admit and
+finish are what their steps cost beyond as many steady ones. build is all of what a launch does before the
+model's forward: joins, growth, `execute.batch.build_batch`, on the CPU with torch on one thread, so what a GPU does
+itself (gathering the block tables) is in it. It asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
+from typing import Any
 
 import numpy as np
+import torch
 
-from penstock.execute.batch import stage
+from penstock.execute.asked import Asked
+from penstock.execute.batch import build_batch
+from penstock.execute.device_rows import DeviceRows
 from penstock.request import Request, SamplingParams
 from penstock.schedule.limits import Limits
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import NO_TOKEN, StepPlan, StepTokens
 
 VOCAB = 128_256
+END = 2
 TAILS = 1024
+OWN = 96  # tokens that a row has made when the clock starts
+NEW = 600  # tokens that a row may make
+Parts = tuple[float, float, float]  # seconds of plan, build, commit
 
 
-class NullDevice:
-    """Answers each plan with tokens that end nothing, but for rows that it is told to end."""
+class Host:
+    """A scheduler before a device that draws tokens which end nothing, but for rows that it is told to end."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler = Scheduler(limits)
+        cpu = torch.device("cpu")
+        self.rows = DeviceRows(limits.max_rows, limits.max_model_len, (END,), VOCAB, cpu)
+        self.asked = Asked(limits.max_rows)
+        self.dump_block = limits.num_blocks
         self.random = np.random.default_rng(0)
-        self.done = np.zeros(scheduler.limits.max_rows, np.bool_)
+        self.done = np.zeros(limits.max_rows, np.bool_)
 
-    def step(self, end: int = 0) -> tuple[float, float, float]:
-        """One step with nothing in flight; seconds of plan, of building the batch, of commit."""
-        start = time.perf_counter()
+    def step(self, end: int = 0, spread: bool = False) -> Parts:
+        """One step with nothing in flight, after which `end` rows are over (spread: of all groups, else the first)."""
+        start = time.thread_time()
         plan = self.scheduler.plan()
-        planned = time.perf_counter()
+        planned = time.thread_time()
         assert plan is not None
-        stage(plan)
-        staged = time.perf_counter()
-        tokens = self.tokens(plan, end)
-        read = time.perf_counter()
-        self.scheduler.commit(plan, StepTokens(tokens))
-        return planned - start, staged - planned, time.perf_counter() - read
+        self.build(plan)
+        built = time.thread_time()
+        tokens = StepTokens(self.tokens(plan, end, spread))
+        answered = time.thread_time()
+        self.scheduler.commit(plan, tokens)
+        return planned - start, built - planned, time.thread_time() - answered
 
-    def tokens(self, plan: StepPlan, end: int) -> np.ndarray:
+    def build(self, plan: StepPlan) -> None:
+        if plan.joins is not None:
+            self.rows.join(plan.joins)
+            self.asked.join(plan.joins)
+        if plan.new_blocks.size:
+            self.rows.grow(plan.new_blocks)
+        build_batch(plan, self.rows, self.dump_block)
+
+    def tokens(self, plan: StepPlan, end: int, spread: bool) -> np.ndarray:
         tokens = self.random.integers(10, VOCAB, plan.rows.size).astype(np.int32)
-        tokens[:end] = 2
         if plan.joins is not None:
             self.done[plan.joins.rows] = False
+        ends = np.arange(end) * (plan.rows.size // end) if spread and end else np.arange(end)
+        tokens[ends] = END
         tokens[self.done[plan.rows]] = NO_TOKEN
-        self.done[plan.rows[:end]] = True
+        self.done[plan.rows[ends]] = True
         return tokens
 
 
-def request(number: int, prompt: int, n: int, new: int) -> Request:
+def request(number: int, prompt: int, n: int) -> Request:
     ids = np.random.default_rng(number).integers(10, VOCAB, prompt).astype(np.int32)
-    return Request(request_id=number, prompt=ids.tobytes(), sampling=SamplingParams(n=n, max_tokens=new, seed=1))
+    return Request(request_id=number, prompt=ids.tobytes(), sampling=SamplingParams(n=n, max_tokens=NEW, seed=1))
 
 
-def filled(rows: int, context: int, tails: int) -> NullDevice:
-    """`rows` rows at about `context` tokens each, in groups of `tails`, 96 tokens of them generated."""
-    own = 96
-    blocks = rows * (own + 700) // 16 + (rows // tails + 1) * (context // 16 + 2) + 4096
+def filled(rows: int, context: int, tails: int, capacity: int = 0) -> Host:
+    """`rows` of `capacity` rows at `context` tokens each, in groups of `tails`."""
+    capacity = max(capacity, rows)
+    prompts = capacity // tails + 64
     limits = Limits(
-        num_blocks=blocks,
-        max_rows=rows,
+        num_blocks=capacity * (2 * NEW // 16) + prompts * (context // 16 + 2),
+        max_rows=capacity,
         max_model_len=context + 1024,
-        max_batched_tokens=max(rows + 16_384, 2 * context * (rows // tails + 1)),
+        max_batched_tokens=capacity + 65_536,
         vocab_size=VOCAB,
-        eos_token_ids=(2,),
+        eos_token_ids=(END,),
     )
-    device = NullDevice(Scheduler(limits))
+    host = Host(limits)
     for number in range(rows // tails):
-        device.scheduler.submit(request(number, context - own, tails, 600))
-    while device.scheduler.rows.free_count or device.scheduler.admission.pending:
-        device.step()
-    for _ in range(own):
-        device.step()
-    return device
+        host.scheduler.submit(request(number, context - OWN, tails))
+    while host.scheduler.admission.pending:
+        host.step()
+    for _ in range(OWN):
+        host.step()
+    assert host.scheduler.rows.free_count == capacity - rows
+    return host
+
+
+def medians(parts: list[Parts]) -> dict[str, float]:
+    """Milliseconds of a step and of its parts."""
+    times = np.array(parts) * 1e3
+    plan, build, commit = np.median(times, axis=0).tolist()
+    return {"all": float(np.median(times.sum(axis=1))), "plan": plan, "build": build, "commit": commit}
 
 
 def steady(rows: int, context: int, steps: int) -> dict[str, float]:
-    device = filled(rows, context, min(TAILS, rows))
-    parts = np.array([device.step() for _ in range(steps)]) * 1e3
-    plan, build, commit = np.median(parts, axis=0)
-    return {"all": float(np.median(parts.sum(axis=1))), "plan": plan, "build": build, "commit": commit}
+    host = filled(rows, context, min(TAILS, rows))
+    return medians([host.step() for _ in range(steps)])
 
 
 def turnover(rows: int, context: int, steps: int) -> dict[str, float]:
-    """As the monkeys work runs: one row in 128 ends at each step, and a waiting tail takes its place."""
-    device = filled(rows, context, min(TAILS, rows))
-    for number in range(8):
-        device.scheduler.submit(request(10**6 + number, context - 96, TAILS, 600))
-    parts = np.array([device.step(end=rows // 128) for _ in range(steps)]) * 1e3
-    plan, build, commit = np.median(parts, axis=0)
-    return {"all": float(np.median(parts.sum(axis=1))), "plan": plan, "build": build, "commit": commit}
+    """As repeated sampling runs, with a queue of groups behind the rows."""
+    host = filled(rows, context, min(TAILS, rows))
+    for number in range(1 + steps * (rows // 128) // TAILS):
+        host.scheduler.submit(request(10**6 + number, context - OWN, TAILS))
+    for _ in range(8):
+        host.step(end=rows // 128, spread=True)
+    found = medians([host.step(end=rows // 128, spread=True) for _ in range(steps)])
+    assert host.scheduler.rows.free_count < rows // 64, "no waiting tails were left"
+    return found
+
+
+def beyond(host: Host, spent: float, steps: int) -> float:
+    """Milliseconds that `spent` seconds over so many steps cost beyond steady ones, as they are from here on."""
+    return (spent - steps * plain(host)) * 1e3
+
+
+def plain(host: Host) -> float:
+    return statistics.median(sum(host.step()) for _ in range(15))
 
 
 def admit(rows: int, context: int, times: int) -> float:
-    """From submit to the launch in which a group's 1,024 tails join, ms of host time, beside 7/8 of the rows."""
+    """Milliseconds of one more group's coming, its build included."""
     found = []
-    for _ in range(times):
-        device = filled(rows - TAILS, context, TAILS)
-        device = grown(device, rows)
-        start = time.perf_counter()
-        device.scheduler.submit(request(10**6, context, TAILS, 600))
-        spent = time.perf_counter() - start
-        plain = statistics.median(sum(device.step()) for _ in range(1))
-        while device.scheduler.admission.pending:
-            spent += sum(device.step())
-        found.append((spent + plain) * 1e3)
+    host = filled(rows - TAILS, context, TAILS, rows)
+    for turn in range(times):
+        incoming = request(10**6 + turn, context, TAILS)
+        start = time.thread_time()
+        host.scheduler.submit(incoming)
+        spent, steps = time.thread_time() - start, 0
+        while host.scheduler.admission.pending:
+            spent += sum(host.step())
+            steps += 1
+        found.append(beyond(host, spent, steps))
+        host.scheduler.cancel(10**6 + turn)
+        host.step()
     return statistics.median(found)
+
+
+def finish(rows: int, context: int, tails: int, times: int) -> dict[str, float]:
+    """Milliseconds of the step in which 1,000 rows end, and of each one more until their numbers are free again."""
+    found, after = [], []
+    host = filled(rows, context, tails)
+    for _ in range(times):
+        gone = host.scheduler.rows.free_count + 1000
+        found.append(sum(host.step(end=1000, spread=tails > 1)))
+        later = []
+        while host.scheduler.rows.free_count < gone:
+            later.append(sum(host.step()))
+        usual = plain(host)
+        found[-1] = (found[-1] - usual) * 1e3
+        after += [(spent - usual) * 1e3 for spent in later]
+    return {
+        "step": statistics.median(found),
+        "after": statistics.median(after or [0.0]),
+        "steps_after": len(after) / times,
+    }
+
+
+def measure(rows: int, context: int) -> dict[str, Any]:
+    one = {
+        "context": context,
+        "steady": steady(rows, context, 200),
+        "turnover": turnover(rows, context, 100),
+        "admit": admit(rows, context, 9),
+        "finish_tails": finish(rows, context, TAILS, 5),
+        "finish_alone": finish(rows, context, 1, 5),
+    }
+    gc.collect()
+    return one
+
+
+def show(found: list[dict[str, Any]], rows: int) -> None:
+    print(f"host time at {rows:,} rows, ms: medians, one core")
+    print(f"{'context':>8} {'step':>18} {'all':>6} {'plan':>6} {'build':>6} {'commit':>6}")
+    for one in found:
+        for name in ("steady", "turnover"):
+            parts = one[name]
+            times = " ".join(f"{parts[key]:6.2f}" for key in ("all", "plan", "build", "commit"))
+            print(f"{one['context']:8,} {name:>18} {times}")
+    for one in found:
+        tails, alone = one["finish_tails"], one["finish_alone"]
+        print(
+            f"{one['context']:8,} admit {TAILS:,} tails {one['admit']:.2f}; finish 1,000 tails {tails['step']:.2f}; "
+            f"finish 1,000 requests of one sample {alone['step']:.2f}, then {alone['after']:.2f} more in each of "
+            f"{alone['steps_after']:.0f} steps"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--rows", type=int, default=8192, help="a multiple of 1,024, at least 2,048")
     parser.add_argument("--context", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    print(json.dumps(steady(args.rows, args.context, 100)))
-    print(json.dumps(turnover(args.rows, args.context, 100)))
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        found = [measure(args.rows, context) for context in (args.context, 4 * args.context)]
+    if not args.json:
+        show(found, args.rows)
+        return
+    first = found[0]
+    figures = {
+        "host_step_ms": first["steady"]["all"],
+        "host_admit_group_ms": first["admit"],
+        "host_finish_ms": max(first["finish_tails"]["step"], first["finish_alone"]["step"]),
+    }
+    print(json.dumps({**figures, "rows": args.rows, "details": found}))
 
 
 if __name__ == "__main__":

@@ -152,7 +152,8 @@ class Drive:
         self.taken += len(tokens)
         assert got == alone.tokens[: len(got)], "a sample's tokens are not what it gives alone"
         if len(got) == len(alone.tokens):
-            assert (finish, stop_id) == (alone.finish, alone.stop_id), f"a sample ended for another reason than alone: {finish, stop_id, alone, asked.request.sampling, asked.prompt[:0]}"
+            why = (alone.finish, alone.stop_id)
+            assert (finish, stop_id) == why, "a sample ended for another reason than alone"
             asked.ended.add(sample)
         else:
             assert finish == GOES_ON, "a sample ended early"

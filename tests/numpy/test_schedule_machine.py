@@ -118,5 +118,7 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(40):
         happened += replay(seed, lag)[1]
-    rare = {name: happened[name] for name in ("preempted", "forced", "parked", "stalled", "cached", "wasted", "grouped")}
+    rare = {
+        name: happened[name] for name in ("preempted", "forced", "parked", "stalled", "cached", "wasted", "grouped")
+    }
     assert all(rare.values()), f"the replays are too tame: {rare}"

@@ -200,6 +200,7 @@ class Admission:
         columns.deliver[rows] = live.deliver
         columns.watch[rows] = live.watch
         columns.wants[rows] = live.flags
+        columns.single[rows] = live.row_of.size == 1
         columns.ignore_eos[rows] = live.record["ignore_eos"][0]
         columns.request[rows] = live.request_id
         columns.stops[rows] = bool(live.record["stop_ids"][0, 0] >= 0)
@@ -262,7 +263,7 @@ class Admission:
         self.tree.slot_token[fresh] = tokens[known.size :]
         group.blocks = np.concatenate((known, fresh))
         group.stored = known.size * BLOCK_SIZE
-        group.parent = int(known[-1]) if known.size else SCRATCH_BLOCK
+        group.parent = self.tree.place_of(known)
         self.queried_tokens += group.target
         self.cached_tokens += group.stored
         if not group.resumed:

@@ -72,9 +72,9 @@ class BlockPool:
         self._idle += idle.size
         self._push(free)
 
-    def keep(self, block: int) -> None:
-        """The prefix tree takes a held block: once released it stays idle instead of free."""
-        self.kept[block] = True
+    def keep(self, blocks: Int32) -> None:
+        """The prefix tree takes held blocks: once released they stay idle instead of free."""
+        self.kept[blocks] = True
 
     def _push(self, blocks: Int32) -> None:
         self._stack[self._top : self._top + blocks.size] = blocks

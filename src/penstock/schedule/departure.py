@@ -52,26 +52,26 @@ class Departure:
         """Rows whose last token was read; gives the requests that lost samples."""
         if not rows.size:
             return []
+        self._observe(rows)
         lives = []
-        for group, count in self._observe(rows):
-            group.live.outstanding -= count
-            lives.append(group.live)
+        for slot, count in zip(*_counted(self.rows.group[rows]), strict=True):
+            live = self.groups[slot].live
+            live.outstanding -= count
+            lives.append(live)
         self._leave(rows, ENDED)
         return lives
 
-    def _observe(self, rows: Int32) -> list[tuple[ForkGroup, int]]:
-        """Lets the forecast learn from samples that came to their end; gives their groups, with counts."""
+    def _observe(self, rows: Int32) -> None:
+        """Lets the forecast learn from samples that came to their end; a group's own mean counts if it has several."""
         outputs = self.rows.read[rows] - self.rows.prompt[rows] + 1
         self.lengths.observe(outputs)
-        slots, place, counts = np.unique(self.rows.group[rows], return_inverse=True, return_counts=True)
-        totals = np.bincount(place, weights=outputs)
-        seen = []
+        several = ~self.rows.single[rows]
+        slots, place, counts = np.unique(self.rows.group[rows[several]], return_inverse=True, return_counts=True)
+        totals = np.bincount(place, weights=outputs[several], minlength=slots.size)
         for slot, count, total in zip(slots.tolist(), counts.tolist(), totals.tolist(), strict=True):
             group = self.groups[slot]
             group.finished += count
             group.finished_tokens += int(total)
-            seen.append((group, count))
-        return seen
 
     def cancel(self, live: LiveRequest, sample: int | None) -> None:
         """Ends all of a request, or one sample: pending tails at once, rows as their flights are read."""
@@ -127,8 +127,8 @@ class Departure:
     def drain(self, read: int) -> None:
         """Frees what no flight after `read` names."""
         rows, blocks = self.limbo.take(read)
-        for held in blocks:
-            self.pool.release(held)
+        if blocks:
+            self.pool.release(np.concatenate(blocks))
         if rows.size:
             preempted = rows[self.rows.state[rows] == PREEMPTED]
             for row in preempted.tolist():
@@ -145,10 +145,10 @@ class Departure:
         self.rows.state[rows] = state
         if not fresh.size:
             return
-        for slot, count in zip(*_counted(self.rows.group[fresh]), strict=True):
-            group = self.groups[slot]
-            group.running -= count
-            self.lineup.left(group)
+        slots, counts = np.unique(self.rows.group[fresh], return_counts=True)
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+            self.groups[slot].running -= count
+        self.lineup.left(slots, counts)
         self.limbo.add_rows(fresh, self.rows)
 
     def _free(self, rows: Int32) -> None:
@@ -194,10 +194,10 @@ class Departure:
     def _kept_back(self, rows: Int32) -> Int32:
         """Of freed rows those that go at once; single samples with new full blocks wait for the tree to take them."""
         new = (self.rows.read[rows] >> 4) - self.rows.shared[rows]
-        single = np.flatnonzero((new > 0) & (self.rows.state[rows] == ENDED))
-        keep = [i for i in single.tolist() if self.groups[int(self.rows.group[rows[i]])].live.row_of.size == 1]
+        keep = (new > 0) & (self.rows.state[rows] == ENDED) & self.rows.single[rows]
         self._to_keep += rows[keep].tolist()
-        return np.delete(rows, keep)
+        rest: Int32 = rows[~keep]
+        return rest
 
     def _keep_some(self) -> None:
         """Lets the tree take the full blocks of ended single samples, a step's budget of them, and frees their rows."""

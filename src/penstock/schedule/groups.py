@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from penstock.config import BLOCK_SIZE
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
+from penstock.schedule.prefix_tree import ROOT
 from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
 from penstock.schedule.step import (
-    SCRATCH_BLOCK,
     WANTS_BIAS,
     WANTS_FILTER,
     WANTS_LOGPROBS,
@@ -28,6 +28,7 @@ from penstock.schedule.step import (
 )
 
 WAITING, PREFILLING, READY = range(3)
+_INT32 = 2**31 - 1
 
 SAMPLING_RECORD = np.dtype(
     [
@@ -72,7 +73,7 @@ def sampling_record(params: SamplingParams, seed: int) -> NDArray[np.void]:
     values: tuple[Any, ...] = (
         params.temperature,
         params.top_p,
-        max(params.top_k, 0),
+        min(max(params.top_k, 0), _INT32),
         params.min_p,
         params.repetition_penalty,
         params.presence_penalty,
@@ -123,7 +124,7 @@ class LiveRequest:
             arrival=arrival,
             prompt_length=prompt_length,
             limit=min(prompt_length + most, max_len),
-            min_length=prompt_length + params.min_tokens,
+            min_length=min(prompt_length + params.min_tokens, max_len),
             record=sampling_record(params, seed),
             bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
@@ -159,7 +160,7 @@ class ForkGroup:
     state: int = WAITING
     keys: list[int] = field(default_factory=list)  # of its full blocks
     blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # held: the full ones, then the partial one
-    parent: int = SCRATCH_BLOCK  # the tree's block before the next one to insert
+    parent: int = ROOT  # the tree's place behind which its next block goes
     base: int = 0  # running hash sum of its full blocks
     stored: int = 0  # tokens whose prefill is planned, or that were cached
     rows: int = 0  # rows that are not released, ended ones in flight included

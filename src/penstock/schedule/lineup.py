@@ -15,10 +15,11 @@ from penstock.schedule.blocks import BlockPool
 from penstock.schedule.groups import ForkGroup, Groups
 from penstock.schedule.prefix_groups import PrefixGroup, Unit, find_groups
 from penstock.schedule.rows import RUNNING, Rows
-from penstock.schedule.step import SCRATCH_BLOCK, Int32
+from penstock.schedule.step import SCRATCH_BLOCK, Int32, Int64
 
 _FEW = 64  # units whose grouping is found anew at every change; more of them: every _PATIENCE steps
 _PATIENCE = 8
+_SPREAD = 64  # with many units that may be grouped: one step more for so many of them
 
 
 @dataclass(slots=True)
@@ -41,7 +42,10 @@ class Lineup:
         self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
         self._stale = False  # units changed since the groups were found
         self._found_at = 0
+        self._patience = _PATIENCE
         self._place: Int32 = np.zeros(64, np.int32)  # fork group slot -> prefix group, or _alone
+        self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> running tails
+        self._first: Int32 = np.zeros(64, np.int32)  # fork group slot -> first full block, or the scratch block
         self._alone = 0
         self._prefixes: list[PrefixGroup] = []
 
@@ -54,23 +58,31 @@ class Lineup:
 
     def came(self, group: ForkGroup) -> None:
         """Tails of this group have joined."""
-        self.changed = True
-        if group.slot not in self._units:
-            self._units[group.slot] = group
-            if group.slot >= self._place.size:
-                self._place = np.concatenate((self._place, np.zeros(group.slot + 64 - self._place.size, np.int32)))
-            self._place[group.slot] = self._alone
-        self._stale = True
+        self.changed = self._stale = True
+        slot = group.slot
+        if slot not in self._units:
+            self._units[slot] = group
+            if slot >= self._place.size:
+                more = np.zeros(slot + 64, np.int32)
+                self._place = np.concatenate((self._place, more))
+                self._tails = np.concatenate((self._tails, more))
+                self._first = np.concatenate((self._first, more))
+            self._place[slot] = self._alone
+            self._first[slot] = group.blocks[0] if group.full else SCRATCH_BLOCK
+        self._tails[slot] = group.running
 
-    def left(self, group: ForkGroup) -> None:
-        """Tails of this group have left; its running count is up to date."""
+    def left(self, slots: Int32, counts: Int64 | Int32) -> None:
+        """So many tails of these fork groups have left; a slot stands here once."""
         self.changed = True
-        if not group.running and self._units.pop(group.slot, None) is not None:
+        tails = self._tails[slots] - counts
+        self._tails[slots] = tails
+        for slot in slots[tails == 0].tolist():
+            del self._units[slot]
             self._stale = True
 
     def order(self, rows: Int32, number: int) -> Order:
         """Puts the rows of step `number` in order."""
-        if self._stale and (len(self._units) <= _FEW or number - self._found_at >= _PATIENCE):
+        if self._stale and (len(self._units) <= _FEW or number - self._found_at >= self._patience):
             self._find(number)
         alone = self._alone
         if not alone:
@@ -91,7 +103,8 @@ class Lineup:
         self._stale, self._found_at = False, number
         if not self.grouping:
             return
-        units = [Unit(slot, group.blocks[: group.full], group.running) for slot, group in self._units.items()]
+        units = self._may_group()
+        self._patience = _PATIENCE + len(units) // _SPREAD
         self._prefixes = find_groups(units, self.pool.refs)
         self._alone = len(self._prefixes)
         self._place[:] = self._alone
@@ -102,3 +115,11 @@ class Lineup:
             self._place[prefix.slots] = index
             self._blocks[index, : prefix.blocks.size] = prefix.blocks
             self._lengths[index] = prefix.blocks.size * BLOCK_SIZE
+
+    def _may_group(self) -> list[Unit]:
+        """Units that have tails to share with, or whose first block somebody else holds too."""
+        slots = np.fromiter(self._units, np.int32, len(self._units))
+        first = self._first[slots]
+        may = (first != SCRATCH_BLOCK) & ((self._tails[slots] > 1) | (self.pool.refs[first] > 1))
+        found = [self._units[slot] for slot in slots[may].tolist()]
+        return [Unit(group.slot, group.blocks[: group.full], group.running) for group in found]

@@ -2,21 +2,27 @@
 
 A block's key is a hash of all tokens up to its end, made for a whole prompt at once (a polynomial in the block's index,
 so that a chain is one cumulative sum). A hash only proposes: a hit counts when the block's tokens are the prompt's and
-its parent is the block before, so an accidental or a made collision can never give foreign KV.
+it was put behind the very entry before it, so an accidental or a made collision can never give foreign KV. Entries are
+numbered and no number comes twice: a block that was evicted and used again is no longer the one its children followed.
 
 It knows blocks and tokens; no rows, no requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.step import SCRATCH_BLOCK, Int32
+from penstock.schedule.step import Int32, Int64
 
 UInt64 = NDArray[np.uint64]
+
+ROOT = 0  # the place before a chain's first block
+NOWHERE = -1  # a place that nothing can follow
 
 _LANES: UInt64 = np.random.default_rng(0x5045_4E53).integers(1, 2**63, BLOCK_SIZE, dtype=np.uint64) * np.uint64(
     2
@@ -37,6 +43,27 @@ def _words(tokens: Int32) -> UInt64:
     return _mixed(_mixed((tokens.astype(np.uint64) + np.uint64(1)) * _LANES).sum(axis=1, dtype=np.uint64))
 
 
+class _New:
+    """Entries that are in the dict and not yet in the columns, numbered from `first` on."""
+
+    def __init__(self, first: int) -> None:
+        self.clear(first)
+
+    def clear(self, first: int) -> None:
+        self.first = first
+        self.keys: list[int] = []
+        self.blocks: list[int] = []
+        self.parents: list[int] = []
+
+    def chain(self, keys: list[int], blocks: list[int], place: int) -> int:
+        """A chain behind `place`; gives its last entry's number."""
+        number = self.first + len(self.blocks)
+        self.keys += keys
+        self.blocks += blocks
+        self.parents += [place, *range(number, number + len(keys) - 1)]
+        return number + len(keys) - 1
+
+
 class PrefixTree:
     """Blocks by what they hold. `slot_token [blocks, 16]` is the pool's token geometry, shared with the scheduler."""
 
@@ -44,9 +71,11 @@ class PrefixTree:
         self.enabled = enabled
         self.pool = pool
         self.slot_token = slot_token
-        self.parent: Int32 = np.zeros(pool.num_blocks, np.int32)
+        self.place: Int64 = np.zeros(pool.num_blocks, np.int64)  # the entry's number, 0: not in the tree
+        self.parent: Int64 = np.zeros(pool.num_blocks, np.int64)  # the number of the entry before it
         self.key_of: UInt64 = np.zeros(pool.num_blocks, np.uint64)
         self._blocks: dict[int, int] = {}
+        self._last = 0  # the last entry's number
         self._powers: UInt64 = np.ones(1, np.uint64)
         pool.on_evict = self._forget
 
@@ -74,25 +103,64 @@ class PrefixTree:
         blocks = np.array(found, np.int32)
         if not found:
             return blocks
-        parents = np.concatenate(([SCRATCH_BLOCK], blocks[:-1]))
+        parents = np.concatenate(([ROOT], self.place[blocks[:-1]]))
         right = (self.slot_token[blocks] == tokens[: blocks.size]).all(axis=1) & (self.parent[blocks] == parents)
         return blocks if right.all() else blocks[: int(np.argmin(right))]
 
-    def insert(self, keys: list[int], blocks: list[int], parent: int) -> int:
-        """Takes held blocks that follow `parent` (the scratch block: a root); gives the last one's place in the tree.
+    def place_of(self, known: Int32) -> int:
+        """The place behind blocks that match() gave."""
+        return int(self.place[known[-1]]) if known.size else ROOT
 
-        Contents that are known already stay with their block.
+    def insert(self, keys: list[int], blocks: list[int], place: int) -> int:
+        """Takes held blocks that follow `place`; gives the last one's place.
+
+        Contents that are known already stay with their block. Behind a block that cannot be put in its place, since its
+        key is another content's, nothing is kept: NOWHERE.
         """
-        if not self.enabled:
-            return parent
+        return self._insert([(keys, blocks, place)])[0] if self.enabled else place
+
+    def _insert(self, chains: Iterable[tuple[list[int], list[int], int]]) -> list[int]:
+        new = _New(self._last + 1)
+        places = []
+        for keys, blocks, place in chains:
+            if place == NOWHERE or not keys:
+                places.append(place)
+            elif self._blocks.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
+                self._blocks.update(zip(keys, blocks, strict=True))
+                places.append(new.chain(keys, blocks, place))
+            else:
+                places.append(self._insert_beside(keys, blocks, place, new))
+        self._write(new)
+        return places
+
+    def _insert_beside(self, keys: list[int], blocks: list[int], place: int, new: _New) -> int:
+        """One chain, some keys of which are known."""
         for key, block in zip(keys, blocks, strict=True):
             known = self._blocks.setdefault(key, block)
             if known == block:
-                self.parent[block] = parent
-                self.key_of[block] = key
-                self.pool.keep(block)
-            parent = known
-        return parent
+                place = new.chain([key], [block], place)
+                continue
+            self._write(new)
+            place = self._same(known, block, place)
+            if place == NOWHERE:
+                break
+        return place
+
+    def _same(self, known: int, block: int, place: int) -> int:
+        """The place of `known` if it holds what `block` does behind the same place, else NOWHERE."""
+        same = self.parent[known] == place and (self.slot_token[known] == self.slot_token[block]).all()
+        return int(self.place[known]) if same else NOWHERE
+
+    def _write(self, new: _New) -> None:
+        """Writes the columns of new entries."""
+        if new.blocks:
+            blocks = np.array(new.blocks, np.int32)
+            self.key_of[blocks] = np.array(new.keys, np.uint64)
+            self.parent[blocks] = new.parents
+            self.place[blocks] = np.arange(new.first, new.first + blocks.size)
+            self.pool.keep(blocks)
+            self._last = new.first + blocks.size - 1
+            new.clear(self._last + 1)
 
     def insert_chains(
         self, blocks: Int32, counts: list[int], firsts: list[int], bases: list[int], roots: list[int]
@@ -107,18 +175,13 @@ class PrefixTree:
         before = np.concatenate((np.zeros(1, np.uint64), running))[begins]
         sums = running - np.repeat(before, counted) + np.repeat(np.array(bases, np.uint64), counted)
         keys, numbers = self.keys(sums), blocks.tolist()
-        for begin, count, root in zip(begins.tolist(), counts, roots, strict=True):
-            self.insert(keys[begin : begin + count], numbers[begin : begin + count], root)
-
-    def forget(self, blocks: Int32) -> None:
-        """Takes blocks out that must not be found any more; they stay held by whoever holds them."""
-        kept = blocks[self.pool.kept[blocks]]
-        self.pool.kept[kept] = False
-        self._forget(kept)
+        ends = [(begin, begin + count) for begin, count in zip(begins.tolist(), counts, strict=True)]
+        self._insert((keys[a:b], numbers[a:b], root) for (a, b), root in zip(ends, roots, strict=True))
 
     def _forget(self, blocks: Int32) -> None:
         for key in self.key_of[blocks].tolist():
             del self._blocks[key]
+        self.place[blocks] = 0
 
     def _powers_to(self, count: int) -> UInt64:
         if count > self._powers.size:
@@ -133,3 +196,7 @@ class PrefixTree:
         assert np.unique(blocks).size == blocks.size, "a block stands under two keys"
         assert (np.flatnonzero(self.pool.kept) == blocks).all(), "pool and tree disagree on what is kept"
         assert all(int(self.key_of[block]) == key for key, block in self._blocks.items()), "a block's key is off"
+        places = self.place[blocks]
+        assert places.size == np.unique(places).size and (places > 0).all(), "two entries have one number"
+        assert (self.parent[blocks] < places).all(), "an entry came before its parent"
+        assert np.count_nonzero(self.place) == blocks.size, "an evicted block has a place"

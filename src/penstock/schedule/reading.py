@@ -77,7 +77,7 @@ class Reading:
                 live = self.groups[int(columns.group[rows[i]])].live
                 if positions[i] >= live.min_length and (live.more_stop_ids == tokens[i]).any():
                     finish[i], stop_id[i] = STOP, tokens[i]
-        finish[bad] = ERROR
+        finish[bad], stop_id[bad] = ERROR, NO_STOP_ID
         return finish, stop_id
 
     def _news(self, rows: Int32, tokens: Int32, finish: NDArray[np.int8]) -> Int32:

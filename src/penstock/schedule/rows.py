@@ -44,6 +44,7 @@ class Rows:
         self.deliver: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.watch: Int32 = ints()  # slot of its watch table
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.single: Bool = np.zeros(count, np.bool_)  # its request's only sample
         self.ignore_eos: Bool = np.zeros(count, np.bool_)
         self.stops: Bool = np.zeros(count, np.bool_)  # has stop ids
         self.stop_ids: Int32 = np.full((count, MAX_STOP_IDS), -1, np.int32)

@@ -125,7 +125,7 @@ class Scheduler:
 
     def plan_is_stuck(self) -> bool:
         """After a plan() that gave nothing with nothing in flight: whether another one gives nothing again."""
-        self._idle_plans += 1
+        self._idle_plans = 0 if self.departure.waits else self._idle_plans + 1  # what waits comes back bit by bit
         return self._idle_plans > 3
 
     def commit(self, plan: StepPlan, result: StepTokens) -> Deltas:

@@ -32,8 +32,13 @@ class DecodeInputs:
     lengths: Tensor  # [S] int32: stored tokens + 1
     skip: Tensor  # [S] int32: tokens of the group's prefix that a row's own part skips (0 where it stands alone)
     max_length: int  # host: max(lengths)
-    max_own: int  # host: max(lengths - skip)
+    max_own: int  # host: max(lengths - skip), or a bound of it
     groups: GroupInputs | None
+    # The device's own columns, for columns of kernels that index them themselves (triton); all three or none. With them
+    # nothing is gathered for a step, and block_table and lengths are not read there.
+    rows: Tensor | None = None  # [S] int32 or int64: the rows' numbers
+    table: Tensor | None = None  # [rows, width] int32: every row's table
+    length: Tensor | None = None  # [rows] int32: tokens stored before the step
 
 
 @dataclass(slots=True)

@@ -1,0 +1,66 @@
+"""Attention over the paged cache: prefixes of groups, decode rows carried on from them, then chunks.
+
+It knows the step's inputs and takes them apart for the kernels; it computes nothing. Nothing here reads the device, so
+the launches of a step can be captured.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionInputs, DecodeInputs
+from penstock.kernels.triton.decode import attend_rows
+from penstock.kernels.triton.prefill import attend_chunks
+from penstock.kernels.triton.prefix import attend_prefixes
+
+
+def attention(q: Tensor, kv: Tensor, inputs: AttentionInputs, scale: float, window: int | None = None) -> Tensor:
+    """q [T, H, D] over kv [blocks, Hkv, 2, 16, D] -> [T, H, D]. The contract is `ops.Attention`."""
+    if q.stride()[1:] != (q.shape[2], 1):
+        q = q.contiguous()  # a view of a fused product has its heads side by side already
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rows = inputs.rows
+    if inputs.decode is not None and rows:
+        _decode(q[:rows], kv, inputs, inputs.decode, scale, window, out[:rows])
+    if inputs.prefill is not None and q.shape[0] > rows:
+        chunks = inputs.prefill
+        attend_chunks(q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:])
+    return out
+
+
+def _decode(
+    q: Tensor, kv: Tensor, inputs: AttentionInputs, decode: DecodeInputs, scale: float, window: int | None, out: Tensor
+) -> None:
+    prefix = None
+    if decode.groups is not None:
+        if window is not None:
+            raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
+        groups = decode.groups
+        prefix = _prefix_state(q, inputs)
+        attend_prefixes(q, kv, groups.start, groups.blocks, groups.length, scale, *prefix)
+    if decode.rows is None or decode.table is None or decode.length is None:
+        rows, table, length, added = _identity(q, inputs), decode.block_table, decode.lengths, 0
+    else:
+        rows, table, length, added = decode.rows, decode.table, decode.length, 1
+    attend_rows(q, kv, rows, table, length, added, decode.skip, prefix, scale, window, decode.max_own, out)
+
+
+def _prefix_state(q: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """answer [S, H, D] and lse [S, H] over the prefixes: one buffer for all layers of a step."""
+    key = ("triton prefix", q.shape)
+    if key not in inputs.notes:
+        inputs.notes[key] = (
+            torch.empty(q.shape, dtype=q.dtype, device=q.device),
+            torch.empty(q.shape[:2], dtype=torch.float32, device=q.device),
+        )
+    state: tuple[Tensor, Tensor] = inputs.notes[key]
+    return state
+
+
+def _identity(q: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Row numbers of a step whose tables were gathered already."""
+    if "triton rows" not in inputs.notes:
+        inputs.notes["triton rows"] = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
+    rows: Tensor = inputs.notes["triton rows"]
+    return rows

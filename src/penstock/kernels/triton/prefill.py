@@ -1,0 +1,128 @@
+"""Attention of chunks: causal, over a prompt's stored tokens and the chunk's own, which are stored already.
+
+A program takes a tile of a chunk's tokens x the query heads of one KV head (FlashAttention-2's walk, arXiv:2307.08691,
+over a paged cache). The launch depends on the number of tokens and chunks alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.walk import walk
+
+
+@triton.jit
+def _prefill(
+    q,  # [T, H, D]
+    kv,  # [blocks, Hkv, 2, 16, D]
+    out,  # [T, H, D]
+    start,  # [chunks + 1]
+    context,  # [chunks]
+    blocks,  # [chunks, W]
+    chunks,
+    tiles,
+    window,
+    scale,
+    stride_q,
+    stride_out,
+    stride_block,
+    stride_blocks,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    CHUNKS_PAD: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    RATIO: tl.constexpr = HEADS // KV_HEADS
+    ROWS: tl.constexpr = QUERIES // RATIO
+    head = tl.program_id(0) % KV_HEADS
+    tile = tiles - 1 - tl.program_id(0) // KV_HEADS  # a chunk's last tiles are its longest: they go first
+    each = tl.arange(0, CHUNKS_PAD)
+    first = tl.load(start + each, mask=each < chunks, other=2**30)
+    chunk = tl.sum((first // ROWS + each <= tile).to(tl.int32), 0) - 1
+    chunk_start = tl.load(start + chunk)
+    chunk_end = tl.load(start + chunk + 1)
+    ahead = tl.load(context + chunk)
+    row = chunk_start + (tile - chunk_start // ROWS - chunk) * ROWS
+    if row < chunk_end:
+        at = tl.arange(0, QUERIES)
+        lane = tl.arange(0, WIDTH_PAD)
+        member = row + at // RATIO
+        query_head = head * RATIO + at % RATIO
+        valid = (member < chunk_end) & (at < ROWS * RATIO)
+        mask = valid[:, None] & (lane < WIDTH)[None, :]
+        cell = member.to(tl.int64)[:, None] * stride_q + query_head[:, None] * WIDTH + lane[None, :]
+        queries = tl.load(q + cell, mask=mask, other=0.0)
+        position = ahead + member - chunk_start
+        lowest = ahead + row - chunk_start
+        end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
+        state_max = tl.full([QUERIES], -1e30, tl.float32)
+        state_sum = tl.zeros([QUERIES], tl.float32)
+        mixed = tl.zeros([QUERIES, WIDTH_PAD], tl.float32)
+        here = kv + head * (32 * WIDTH)
+        table = blocks + chunk.to(tl.int64) * stride_blocks
+        # [edge, clear) is cut by the window's edge, [clear, whole) is seen by all, [whole, end) by some.
+        clear = 0
+        whole = (lowest + 1) // TOKENS * TOKENS
+        if WINDOWED:
+            edge = tl.maximum(lowest - window + 1, 0) // TOKENS * TOKENS
+            clear = tl.maximum(lowest + ROWS - window + TOKENS - 1, 0) // TOKENS * TOKENS
+            clear = tl.minimum(clear, whole)
+            state_max, state_sum, mixed = walk(
+                queries, state_max, state_sum, mixed, here, table, edge, clear, position, window, scale, stride_block,
+                True, True, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+            )  # fmt: skip
+        state_max, state_sum, mixed = walk(
+            queries, state_max, state_sum, mixed, here, table, clear, whole, position, window, scale, stride_block,
+            False, False, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+        )  # fmt: skip
+        state_max, state_sum, mixed = walk(
+            queries, state_max, state_sum, mixed, here, table, whole, end, position, window, scale, stride_block,
+            True, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+        )  # fmt: skip
+        cell = member.to(tl.int64)[:, None] * stride_out + query_head[:, None] * WIDTH + lane[None, :]
+        tl.store(out + cell, (mixed / state_sum[:, None]).to(out.dtype.element_ty), mask=mask)
+
+
+def attend_chunks(
+    q: Tensor,
+    kv: Tensor,
+    start: Tensor,
+    context: Tensor,
+    block_table: Tensor,
+    scale: float,
+    window: int | None,
+    out: Tensor,
+) -> None:
+    """q [T, H, D] over kv [blocks, Hkv, 2, 16, D] into out [T, H, D]; tokens start[c] : start[c + 1] are chunk c's.
+
+    start [chunks + 1], context [chunks] (position of a chunk's first token), block_table [chunks, W]: int32. A token
+    sees its prompt's tokens up to itself, with a window the last `window` of them. A chunk may be empty.
+    """
+    count, heads, width = q.shape
+    kv_heads, chunks = kv.shape[1], context.shape[0]
+    ratio = heads // kv_heads
+    queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
+    tiles = count // (queries // ratio) + chunks
+    _prefill[(tiles * kv_heads,)](
+        q, kv, out, start, context, block_table, chunks, tiles, window or 0, scale * 1.4426950408889634,
+        q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width,
+        triton.next_power_of_2(width), triton.next_power_of_2(chunks), window is not None, queries, tokens,
+        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Query rows of a tile, tokens of a tile, warps, stages."""
+    if dtype == torch.float32:
+        return max(16, triton.next_power_of_2(ratio)), 32, 4, 1
+    if width > 128:
+        return 64, 64, 4, 2
+    return 128, 64, 8, 2

@@ -1,0 +1,70 @@
+"""walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores.
+
+It knows block tables, masks and the running softmax; who the queries are and what becomes of them is for `prefix` and
+`prefill`. Scores live in powers of two (`scale` holds log2 e), so that an exponential is one instruction.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def walk(
+    q,  # [M, D]
+    state_max,  # [M] float32, powers of two
+    state_sum,  # [M] float32
+    mixed,  # [M, D] float32
+    kv,  # the layer's KV, at the KV head
+    table,  # the sequence's block table
+    begin,  # first token, any
+    end,  # one past the last token
+    position,  # [M] the queries' positions: a query sees tokens up to its own
+    window,
+    scale,
+    stride_block,
+    MASKED: tl.constexpr,  # False: every query sees every token, and TOKENS divides their number
+    WINDOWED: tl.constexpr,
+    TOKENS: tl.constexpr,  # a tile
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    token = tl.arange(0, TOKENS)
+    lane = tl.arange(0, WIDTH_PAD)
+    inside = lane < WIDTH
+    for at in range(begin, end, TOKENS):
+        where = at + token
+        if MASKED:
+            stored = where < end
+            block = tl.load(table + where // 16, mask=stored, other=0)
+        else:
+            block = tl.load(table + where // 16)
+        first = kv + block.to(tl.int64) * stride_block + where % 16 * WIDTH
+        cell = first[:, None] + lane[None, :]
+        if MASKED:
+            keys = tl.load(cell, mask=stored[:, None] & inside[None, :], other=0.0)
+            values = tl.load(cell + 16 * WIDTH, mask=stored[:, None] & inside[None, :], other=0.0)
+        elif WIDTH == WIDTH_PAD:
+            keys = tl.load(cell)
+            values = tl.load(cell + 16 * WIDTH)
+        else:
+            keys = tl.load(cell, mask=inside[None, :], other=0.0)
+            values = tl.load(cell + 16 * WIDTH, mask=inside[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+        if MASKED:
+            seen = stored[None, :] & (where[None, :] <= position[:, None])
+            if WINDOWED:
+                seen &= where[None, :] > position[:, None] - window
+            # Not -inf: a query of a window may see nothing of a whole tile, and -inf less -inf is no number.
+            scores = tl.where(seen, scores, -1e30)
+        larger = tl.maximum(state_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+        if MASKED and WINDOWED:
+            weights = tl.where(seen, weights, 0.0)
+        shrink = tl.exp2(state_max - larger)
+        state_sum = state_sum * shrink + tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
+        state_max = larger
+    return state_max, state_sum, mixed

@@ -1,0 +1,131 @@
+"""The Triton column's attention on a GPU against the fp64 contract: shapes, dtypes, groups, splits, windows, graphs."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "cpu"))
+
+from attention_cases import SMALL, drawn, of_columns, on, some
+from kernels_naive import Case, assert_close, make_case
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+def attend(case: Case, window: int | None = None) -> torch.Tensor:
+    from penstock.kernels.triton.attention import attention
+
+    there = on(case, "cuda")
+    return attention(there.q, there.kv, there.inputs, there.scale, window).cpu()
+
+
+def check(case: Case, window: int | None = None, count: int = 40, factor: float = 1.0) -> None:
+    tokens = some(case, count)
+    assert_close(attend(case, window)[tokens], case.naive(window, only=tokens), factor)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_steps(name, dtype):
+    told, window = SMALL[name]
+    check(make_case(**told, dtype=dtype), window)
+    if told["lengths"]:
+        check(of_columns(make_case(**told, dtype=dtype)), window)
+
+
+@pytest.mark.parametrize("width", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("heads, kv_heads", [(2, 2), (6, 2), (4, 1), (14, 2), (8, 1), (16, 1)])
+def test_shapes(width, heads, kv_heads):
+    told, _ = SMALL["groups and chunks"]
+    check(make_case(**told, heads=heads, kv_heads=kv_heads, width=width, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_of_all_sizes_beside_rows_alone(seed, dtype):
+    check(drawn(seed, dtype=dtype))
+    check(of_columns(drawn(seed + 100, dtype=dtype)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 17, 64, 700])
+def test_rows_of_many_lengths(rows):
+    """1 to 700 rows: each number of splits."""
+    rng = random.Random(rows)
+    lengths = [rng.choice([1, 15, 16, 17, 63, 64, 65, rng.randint(1, 3000)]) for _ in range(rows)]
+    case = make_case(lengths, dtype=torch.bfloat16, seed=rows, extra_width=rows % 3)
+    check(case, count=12)
+    check(case, window=100, count=12)
+
+
+def test_every_length_to_600():
+    check(make_case(list(range(1, 601)), heads=2, kv_heads=1, width=32, dtype=torch.bfloat16), count=80)
+
+
+def test_loud_scores(dtype):
+    check(make_case([64] * 40, groups=[(40, 48)], dtype=dtype, loud=8.0), factor=2.0)
+
+
+def test_what_is_not_seen_may_be_no_number():
+    """Scratch and free blocks, and slots past a row's length in its last block, may hold NaN."""
+    case = make_case([5, 20, 33, 40], groups=[(2, 0), (2, 16)], chunks=[(3, 9), (0, 33)], dtype=torch.bfloat16)
+    want = case.naive()
+    case.kv[0] = float("nan")
+    case.kv[-3:] = float("nan")
+    for table, position in zip(case.tables, case.positions, strict=True):
+        past = position % 16 + 1
+        if position == max(p for t, p in zip(case.tables, case.positions, strict=True) if t is table):
+            case.kv[int(table[position // 16]), :, :, past:] = float("nan")
+    assert_close(attend(case), want)
+
+
+def test_a_captured_launch_follows_the_columns():
+    """One graph: rows, lengths, tables and groups change under it, and the launches are the same."""
+    from penstock.kernels.triton.attention import attention
+
+    steps = [
+        of_columns(make_case(lengths, groups=groups, dtype=torch.bfloat16, seed=4, extra_width=extra), seed=seed)
+        for seed, (lengths, groups, extra) in enumerate(
+            [
+                ([300, 40, 90, 80, 70, 17, 1, 33], [(0, 0), (5, 32)], 1),
+                ([100, 140, 90, 80, 70, 170, 1, 330], [(4, 64), (2, 16)], 0),
+                ([320, 40, 90, 80, 70, 17, 1, 33], [(0, 0), (0, 0)], 0),
+            ]
+        )
+    ]
+    blocks = max(s.kv.shape[0] for s in steps)
+    wide = max(s.inputs.decode.table.shape[1] for s in steps)
+    group_wide = max(s.inputs.decode.groups.blocks.shape[1] for s in steps)
+    for step in steps:
+        decode = step.inputs.decode
+        step.kv = torch.cat([step.kv, torch.zeros(blocks - len(step.kv), *step.kv.shape[1:], dtype=step.kv.dtype)])
+        decode.table = torch.nn.functional.pad(decode.table, (0, wide - decode.table.shape[1]))
+        decode.groups.blocks = torch.nn.functional.pad(
+            decode.groups.blocks, (0, group_wide - decode.groups.blocks.shape[1])
+        )
+        decode.max_own = wide * 16
+    held = on(steps[0], "cuda")
+    attention(held.q, held.kv, held.inputs, held.scale)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attention(held.q, held.kv, held.inputs, held.scale)
+    for step in (*steps, steps[0]):
+        _copy(held, step)
+        graph.replay()
+        assert_close(out.cpu(), step.naive())
+
+
+def _copy(held: Case, step: Case) -> None:
+    pairs = [(held.q, step.q), (held.kv, step.kv)]
+    ours, theirs = held.inputs.decode, step.inputs.decode
+    pairs += [(getattr(ours, n), getattr(theirs, n)) for n in ("rows", "table", "length", "skip")]
+    pairs += [(getattr(ours.groups, n), getattr(theirs.groups, n)) for n in ("start", "blocks", "length")]
+    for to, what in pairs:
+        to.copy_(what)

@@ -1,0 +1,30 @@
+"""The MLP's gate, one launch. It knows one matrix; no layer."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _silu_mul(gate_up, out, width, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = column < width
+    gate = tl.load(gate_up + row * stride + column, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + column, mask=there, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=there)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2F], the gate first -> silu(gate) * up, [T, F]. float32 inside, rounded once."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        _silu_mul[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, gate_up.stride(0), BLOCK=_BLOCK, num_warps=4)
+    return out

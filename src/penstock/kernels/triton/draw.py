@@ -1,0 +1,82 @@
+"""One draw without filters, from the tiles' peaks and masses: a tile, then a logit of it. reference/sample.py's draw.
+
+Greedy rows take the largest logit in the same launch. It knows rows of logits and noise; no filters.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.noise import LANES, TILES, gumbel, row_keys
+from penstock.kernels.triton.tile_sums import load_tiles, row_of
+
+
+@triton.jit
+def read_row(peaks, masses, i, tiles, scale, NT: tl.constexpr):
+    """-> tile ids [NT], their peaks, log of their mass relative to the row's top, the top, whether the row is good.
+
+    scale is 1 / T. A tile's mass was summed around its own peak; far below the top its logarithm stays finite.
+    """
+    tile = tl.arange(0, NT)
+    at = i.to(tl.int64) * tiles + tile
+    peak = tl.load(peaks + at, mask=tile < tiles, other=float("-inf"))
+    mass = tl.load(masses + at, mask=tile < tiles, other=0.0)
+    top = tl.max(peak, axis=0)
+    bad = tl.sum((mass != mass).to(tl.int32), axis=0) > 0
+    good = (top > float("-inf")) & (top < float("inf")) & (bad == 0)
+    below = tl.where(peak == float("-inf"), float("-inf"), (peak - tl.where(good, top, 0.0)) * scale)
+    return tile, peak, tl.log(mass) + below, top, good
+
+
+@triton.jit
+def draw_once(
+    logits, adjusted, line, tile, log_mass, top, scale, first, second, position, attempt, vocabulary, use_adjusted,
+    HAS_ADJUSTED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """-> token int32, its logit."""
+    won = tl.argmax(log_mass + gumbel(first, second, position, attempt, TILES, tile), axis=0)
+    lane = tl.arange(0, TILE)
+    token = won * TILE + lane
+    logit = load_tiles(logits, adjusted, line, token, token < vocabulary, use_adjusted, HAS_ADJUSTED)
+    score = (logit - top) * scale + gumbel(first, second, position, attempt, LANES, lane)
+    place = tl.argmax(score, axis=0)
+    value = tl.max(tl.where(lane == place, logit, float("-inf")), axis=0)
+    return won * TILE + place, value
+
+
+@triton.jit
+def draw_kernel(
+    logits, adjusted, row_ids, temperature, top_k, seed, sample, position, done, wants, peaks, masses, tokens,
+    vocabulary, stride, tiles,
+    BAD: tl.constexpr, NONE: tl.constexpr, MIN_T: tl.constexpr, ADJUSTS: tl.constexpr, ADDED: tl.constexpr,
+    BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr, NT: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Program i: row i's token of attempt 0. Rows that are done get NONE."""
+    i = tl.program_id(0)
+    row = row_of(row_ids, i, BY_ROW)
+    live, use_adjusted = True, False
+    if BY_ROW:
+        live = tl.load(done + row) == 0
+        if HAS_ADJUSTED:
+            use_adjusted = (tl.load(wants + row) & ADJUSTS) != 0
+    if live:
+        warmth = tl.load(temperature + row)
+        scale = 1.0 / tl.maximum(warmth, MIN_T)
+        line = i.to(tl.int64) * stride
+        tile, peak, log_mass, top, good = read_row(peaks, masses, i, tiles, scale, NT)
+        if (warmth <= 0) | (tl.load(top_k + row) == 1):
+            won = tl.argmax(peak, axis=0)
+            lane = won * TILE + tl.arange(0, TILE)
+            logit = load_tiles(logits, adjusted, line, lane, lane < vocabulary, use_adjusted, HAS_ADJUSTED)
+            token = won * TILE + tl.argmax(logit, axis=0)
+        else:
+            first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
+            place = tl.load(position + row) + ADDED
+            token, _ = draw_once(
+                logits, adjusted, line, tile, log_mass, top, scale, first, second, place, 0, vocabulary, use_adjusted,
+                HAS_ADJUSTED, TILE,
+            )  # fmt: skip
+        tl.store(tokens + i, tl.where(good, token, BAD))
+    else:
+        tl.store(tokens + i, NONE)

@@ -1,0 +1,55 @@
+"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight is applied after rounding, as HF does.
+
+It knows rows and a weight; no layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rms_norm(x, residual, weight, out, rows, stride, d, eps, ADD: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, D)[None, :]
+    there = (row < rows) & (column < d)
+    wide = tl.load(x + row.to(tl.int64) * stride + column, mask=there, other=0.0)
+    if ADD:
+        place = residual + row.to(tl.int64) * d + column
+        before = tl.load(place, mask=there, other=0.0)
+        wide = (wide.to(tl.float32) + before.to(tl.float32)).to(out.dtype.element_ty)
+        tl.store(place, wide, mask=there)
+    full = wide.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(full * full, axis=1) / d + eps)
+    rounded = (full * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    by = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * d + column, (rounded * by).to(out.dtype.element_ty), mask=there)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype."""
+    flat = x.reshape(-1, x.shape[-1])
+    return _launch(flat, None, weight, eps).view(x.shape)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x, residual [T, d] -> (norm of their sum, their sum); residual (contiguous) is overwritten with the sum."""
+    assert residual.is_contiguous(), "the residual is written in place"
+    return _launch(x, residual, weight, eps), residual
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    rows, d = x.shape
+    out = torch.empty((rows, d), dtype=x.dtype, device=x.device)
+    if rows:
+        width = triton.next_power_of_2(d)
+        each = max(1, min(4, 1024 // width)) if rows > 256 else 1
+        warps = max(1, min(16, width * each // 256))
+        _rms_norm[(triton.cdiv(rows, each),)](
+            x, x if residual is None else residual, weight, out, rows, x.stride(0), d, eps,
+            ADD=residual is not None, ROWS=each, D=width, num_warps=warps,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,122 @@
+"""adjust: bias, penalties and barred ids of the rows that ask, into a float32 copy of their logits. One launch.
+
+A program is a row; one that asks for nothing returns at once. It counts the row's tokens from the pool, in the place
+where the row's adjusted logits are about to lie (docs/design/penalties.md says why no counts are kept):
+
+    1. zeros
+    2. each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is output
+    3. each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more, counts are less
+    4. every number becomes a logit: final ones stay, counts say what penalty the raw logit gets; barred ids get -inf
+
+It knows logits, columns and the pool of tokens. The order (bias, penalties, bars) is the reference's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.triton.columns import ADJUSTS, WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY, RowColumns
+from penstock.kernels.triton.tile_sums import row_of
+
+_BLOCK, _WARPS = 8192, 16
+_SOME = 512  # tokens and biases at once
+_STOPS = 8
+
+
+@triton.jit
+def _penalized(logit, count, repetition, presence, frequency):
+    by = tl.where(logit > 0, tl.div_rn(logit, repetition + logit * 0), logit * repetition)
+    value = tl.where((count & 1) != 0, by, logit)
+    output = (count >> 1).to(tl.float32)
+    return value - (frequency * output + tl.where(output > 0, presence, 0.0))
+
+
+@triton.jit
+def _adjust(
+    logits, adjusted, counts, row_ids, done, wants, length, prompt_length, min_length, repetition, presence, frequency,
+    block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,
+    vocabulary, stride,
+    ADJUSTS: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr, BARS: tl.constexpr, SLOTS: tl.constexpr,
+    STOPS: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0)
+    row = row_of(row_ids, i, True)
+    asks = tl.load(wants + row)
+    if ((asks & ADJUSTS) != 0) & (tl.load(done + row) == 0):
+        line = logits + i.to(tl.int64) * stride
+        values = adjusted + i.to(tl.int64) * vocabulary
+        numbers = counts + i.to(tl.int64) * vocabulary
+        stored = tl.load(length + row)
+        repeat, flat, rate = tl.load(repetition + row), tl.load(presence + row), tl.load(frequency + row)
+        for first in range(0, vocabulary, BLOCK):
+            ident = first + tl.arange(0, BLOCK)
+            tl.store(numbers + ident, tl.zeros((BLOCK,), tl.int32), mask=ident < vocabulary)
+        tl.debug_barrier()
+        if (asks & PENALTY) != 0:
+            prompt = tl.load(prompt_length + row)
+            for first in range(0, stored + 1, SOME):
+                place = first + tl.arange(0, SOME)
+                there = place <= stored
+                block = tl.load(block_table + row * table_width + place // SLOTS, mask=there, other=0)
+                token = tl.load(slot_token + block.to(tl.int64) * SLOTS + place % SLOTS, mask=there, other=0)
+                tl.atomic_or(numbers + token, tl.full((SOME,), 1, tl.int32), mask=there, sem="relaxed")
+                tl.atomic_add(numbers + token, tl.full((SOME,), 2, tl.int32), mask=there & (place >= prompt),
+                              sem="relaxed")  # fmt: skip
+            tl.debug_barrier()
+        if (asks & BIAS) != 0:
+            start, many = tl.load(bias_start + row), tl.load(bias_count + row)
+            for first in range(0, many, SOME):
+                place = first + tl.arange(0, SOME)
+                ident = tl.load(bias_ids + start + place, mask=place < many, other=0)
+                logit = tl.load(line + ident, mask=place < many, other=0.0).to(tl.float32)
+                logit += tl.load(bias_values + start + place, mask=place < many, other=0.0)
+                count = tl.load(numbers + ident, mask=place < many, other=0)
+                value = _penalized(logit, count, repeat, flat, rate)
+                value = tl.where(tl.abs(value) < 1.1754943508222875e-38, 1.1754943508222875e-38, value)
+                tl.store(values + ident, value, mask=place < many)
+            tl.debug_barrier()
+        barred = ((asks & BARS) != 0) & (stored + 1 < tl.load(min_length + row))
+        for first in range(0, vocabulary, BLOCK):
+            ident = first + tl.arange(0, BLOCK)
+            there = ident < vocabulary
+            count = tl.load(numbers + ident, mask=there, other=0)
+            logit = tl.load(line + ident, mask=there, other=0.0).to(tl.float32)
+            final = (count & 0x7FFFFFFF) >= 0x800000
+            value = tl.where(final, count.to(tl.float32, bitcast=True), _penalized(logit, count, repeat, flat, rate))
+            if barred:
+                bars = tl.load(is_end + ident, mask=there, other=0) != 0
+                for j in tl.static_range(STOPS):
+                    bars = bars | (ident == tl.load(stop_ids + row * STOPS + j))
+                value = tl.where(bars, float("-inf"), value)
+            tl.store(values + ident, value, mask=there)
+
+
+def adjust(
+    logits: Tensor,
+    row_ids: Tensor,
+    rows: RowColumns,
+    slot_token: Tensor,
+    bias_ids: Tensor,
+    bias_values: Tensor,
+    adjusted: Tensor,
+) -> None:
+    """Writes adjusted[i] [n or more, vocabulary] float32 for the rows row_ids [n] whose `wants` have a bit of ADJUSTS.
+
+    logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the row's newest token too, at `length`.
+    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
+    """
+    n, vocabulary = logits.shape
+    assert adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary and rows.stop_ids.shape[1] == _STOPS
+    if n:
+        _adjust[(n,)](
+            logits, adjusted, adjusted.view(torch.int32), row_ids, rows.done, rows.wants, rows.length, rows.prompt_length,
+            rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,
+            rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
+            rows.is_end, rows.stop_ids, vocabulary, logits.stride(0),
+            ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, SLOTS=BLOCK_SIZE,
+            STOPS=_STOPS, BLOCK=_BLOCK, SOME=_SOME, num_warps=_WARPS,
+        )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Rotary embedding, the optional norms of q and k, and the KV store, straight from the fused qkv product: one launch.
+
+A program is a token and up to 16 of its heads (q's, then k's, then v's, as they lie in the product). q is turned in
+place; k and v go to the cache and nowhere else. It knows heads, positions and slots; no layer.
+Source: RoFormer, arXiv:2104.09864; the halves of a head turn together, as HF does.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import AttentionInputs
+
+_HEADS = 16
+
+
+@triton.jit
+def _rotary_and_store(
+    qkv, cos_sin, positions, slots, kv, q_norm, k_norm, eps, kv_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * PIECE + tl.arange(0, PIECE)[:, None]
+    half = WIDTH // 2
+    lane = tl.arange(0, HALF)[None, :]
+    there = (head < HEADS + 2 * KV_HEADS) & (lane < half)
+    is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
+    source = qkv + token * ((HEADS + 2 * KV_HEADS) * WIDTH) + head * WIDTH + lane
+    a = tl.load(source, mask=there, other=0.0).to(tl.float32)
+    b = tl.load(source + half, mask=there, other=0.0).to(tl.float32)
+    dtype = qkv.dtype.element_ty
+    if Q_NORM or K_NORM:
+        scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / WIDTH + eps)[:, None]
+        if Q_NORM:
+            by_a = tl.load(q_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
+            by_b = tl.load(q_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
+            a = tl.where(is_q, ((a * scale).to(dtype).to(tl.float32) * by_a).to(dtype).to(tl.float32), a)
+            b = tl.where(is_q, ((b * scale).to(dtype).to(tl.float32) * by_b).to(dtype).to(tl.float32), b)
+        if K_NORM:
+            is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
+            by_a = tl.load(k_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
+            by_b = tl.load(k_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
+            a = tl.where(is_k, ((a * scale).to(dtype).to(tl.float32) * by_a).to(dtype).to(tl.float32), a)
+            b = tl.where(is_k, ((b * scale).to(dtype).to(tl.float32) * by_b).to(dtype).to(tl.float32), b)
+    table = cos_sin + tl.load(positions + token).to(tl.int64) * WIDTH + lane
+    cos = tl.load(table, mask=lane < half, other=0.0)
+    sin = tl.load(table + half, mask=lane < half, other=0.0)
+    first = tl.where(is_v, a, a * cos - b * sin).to(dtype)
+    second = tl.where(is_v, b, b * cos + a * sin).to(dtype)
+    tl.store(source, first, mask=there & is_q)
+    tl.store(source + half, second, mask=there & is_q)
+    slot = tl.load(slots + token).to(tl.int64)
+    part = tl.where(is_v, 1, 0)
+    kv_head = head - HEADS - part * KV_HEADS
+    target = kv + (slot // SLOTS) * kv_stride + ((kv_head * 2 + part) * SLOTS + slot % SLOTS) * WIDTH + lane
+    tl.store(target, first, mask=there & (head >= HEADS))
+    tl.store(target + half, second, mask=there & (head >= HEADS))
+
+
+def rotary_and_store(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    inputs: AttentionInputs,
+    kv: Tensor,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated; K and V go to
+    `inputs.slots` of kv [blocks, Hkv, 2, 16, D]. positions and slots may be of any integer dtype; cos_sin is float32."""
+    tokens, parts = qkv.shape[0], heads + 2 * kv_heads
+    assert qkv.is_contiguous() and kv[:1].is_contiguous() and cos_sin.is_contiguous()
+    if tokens:
+        piece = min(_HEADS, triton.next_power_of_2(parts))
+        half = triton.next_power_of_2(width // 2)
+        _rotary_and_store[(tokens, triton.cdiv(parts, piece))](
+            qkv, cos_sin, inputs.positions, inputs.slots, kv,
+            qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, kv.stride(0),
+            HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
+            Q_NORM=q_norm is not None, K_NORM=k_norm is not None, PIECE=piece,
+            num_warps=max(1, min(4, piece * half // 128)),
+        )  # fmt: skip
+    return qkv.view(tokens, parts, width)[:, :heads]

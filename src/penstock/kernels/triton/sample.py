@@ -1,0 +1,127 @@
+"""sample: one token a row, the tokens of reference/sample.py (but for near-ties) without a look at the host.
+
+Three launches, the same for every mix of rows: `tile_sums` reads the logits once, `draw` takes a token from each row's
+tiles, `filters` draws again where a row asks for min_p, top_k or top_p (other rows' programs return at once).
+
+    sample       the contract of Ops: n rows with parameters of their own, in order
+    sample_rows  the runner's: whole device columns and row ids; rows that are done are left out
+
+It knows rows of logits and columns; penalties are `penalties.adjust`'s, logprobs `logprobs`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from penstock.kernels.inputs import SamplerInputs
+from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE, TILE
+from penstock.kernels.triton.columns import ADJUSTS, NO_TOKEN, RowColumns
+from penstock.kernels.triton.draw import draw_kernel
+from penstock.kernels.triton.filters import filter_kernel
+from penstock.kernels.triton.tile_sums import LOG2E, tile_sums_kernel
+
+ATTEMPTS = 8
+PROGRAMS = 132 * 16  # of the pass over the logits: rows are cut until there are about so many
+TILES = 16  # a round of it
+SOME = 32  # tiles a round of the filters
+SUM_WARPS, DRAW_WARPS, FILTER_WARPS = 4, 4, 8
+
+
+@dataclass(slots=True)
+class SampleScratch:
+    """What sampling n rows needs on the side. Rewritten by each call; the next on the same stream may share it."""
+
+    peaks: Tensor  # [n, tiles] float32
+    masses: Tensor  # [n, tiles] float32
+    lists: Tensor  # [n, tiles] int32
+    inners: Tensor  # [n, tiles] float32
+    adjusted: Tensor | None  # [n, vocabulary] float32: `penalties.adjust` writes the rows that ask there
+
+    @classmethod
+    def allocate(cls, n: int, vocabulary: int, device: torch.device, adjusts: bool = False) -> SampleScratch:
+        """n: the most rows of one call. 16 KB a row, and 4 bytes a logit with `adjusts`."""
+        shape = (n, -(-vocabulary // TILE))
+        peaks, masses, inners = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(3))
+        lists = torch.empty(shape, dtype=torch.int32, device=device)
+        adjusted = torch.empty((n, vocabulary), dtype=torch.float32, device=device) if adjusts else None
+        return cls(peaks, masses, lists, inners, adjusted)
+
+
+def sample(logits: Tensor, inputs: SamplerInputs) -> Tensor:
+    """logits [n, vocabulary] of any float type -> tokens [n] int32, BAD_LOGITS where a row's logits are not finite."""
+    n, vocabulary = logits.shape
+    tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
+    if n:
+        scratch = SampleScratch.allocate(n, vocabulary, logits.device)
+        _launch(logits, None, inputs, inputs.position, 0, None, None, scratch, tokens, inputs.any_filter)
+    return tokens
+
+
+def sample_rows(
+    logits: Tensor,
+    row_ids: Tensor,
+    rows: RowColumns,
+    scratch: SampleScratch,
+    tokens: Tensor | None = None,
+    filters: bool = True,
+) -> Tensor:
+    """logits [n, vocabulary] of rows row_ids [n] int32 -> tokens [n] int32: BAD_LOGITS where they are not finite,
+    NO_TOKEN where the row is done.
+
+    The token is that of position length + 1. Rows whose `wants` have a bit of ADJUSTS are drawn from scratch.adjusted,
+    which `penalties.adjust` has filled, if scratch has one. filters=False leaves that launch out: only where the host
+    knows that no row asks.
+    """
+    n, vocabulary = logits.shape
+    if tokens is None:
+        tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
+    assert n <= scratch.peaks.shape[0] and scratch.peaks.shape[1] == -(-vocabulary // TILE)
+    assert scratch.adjusted is None or logits.stride(0) == vocabulary == scratch.adjusted.stride(0)
+    if n:
+        _launch(logits, row_ids, rows, rows.length, 1, rows.done, rows.wants, scratch, tokens, filters)
+    return tokens
+
+
+def _launch(
+    logits: Tensor,
+    row_ids: Tensor | None,
+    asked: SamplerInputs | RowColumns,
+    position: Tensor,
+    added: int,
+    done: Tensor | None,
+    wants: Tensor | None,
+    scratch: SampleScratch,
+    tokens: Tensor,
+    filters: bool,
+) -> None:
+    n, vocabulary = logits.shape
+    tiles = scratch.peaks.shape[1]
+    assert logits.stride(1) == 1
+    by_row, has_adjusted = row_ids is not None, scratch.adjusted is not None
+    adjusted = scratch.adjusted if has_adjusted else logits
+    row_ids, done, wants = (tokens if x is None else x for x in (row_ids, done, wants))
+    rounds = triton.cdiv(tiles, TILES)
+    parts = min(rounds, max(1, PROGRAMS // n))
+    each = triton.cdiv(rounds, parts)
+    same = {"ADJUSTS": ADJUSTS, "BY_ROW": by_row, "HAS_ADJUSTED": has_adjusted, "TILE": TILE, "MIN_T": MIN_TEMPERATURE}
+    tile_sums_kernel[(n, triton.cdiv(rounds, each))](
+        logits, adjusted, row_ids, asked.temperature, done, wants, scratch.peaks, scratch.masses, vocabulary,
+        logits.stride(0), tiles, each, LOG2E=LOG2E, TILES=TILES, num_warps=SUM_WARPS, **same,
+    )  # fmt: skip
+    same |= {"ADDED": added, "NT": triton.next_power_of_2(tiles)}
+    draw_kernel[(n,)](
+        logits, adjusted, row_ids, asked.temperature, asked.top_k, asked.seed, asked.sample, position, done, wants,
+        scratch.peaks, scratch.masses, tokens, vocabulary, logits.stride(0), tiles,
+        BAD=BAD_LOGITS, NONE=NO_TOKEN, num_warps=DRAW_WARPS, **same,
+    )  # fmt: skip
+    if filters:
+        filter_kernel[(n,)](
+            logits, adjusted, row_ids, asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed,
+            asked.sample, position, done, wants, scratch.peaks, scratch.masses, scratch.lists, scratch.inners, tokens,
+            vocabulary, logits.stride(0), tiles, LOG2E=LOG2E, ATTEMPTS=ATTEMPTS,
+            SHIFT=16 if logits.dtype == torch.bfloat16 else 0, SOME=SOME, num_warps=FILTER_WARPS, **same,
+        )  # fmt: skip

@@ -1,0 +1,78 @@
+"""The one pass over a slice of logits: of each tile of 128, its largest logit and the mass around it.
+
+What draws, filters and tells logprobs works from these `[n, tiles]`; the logits are read again only in single tiles.
+It knows logits and temperatures; nothing is drawn here. Tiles lie apart, so a row may be cut over programs at will.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILE = 128
+LOG2E = 1.4426950408889634
+MIN_TEMPERATURE = 1e-6  # as reference/tile_draw.py
+
+# Rows of the columns that the kernels index: row_ids[i], or i itself where there are no row_ids.
+
+
+@triton.jit
+def row_of(row_ids, i, BY_ROW: tl.constexpr):
+    row = i
+    if BY_ROW:
+        row = tl.load(row_ids + i)
+    return row.to(tl.int64)
+
+
+@triton.jit
+def load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED: tl.constexpr):
+    """Logits of tokens (a block of ids) of a line, float32, -inf where `there` is false. `line` is in logits."""
+    if HAS_ADJUSTED:
+        if use_adjusted:
+            value = tl.load(adjusted + line + token, mask=there, other=float("-inf"))
+        else:
+            value = tl.load(logits + line + token, mask=there, other=float("-inf")).to(tl.float32)
+    else:
+        value = tl.load(logits + line + token, mask=there, other=float("-inf")).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _tiles(source, line, peak, mass, first, scale, vocabulary, tiles, TILES: tl.constexpr, TILE: tl.constexpr):
+    """`TILES` tiles from `first` on: peaks, and sums of exp2((l - peak) * scale), NaN where a logit isn't finite."""
+    tile = first + tl.arange(0, TILES)
+    token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    logit = tl.load(source + line + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+    top = tl.max(logit, axis=1)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(tl.exp2((logit - base[:, None]) * scale), axis=1)
+    tl.store(peak + tile, top, mask=tile < tiles)
+    tl.store(mass + tile, total, mask=tile < tiles)
+
+
+@triton.jit
+def tile_sums_kernel(
+    logits, adjusted, row_ids, temperature, done, wants, peaks, masses, vocabulary, stride, tiles, rounds,
+    LOG2E: tl.constexpr, MIN_T: tl.constexpr, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Program (i, part): row i's tiles part * rounds * TILES and on. Rows that are done are left out."""
+    i = tl.program_id(0)
+    row = row_of(row_ids, i, BY_ROW)
+    live, use_adjusted = True, False
+    if BY_ROW:
+        live = tl.load(done + row) == 0
+        if HAS_ADJUSTED:
+            use_adjusted = (tl.load(wants + row) & ADJUSTS) != 0
+    if live:
+        scale = LOG2E / tl.maximum(tl.load(temperature + row), MIN_T)
+        line = i.to(tl.int64) * stride
+        peak, mass = peaks + i.to(tl.int64) * tiles, masses + i.to(tl.int64) * tiles
+        first = tl.program_id(1) * rounds * TILES
+        last = tl.minimum(first + rounds * TILES, tiles)
+        if use_adjusted:
+            for start in range(first, last, TILES):
+                _tiles(adjusted, line, peak, mass, start, scale, vocabulary, tiles, TILES, TILE)
+        else:
+            for start in range(first, last, TILES):
+                _tiles(logits, line, peak, mass, start, scale, vocabulary, tiles, TILES, TILE)

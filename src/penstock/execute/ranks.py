@@ -11,8 +11,9 @@ import torch
 
 from penstock.config import BLOCK_SIZE, Config, Dtype
 from penstock.errors import CapacityError, UsageError
+from penstock.execute.flights import Lane, open_lane
 from penstock.execute.limits import batch_limits, with_kv
-from penstock.execute.runner import TorchRunner
+from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.models.generation_config import end_ids, read_generation_defaults
 from penstock.models.model_config import read_model_config
@@ -25,32 +26,43 @@ def open_runner(config: Config, folder: Path) -> TorchRunner:
     Raises UsageError, CheckpointError or CapacityError, one line each, before anything is left behind.
     """
     device = find_device(config.model.device)
+    lane = open_lane(device)
+    try:
+        return lane.call(lambda: _open(config, folder, device, lane))
+    except BaseException:
+        lane.close()
+        raise
+
+
+def _open(config: Config, folder: Path, device: torch.device, lane: Lane) -> TorchRunner:
     dtype = find_dtype(config.model.dtype, device)
     model_config = read_model_config(folder)
     generation = read_generation_defaults(folder)
     limits = batch_limits(config, model_config.context, device)
     ops = choose(device, dtype, config.schedule.kernels)
-    with torch.inference_mode():
-        model = load_model(
-            folder,
-            load_format=config.model.load_format,
-            dtype=dtype,
-            device=device,
-            ops=ops,
-            seed=config.model.seed,
-            positions=limits.max_model_len,
-            config=model_config,
-        )
-        block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
-        sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
-        try:
-            return TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling())
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise CapacityError(
-                f"there is no memory for a KV cache of {sized.kv_tokens} tokens and {sized.max_rows} rows on {device}: "
-                "set kv_cache_tokens or max_num_seqs lower",
-                param="kv_cache_tokens",
-            ) from error
+    model = load_model(
+        folder,
+        load_format=config.model.load_format,
+        dtype=dtype,
+        device=device,
+        ops=ops,
+        seed=config.model.seed,
+        positions=limits.max_model_len,
+        config=model_config,
+    )
+    run_worst_steps(model, ops, limits)
+    block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
+    sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
+    try:
+        runner = TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling(), lane)
+        runner.capture(grouping=config.schedule.prefix_groups == "auto" and not runner.uses_window)
+        return runner
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CapacityError(
+            f"there is no memory for a KV cache of {sized.kv_tokens} tokens and {sized.max_rows} rows on {device}: "
+            "set kv_cache_tokens or max_num_seqs lower",
+            param="kv_cache_tokens",
+        ) from error
 
 
 def find_device(name: str) -> torch.device:

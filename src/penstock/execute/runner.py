@@ -13,10 +13,13 @@ import torch
 from penstock.execute.asked import Asked
 from penstock.execute.batch import build_batch
 from penstock.execute.device_rows import DeviceRows
-from penstock.execute.flights import Lane, Outcome, StepFlight, StreamLane, ThreadLane
+from penstock.execute.device_step import DeviceStep
+from penstock.execute.flights import Lane, Outcome, StepFlight
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.limits import Limits
+from penstock.execute.limits import BatchLimits, Limits
 from penstock.execute.sampler import Sampler
+from penstock.execute.warm import warm
+from penstock.kernels.choose import choose_rows
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
 from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
@@ -35,7 +38,9 @@ class TorchRunner:
         limits: Limits,
         end_ids: tuple[int, ...],
         sampling_defaults: dict[str, float | int],
+        lane: Lane,
     ) -> None:
+        self._lane = lane
         config, device = model.config, model.device
         self.num_blocks = limits.num_blocks
         self.max_rows = limits.max_rows
@@ -54,11 +59,12 @@ class TorchRunner:
         }
         kv = KvCache(config.num_layers, model.kv_shape(limits.num_blocks + 1), model.dtype, device, ops)
         self._about["kv_bytes"] = kv.bytes()
-        rows = DeviceRows(limits.max_rows, limits.max_model_len, end_ids, config.vocab_size, device)
-        slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
-        sampler = Sampler(model, ops, rows, kv.slot_token, slice_logits)
-        self._state: _State | None = _State(model, rows, Asked(limits.max_rows), kv, sampler)
-        self._lane: Lane = StreamLane(device) if device.type == "cuda" else ThreadLane()
+        self._state: _State | DeviceStep | None = _state(model, ops, limits, end_ids, kv)
+
+    def capture(self, grouping: bool) -> None:
+        """On CUDA, once, before the first launch, in a lane's call: captures the steps that graphs are for."""
+        if isinstance(self._state, DeviceStep) and self._state.rows.device.type == "cuda":
+            self._about["graphs"] = self._state.capture(grouping)
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
@@ -80,6 +86,28 @@ class TorchRunner:
     def _run(self, plan: StepPlan) -> Outcome:
         assert self._state is not None
         return self._state.step(plan)
+
+
+def _state(model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ...], kv: KvCache) -> _State | DeviceStep:
+    device = model.device
+    rows = DeviceRows(limits.max_rows, limits.max_model_len, end_ids, model.config.vocab_size, device)
+    slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
+    sampler = Sampler(model, ops, rows, kv.slot_token, slice_logits)
+    asked, row_ops = Asked(limits.max_rows), choose_rows(ops)
+    if row_ops is None:
+        return _State(model, rows, asked, kv, sampler)
+    return DeviceStep(model, row_ops, rows, asked, kv, sampler, limits.max_batched_tokens)
+
+
+def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits) -> None:
+    """On CUDA, before the KV cache takes what is left: compiles kernels, and lets torch take what steps need."""
+    if model.device.type != "cuda":
+        return
+    kv = KvCache(model.config.num_layers, model.kv_shape(3), model.dtype, model.device, ops)
+    state = _state(model, ops, limits, (), kv)
+    if isinstance(state, DeviceStep):
+        warm(state, limits)
+    torch.cuda.synchronize(model.device)
 
 
 class _State:

@@ -49,6 +49,10 @@ class MemoryOptions:
     kv_cache_tokens: int | None = _knob(
         None, "Tokens that the KV cache holds. None: measured from what is free.", low=32
     )
+    gpu_memory_utilization: float = _knob(
+        0.92, "Share of a GPU's memory to take: weights, a step's own tensors, then KV with what is left.",
+        low=0.05, high=0.99,
+    )  # fmt: skip
     enable_prefix_caching: bool = _knob(
         True, "Keep blocks of finished prompts, and use them again for equal beginnings."
     )

@@ -30,11 +30,12 @@ class Asked:
         self.wants: NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.random: NDArray[np.bool_] = np.zeros(rows, np.bool_)  # temperature above 0
         self.logprobs: Int32 = np.full(rows, -1, np.int32)
-        self._bias_first: Int64 = np.zeros(rows, np.int64)
+        self.moved = False  # whether a join since the last look changed where biases lie
+        self.bias_first: Int64 = np.zeros(rows, np.int64)
         self._bias_count: Int64 = np.zeros(rows, np.int64)
-        self._bias_ids: Int32 = np.zeros(0, np.int32)
-        self._bias_values: Float32 = np.zeros(0, np.float32)
-        self._bias_end = 0
+        self.bias_ids: Int32 = np.zeros(0, np.int32)
+        self.bias_values: Float32 = np.zeros(0, np.float32)
+        self.bias_end = 0
 
     def join(self, joins: Joins) -> None:
         rows, asked = joins.rows, joins.sampling
@@ -50,32 +51,33 @@ class Asked:
         count = self._bias_count[rows]
         where = np.repeat(np.arange(rows.shape[0]), count)
         places = self._places(rows)
-        return Bias(where, self._bias_ids[places].astype(np.int64), self._bias_values[places])
+        return Bias(where, self.bias_ids[places].astype(np.int64), self.bias_values[places])
 
     def _places(self, rows: Int32 | Int64) -> Int64:
         """Where the rows' biases lie in the pool, one row's after another's."""
         count = self._bias_count[rows]
         before = np.cumsum(count) - count
-        return np.repeat(self._bias_first[rows] - before, count) + np.arange(int(count.sum()))
+        return np.repeat(self.bias_first[rows] - before, count) + np.arange(int(count.sum()))
 
     def _keep_bias(self, rows: Int32, start: Int32, ids: Int32, values: Float32) -> None:
-        if self._bias_end + ids.size > self._bias_ids.size:
+        if self.bias_end + ids.size > self.bias_ids.size:
             self._pack(ids.size)
-        first, last = self._bias_end, self._bias_end + ids.size
-        self._bias_ids[first:last] = ids
-        self._bias_values[first:last] = values
-        self._bias_first[rows] = first + start[:-1]
+        first, last = self.bias_end, self.bias_end + ids.size
+        self.bias_ids[first:last] = ids
+        self.bias_values[first:last] = values
+        self.bias_first[rows] = first + start[:-1]
         self._bias_count[rows] = np.diff(start)
-        self._bias_end = last
+        self.bias_end = last
 
     def _pack(self, wanted: int) -> None:
         """Moves what rows still own to the front of a pool that is at most half full afterwards."""
         owners = np.flatnonzero(self._bias_count)
         places = self._places(owners)
         size = 2 * (places.size + wanted)
-        for name, kept in (("_bias_ids", self._bias_ids[places]), ("_bias_values", self._bias_values[places])):
+        for name, kept in (("bias_ids", self.bias_ids[places]), ("bias_values", self.bias_values[places])):
             pool = np.zeros(size, kept.dtype)
             pool[: kept.size] = kept
             setattr(self, name, pool)
-        self._bias_first[owners] = np.cumsum(self._bias_count[owners]) - self._bias_count[owners]
-        self._bias_end = places.size
+        self.bias_first[owners] = np.cumsum(self._bias_count[owners]) - self._bias_count[owners]
+        self.bias_end = places.size
+        self.moved = True

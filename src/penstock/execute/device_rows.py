@@ -20,8 +20,12 @@ from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, SCRATCH_BLOCK, Int32, J
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A plan's array on the device; on the CPU the same memory. The array is ours by the runner's contract."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+    """A plan's array on the device; on the CPU the same memory. The array is ours by the runner's contract.
+
+    To a GPU it goes through pinned memory, which torch keeps until the copy is done: nobody waits.
+    """
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 class DeviceRows:
@@ -53,6 +57,11 @@ class DeviceRows:
         self.presence = column(torch.float32)
         self.frequency = column(torch.float32)
         self.ignore_eos = column(torch.bool)
+        # Read on the device alone, where kernels index the rows themselves:
+        self.wants = column(torch.int32)  # WANTS_* bits
+        self.logprobs = column(torch.int32, -1)
+        self.bias_start = column(torch.int32)  # where the row's biases lie in the device's pool
+        self.bias_count = column(torch.int32)
         self.stop_ids = torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int32, device=device)
         blocks = -(-max_model_len // BLOCK_SIZE)
         self.block_table = torch.full((rows, blocks), SCRATCH_BLOCK, dtype=torch.int32, device=device)

@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.execute.device_rows import to_device
 from penstock.kernels.ops import Ops
-from penstock.schedule.step import Int32, StepPlan
+from penstock.schedule.step import Int32, Int64, StepPlan
 
 _BYTES = {torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np.uint32, torch.int32: np.uint32}
 
@@ -44,16 +44,22 @@ class KvCache:
 
     def clear_handed_out(self, plan: StepPlan) -> None:
         """Zeros in the blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
-        if not self.poisoned:
-            return
+        if self.poisoned:
+            self.clear(to_device(self.handed_out(plan), self.slot_token.device))
+
+    def clear(self, blocks: Tensor) -> None:
+        """blocks [m] int64."""
+        for layer in self.layers:
+            layer.index_fill_(0, blocks, 0)
+
+    def handed_out(self, plan: StepPlan) -> Int64:
+        """Blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
         fresh = [plan.new_blocks[:, 2]]
         if plan.joins is not None:
             fresh.append(_past(plan.joins.blocks, plan.joins.length))
         if plan.chunks is not None:
             fresh.append(_past(plan.chunks.blocks, plan.chunks.context))
-        blocks = to_device(np.concatenate(fresh).astype(np.int64), self.slot_token.device)
-        for layer in self.layers:
-            layer.index_fill_(0, blocks, 0)
+        return np.concatenate(fresh).astype(np.int64)
 
     def store_tokens(self, slots: Tensor, tokens: Tensor) -> None:
         """slots [T] int64, tokens [T] int64, as they are stored beside their K and V."""

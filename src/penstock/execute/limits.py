@@ -17,7 +17,7 @@ from penstock.errors import CapacityError, UsageError
 ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
 CPU_SHARE = 0.25  # of free memory: other programs live on a CPU's
-CUDA_SHARE = 0.92  # of what the weights leave: the rest is a step's own tensors
+GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so much of its memory
 # Beyond the tokens that were asked for: the scratch block, and room for a sample's own copy of its prompt's last block,
 # so that a cache of max_model_len tokens really runs a sequence of that length.
 SPARE_BLOCKS = 2
@@ -67,11 +67,12 @@ def with_kv(
 ) -> Limits:
     """token_bytes: K and V of one token, all layers. weights_to_come: bytes of weights that aren't in memory yet.
 
-    Called when the weights are in memory, or with their size to tell beforehand. Errors say the way out.
+    Called when the weights are in memory and the worst step has run (`warm`), or with the weights' size to tell
+    beforehand. Errors say the way out.
     """
     longest = limits.max_model_len
     asked = config.memory.kv_cache_tokens
-    free = max(0, free_memory(device) - weights_to_come)
+    free = max(0, _room_of(config, device) - weights_to_come)
     if asked is not None:
         tokens = asked
         if tokens < longest:
@@ -98,7 +99,7 @@ def with_kv(
 
 
 def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: torch.device) -> int:
-    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+    share = 1.0 if device.type == "cuda" else CPU_SHARE
     longest = limits.max_model_len
     most = limits.max_rows * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
     tokens = min(most, int(free * share) // token_bytes // BLOCK_SIZE * BLOCK_SIZE)
@@ -110,6 +111,20 @@ def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: t
             param="max_model_len",
         )
     return tokens
+
+
+def _room_of(config: Config, device: torch.device) -> int:
+    """Bytes that KV could take: on CUDA of the share of the GPU that is ours, less what graphs will take."""
+    free = free_memory(device)
+    if device.type == "cpu":
+        return free
+    total = int(torch.cuda.mem_get_info(device)[1])
+    return free - int((1 - config.memory.gpu_memory_utilization) * total) - graph_bytes(device)
+
+
+def graph_bytes(device: torch.device) -> int:
+    """Bytes that CUDA graphs may take."""
+    return min(GRAPH_BYTES, int(torch.cuda.mem_get_info(device)[1] * GRAPH_SHARE))
 
 
 def free_memory(device: torch.device) -> int:

@@ -45,6 +45,7 @@ class Logprobs:
     rank: Tensor  # [m] int32
     top_ids: Tensor  # [m, max k] int32
     top: Tensor  # [m, max k] float32
+    place: Int64 | None = None  # the tensors have more lines, and these are the m; None: all, in order
 
 
 class Sampler:

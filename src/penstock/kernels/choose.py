@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from penstock.kernels.ops import Ops
+from penstock.kernels.ops import Ops, RowOps
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,8 +32,14 @@ class Candidate:
         return getattr(import_module(f"penstock.kernels.{self.column}.{self.module}"), op)
 
 
-def _reference(module: str, reason: str = "plain torch: the only column yet") -> tuple[Candidate, ...]:
+def _reference(module: str, reason: str = "plain torch: the only column") -> tuple[Candidate, ...]:
     return (Candidate("reference", module, reason),)
+
+
+def _triton(module: str, reason: str) -> tuple[Candidate, ...]:
+    """On CUDA the fast form; plain torch elsewhere."""
+    fast = Candidate("triton", module, reason, devices=("cuda",))
+    return (fast, Candidate("reference", module, "plain torch: Triton runs on CUDA alone"))
 
 
 PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4.6 times F.linear"
@@ -42,15 +48,15 @@ PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _reference("linear", PACKED),
     "linear": _reference("linear", PACKED),
-    "rms_norm": _reference("norm"),
-    "add_rms_norm": _reference("norm"),
-    "rotary_and_store": _reference("rotary"),
-    "silu_mul": _reference("activation"),
-    "attention": _reference("attention"),
-    "embed": _reference("embedding"),
-    "copy_blocks": _reference("blocks"),
-    "sample": _reference("sample"),
-    "token_logprobs": _reference("logprobs"),
+    "rms_norm": _triton("norm", "one launch"),
+    "add_rms_norm": _triton("norm", "sum and norm in one launch"),
+    "rotary_and_store": _triton("rotary", "norms, rotation and store in one launch"),
+    "silu_mul": _triton("activation", "one launch"),
+    "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
+    "embed": _triton("embedding", "one launch"),
+    "copy_blocks": _triton("blocks", "all layers in one launch"),
+    "sample": _triton("sample", "one pass over the logits; filters without a sort"),
+    "token_logprobs": _triton("logprobs", "one read of each row"),
     "apply_bias": _reference("penalties"),
     "bar_ids": _reference("penalties"),
     "apply_penalties": _reference("penalties"),
@@ -76,3 +82,27 @@ def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Ca
         if kernels in ("auto", candidate.column) and candidate.serves(device, dtype):
             return candidate
     raise ValueError(f"no kernel for {op} on {device.type} in {dtype} with kernels={kernels!r}")
+
+
+# Where the operations of RowOps lie in a column; one that has them all.
+_ROW_OPS = {
+    "pack_joins": "rows", "join": "rows", "grow": "rows", "prepare": "rows", "advance": "rows",
+    "adjust": "penalties", "sample_rows": "sample", "logprobs_rows": "logprobs",
+}  # fmt: skip
+
+
+def choose_rows(ops: Ops) -> RowOps | None:
+    """The operations on rows that go with these, or None where attention doesn't read the rows itself."""
+    column = ops.why["attention"][0]
+    if column != "triton":
+        return None
+
+    def load(module: str, name: str) -> Any:
+        return getattr(import_module(f"penstock.kernels.{column}.{module}"), name)
+
+    return RowOps(
+        **{name: load(module, name) for name, module in _ROW_OPS.items()},
+        join_words=load("rows", "JOIN_WORDS"),
+        sample_scratch=load("sample", "SampleScratch").allocate,
+        block_copier=load("blocks", "BlockCopier"),
+    )

@@ -76,3 +76,24 @@ class Ops:
     bar_ids: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows [m], ids [m, j], active [m]
     apply_penalties: Callable[..., None]
     why: dict[str, tuple[str, str]] = field(default_factory=dict)  # op -> (column, reason)
+
+
+@dataclass(slots=True, frozen=True)
+class RowOps:
+    """Operations that read and write the rows' columns on the device by row id, so that nothing of a step depends on
+    what the host would have to ask. `rows` is an object with the columns of `kernels.triton.columns.RowColumns`.
+
+    Only a column of kernels that has all of them has any; a runner without them gathers what a step needs.
+    """
+
+    join_words: int  # int32 words of a joining row, its block table apart
+    pack_joins: Callable[..., None]  # joins, bias_start [k], out [k, words]: on the host
+    join: Callable[..., None]  # packed [k, words], rows
+    grow: Callable[..., None]  # new blocks [m, 3], rows
+    prepare: Callable[..., None]  # row_ids, rows, slot_token, dump block, -> token_ids, positions, slots, lengths
+    advance: Callable[..., Tensor]  # row_ids, drawn, rows, told -> told
+    sample_scratch: Callable[..., Any]  # rows, vocabulary, device, adjusts -> scratch of the three below
+    adjust: Callable[..., None]  # logits, row_ids, rows, slot_token, bias_ids, bias_values, scratch.adjusted
+    sample_rows: Callable[..., Tensor]  # logits, row_ids, rows, scratch, tokens, filters -> tokens
+    logprobs_rows: Callable[..., None]  # logits, row_ids, rows, tokens, most, scratch.inners, out
+    block_copier: Callable[[list[Tensor]], Any]  # layers -> an object with copy(src [c], dst [c])

@@ -1,0 +1,237 @@
+"""DeviceStep: a step as launches that read the rows on the device, so that it can be captured, or issued a step ahead.
+
+    host, a step      pack -> one copy to the device -> copies, joins, new blocks (launched where there are any)
+    device, a step    prepare: row numbers -> tokens, positions, slots        | captured in a graph for every size up to
+                      forward; head and draw in slices; advance               | GRAPH_ROWS; the same launches above it
+
+A step of S rows runs as the next larger of a few sizes; what is padded is the dead row, which is always done. Steps
+with chunks run the same launches without a graph, and so does the draw of a step in which a row asks for the most
+likely tokens. Nothing here waits for the device. It knows plans, rows, KV, the model and its draw; no sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.execute import packing
+from penstock.execute.asked import Asked
+from penstock.execute.device_rows import DeviceRows
+from penstock.execute.flights import Outcome
+from penstock.execute.graphs import Captured, Graphs
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.limits import graph_bytes
+from penstock.execute.packing import Packed
+from penstock.execute.row_draw import EVERY, MOST, PLAIN, RowDraw
+from penstock.execute.sampler import Logprobs, Sampler
+from penstock.execute.sizes import GRAPH_ROWS, group_capacity, padded, padded_tokens, sizes_up_to
+from penstock.execute.staging import Staging
+from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
+from penstock.kernels.ops import RowOps
+from penstock.models.decoder import Decoder
+from penstock.schedule.step import WANTS_LOGPROBS, Int32, StepPlan
+
+
+@dataclass(slots=True)
+class Columns:
+    """A step's tokens, rows first: what `prepare` and the chunks write and the layers read."""
+
+    tokens: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    slots: Tensor  # [tokens] int64
+    lengths: Tensor  # [rows] int32
+
+    @classmethod
+    def of(cls, rows: int, tokens: int, device: torch.device) -> Columns:
+        wide = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
+        return cls(*wide, torch.zeros(rows, dtype=torch.int32, device=device))
+
+
+class DeviceStep:
+    """What a step changes, and the order in which it does. The order is schedule.step's."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        ops: RowOps,
+        rows: DeviceRows,
+        asked: Asked,
+        kv: KvCache,
+        sampler: Sampler,
+        max_tokens: int,
+    ) -> None:
+        self.model, self.ops, self.rows, self.asked, self.kv, self.sampler = model, ops, rows, asked, kv, sampler
+        self.max_rows = rows.length.shape[0] - 1
+        capacity, device = padded(self.max_rows), rows.device
+        self.staging = Staging(capacity, group_capacity(capacity), device)
+        self.columns = Columns.of(capacity, padded_tokens(capacity + max_tokens), device)
+        self.draw = RowDraw(model, ops, rows, kv.slot_token, sampler.slice_rows, capacity)
+        width = rows.block_table.shape[1]
+        self.group_blocks = torch.zeros(group_capacity(capacity), width, dtype=torch.int32, device=device)
+        self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
+        self._copier = ops.block_copier([*kv.layers, kv.slot_token])
+        self.graphs: Graphs | None = None
+
+    def capture(self, grouping: bool) -> dict[str, Any]:
+        """Compiles and captures every decode step up to GRAPH_ROWS rows -> what that was, for describe().
+
+        No rows may live yet: it runs dead ones.
+        """
+        sizes = sizes_up_to(min(self.max_rows, GRAPH_ROWS))
+        hidden = torch.zeros(sizes[0], self.model.config.hidden_size, dtype=self.model.dtype, device=self.rows.device)
+        self.staging.rows.fill_(self.max_rows)
+        self.graphs = Graphs(hidden)
+        self.graphs.capture(sizes, grouping, self.launch_forward, self._draw_for_graph, graph_bytes(self.rows.device))
+        captured = self.graphs
+        return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
+
+    def step(self, plan: StepPlan) -> Outcome:
+        """Launches a step and gives what it leaves on the device."""
+        rows, size = plan.rows.size, self._size(plan)
+        packing.without_groups_past(plan, group_capacity(size))
+        packed = self._pack(plan, size)
+        self.staging.send()
+        self._before(packed)
+        chunks = self._chunks(plan, packed, size)
+        outcome = Outcome(torch.empty(0, dtype=torch.int32))
+        if not rows and chunks is None:
+            return outcome
+        grouped, captured = bool(plan.group_length.size), None
+        if self.graphs is not None and chunks is None and size in self.graphs.by_size:
+            captured, hidden = self.graphs.by_size[size], self.graphs.hidden
+            captured.forward[grouped].replay()
+        else:
+            hidden = self.launch_forward(size, grouped, chunks)
+        if rows:
+            outcome.logprobs = self._drawn(plan, size, hidden, captured)
+            outcome.tokens = self.draw.told[:rows]
+        if plan.chunks is not None and (plan.chunks.prompt_logprobs >= 0).any():
+            outcome.prompt_logprobs = self.sampler.prompt_logprobs(hidden[size:], plan.chunks)
+        return outcome
+
+    # --- before the forward -------------------------------------------------------------------------------------------
+
+    def _size(self, plan: StepPlan) -> int:
+        """What the step's rows run as."""
+        size = padded(plan.rows.size)
+        if self.graphs is None or plan.chunks is not None:
+            return size
+        return self.graphs.size_for(plan.rows.size) or size
+
+    def _pack(self, plan: StepPlan, size: int) -> Packed:
+        staging, packed = self.staging, Packed()
+        staging.begin()
+        packing.pack_rows(staging, plan, size, self.max_rows)
+        packing.pack_groups(staging, plan, group_capacity(size))
+        if self.kv.poisoned:
+            packed.clear = staging.add(self.kv.handed_out(plan))
+        if plan.copies.size:
+            packed.source, packed.target = staging.add(plan.copies[:, 0]), staging.add(plan.copies[:, 1])
+        if plan.joins is not None and plan.joins.rows.size:
+            packed.biases = packing.pack_biases(staging, self.asked, plan.joins)
+            packed.joined = packing.pack_joins(staging, self.ops, plan.joins, self.asked.bias_first[plan.joins.rows])
+        if plan.new_blocks.size:
+            packed.new_blocks = packing.pack_new_blocks(staging, plan.new_blocks)
+        if plan.group_length.size and not np.array_equal(plan.group_blocks, self._sent_groups):
+            packed.group_blocks = staging.add(plan.group_blocks)
+            self._sent_groups = plan.group_blocks
+        if plan.chunks is not None and plan.chunks.tokens.size:
+            tokens = padded_tokens(size + plan.chunks.tokens.size) - size
+            packed.chunks = packing.pack_chunks(staging, plan.chunks, tokens, self.kv.dump_block * BLOCK_SIZE)
+        return packed
+
+    def _before(self, packed: Packed) -> None:
+        view = self.staging.view
+        if packed.clear is not None:
+            self.kv.clear(view(packed.clear))
+        if packed.source is not None and packed.target is not None:
+            self._copier.copy(view(packed.source), view(packed.target))
+        if packed.biases is not None:
+            new = packed.biases
+            self.draw.take_biases(new.first, view(new.ids), view(new.values))
+            if new.start is not None:
+                self.rows.bias_start.copy_(view(new.start))
+        if packed.joined is not None:
+            self.ops.join(view(packed.joined), self.rows)
+        if packed.new_blocks is not None:
+            self.ops.grow(view(packed.new_blocks), self.rows)
+        if packed.group_blocks is not None:
+            blocks = view(packed.group_blocks)
+            self.group_blocks[: blocks.shape[0], : blocks.shape[1]].copy_(blocks)
+
+    def _chunks(self, plan: StepPlan, packed: Packed, size: int) -> PrefillInputs | None:
+        if packed.chunks is None:
+            return None
+        assert plan.chunks is not None
+        view, columns = self.staging.view, self.columns
+        tokens, slots = view(packed.chunks.tokens), view(packed.chunks.slots)
+        last = size + tokens.shape[0]
+        columns.tokens[size:last].copy_(tokens)
+        columns.positions[size:last].copy_(view(packed.chunks.positions))
+        columns.slots[size:last].copy_(slots)
+        self.kv.store_tokens(slots, tokens)
+        return packing.prefill_inputs(self.staging, packed.chunks, plan.chunks)
+
+    # --- forward and draw ---------------------------------------------------------------------------------------------
+
+    def launch_forward(self, size: int, grouped: bool, chunks: PrefillInputs | None = None) -> Tensor:
+        """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
+        hidden states of all of them."""
+        columns = self.columns
+        tokens = size if chunks is None else padded_tokens(size + chunks.start_list[-1])
+        if size:
+            self.ops.prepare(
+                self.staging.rows[:size], self.rows, self.kv.slot_token, self.kv.dump_block,
+                columns.tokens, columns.positions, columns.slots, columns.lengths,
+            )  # fmt: skip
+        decode = self._decode(size, grouped) if size else None
+        inputs = AttentionInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
+        return self.model.forward(columns.tokens[:tokens], inputs, self.kv.layers)
+
+    def _draw_for_graph(self, size: int, hidden: Tensor, every: bool) -> None:
+        self.draw.launch(self.staging.rows[:size], hidden, EVERY if every else PLAIN)
+
+    def _drawn(self, plan: StepPlan, size: int, hidden: Tensor, captured: Captured | None) -> Logprobs | None:
+        """Draws a token for each row into `told`, and takes it into the rows."""
+        where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        if plan.wants & WANTS_LOGPROBS:
+            where = np.flatnonzero(self.asked.wants[plan.rows] & WANTS_LOGPROBS)
+            k = self.asked.logprobs[plan.rows[where]]
+        most = MOST if k.any() else 0
+        every, rows = bool(plan.wants), plan.rows.size
+        ids = top = self.draw.nothing
+        if captured is not None and not most and not (every and self.draw.pool_moved):
+            captured.draw[every].replay()
+        else:
+            ids, top = self.draw.launch(self.staging.rows[:size], hidden, plan.wants, most)
+        if not where.size:
+            return None
+        return Logprobs(where, k, self.draw.chosen[:rows], self.draw.rank[:rows], ids[:rows], top[:rows], where)
+
+    def _decode(self, size: int, grouped: bool) -> DecodeInputs:
+        staging, rows, groups = self.staging, self.rows, None
+        if grouped:
+            capacity = group_capacity(size)
+            groups = GroupInputs(
+                start=staging.group_start[: capacity + 1],
+                blocks=self.group_blocks[:capacity],
+                length=staging.group_length[:capacity],
+                start_list=[],
+                length_list=[],
+            )
+        return DecodeInputs(
+            block_table=rows.block_table,
+            lengths=self.columns.lengths[:size],
+            skip=staging.skip[:size],
+            max_length=rows.max_model_len,
+            max_own=rows.max_model_len,
+            groups=groups,
+            rows=staging.rows[:size],
+            table=rows.block_table,
+            length=rows.length,
+        )

@@ -1,0 +1,98 @@
+"""Graphs: decode steps captured once, at start, and replayed. CUDA alone.
+
+    for each size, the largest first (the smaller ones fit into its memory):
+        forward of rows that stand alone    forward with prefix groups    plain draw    draw with all that rows may ask
+
+All share one memory pool. Capturing stops when its time or its memory is used up: larger sizes were captured first, so
+what is missing then is filled by the next larger graph; sizes are therefore captured coarse ones first.
+It knows how to launch a step of a size, and replays it; nothing of what is in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+CAPTURE_SECONDS = 6.0
+
+
+@dataclass(slots=True)
+class Captured:
+    """The graphs of one size."""
+
+    forward: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)  # with prefix groups or without
+    draw: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)  # of rows that ask for more, or plain
+
+
+class Graphs:
+    """Graphs by size. `hidden [rows, d]`: where a captured forward leaves its states and a captured draw finds them."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+        self.by_size: dict[int, Captured] = {}
+        self.seconds, self.bytes = 0.0, 0
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(
+        self,
+        sizes: list[int],
+        grouping: bool,
+        forward: Callable[[int, bool], Tensor],
+        draw: Callable[[int, Tensor, bool], None],
+        room: int,
+    ) -> None:
+        """Runs each step once as it is (kernels are compiled and libraries choose theirs), then captures it.
+
+        room: bytes that graphs may take."""
+        begun, before = time.monotonic(), torch.cuda.memory_reserved()
+        for size in coarse_first(sizes):
+            self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
+            if self.by_size and (self.seconds > CAPTURE_SECONDS * 0.9 or self.bytes > room):
+                break
+            captured = Captured()
+            for grouped in (False, True) if grouping and size > 1 else (False,):
+                captured.forward[grouped] = self._one(lambda: self._forward(size, grouped, forward))  # noqa: B023
+            for every in (False, True):
+                captured.draw[every] = self._one(lambda: draw(size, self.hidden[:size], every))  # noqa: B023
+            self.by_size[size] = captured
+        torch.cuda.current_stream().synchronize()
+        self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
+
+    def size_for(self, rows: int) -> int | None:
+        """The smallest captured size that holds `rows` rows."""
+        return min((size for size in self.by_size if size >= rows), default=None)
+
+    def _forward(self, size: int, grouped: bool, forward: Callable[[int, bool], Tensor]) -> None:
+        self.hidden[:size].copy_(forward(size, grouped))
+
+    def _one(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        launches()
+        # torch.cuda.graph collects garbage and empties caches around each capture: 50 ms, some hundred times.
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            launches()
+        finally:
+            graph.capture_end()
+        return graph
+
+
+def coarse_first(sizes: list[int]) -> list[int]:
+    """The largest, then sizes about a factor of two apart, then what lies between, each from the largest on."""
+    rest = sorted(sizes, reverse=True)
+    order: list[int] = []
+    ratio = 2.0
+    while rest:
+        last, left = float("inf"), []
+        for size in rest:
+            if size * ratio <= last:
+                order.append(size)
+                last = size
+            else:
+                left.append(size)
+        rest, ratio = left, max(1.0, ratio**0.5 if ratio > 1.05 else 1.0)
+    return order

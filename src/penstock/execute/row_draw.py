@@ -1,0 +1,95 @@
+"""RowDraw: hidden states of a step's rows -> their tokens, in slices, by kernels that read the rows' columns.
+
+    a slice    head -> adjust (bias, penalties, bars) -> sample -> filters -> logprobs of the chosen and the most likely
+    at last    advance: the tokens go into the rows, and what the host is told into `told`
+
+The same launches for every mix of rows: programs of rows that ask for nothing return at once. It knows the head, the
+rows and their columns; no plans.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.execute.device_rows import DeviceRows
+from penstock.kernels.ops import RowOps
+from penstock.models.decoder import Decoder
+from penstock.request import MAX_LOGPROBS
+from penstock.schedule.step import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
+
+_ADJUSTS = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS
+BIAS_POOL = 1 << 18  # biases of all rows that graphs know the place of; more of them move to a larger pool
+
+
+class RowDraw:
+    """capacity: rows of a step; slice_rows: how many rows of logits exist at once."""
+
+    def __init__(
+        self, model: Decoder, ops: RowOps, rows: DeviceRows, slot_token: Tensor, slice_rows: int, capacity: int
+    ) -> None:
+        self._model, self._ops, self._rows, self._slot_token = model, ops, rows, slot_token
+        self.slice_rows = min(slice_rows, capacity)
+        device, vocabulary = rows.device, model.config.vocab_size
+        self._scratch = ops.sample_scratch(self.slice_rows, vocabulary, device, adjusts=True)
+        self._plain = ops.sample_scratch(1, vocabulary, device)  # the same without a place for adjusted logits
+        for name in ("peaks", "masses", "lists", "inners"):
+            setattr(self._plain, name, getattr(self._scratch, name))
+        self.bias_ids = torch.zeros(BIAS_POOL, dtype=torch.int32, device=device)
+        self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
+        self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.told = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.chosen = torch.zeros(capacity, dtype=torch.float32, device=device)
+        self.rank = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.nothing = torch.zeros((capacity, 0), device=device)
+        self.pool_moved = False  # whether biases lie elsewhere than graphs know
+
+    def take_biases(self, first: int, ids: Tensor, values: Tensor) -> None:
+        """Entries `first` and on of the pool. ids [m] int32, values [m] float32."""
+        last = first + ids.shape[0]
+        if last > self.bias_ids.shape[0]:
+            self.bias_ids, self.bias_values = _longer(self.bias_ids, last), _longer(self.bias_values, last)
+            self.pool_moved = True
+        self.bias_ids[first:last].copy_(ids)
+        self.bias_values[first:last].copy_(values)
+
+    def launch(self, row_ids: Tensor, hidden: Tensor, wants: int, most: int = 0) -> tuple[Tensor, Tensor]:
+        """row_ids [S] int32, hidden [S or more, d] -> told[:S]; chosen[:S], rank[:S] with WANTS_LOGPROBS.
+
+        wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is told of
+        them is given, ids and logprobs [S, most].
+        """
+        count = row_ids.shape[0]
+        device = hidden.device
+        ids = torch.empty((count, most), dtype=torch.int32, device=device)
+        top = torch.empty((count, most), dtype=torch.float32, device=device)
+        for first in range(0, count, self.slice_rows):
+            last = min(first + self.slice_rows, count)
+            self._slice(row_ids[first:last], hidden[first:last], first, wants, most, ids[first:last], top[first:last])
+        self._ops.advance(row_ids, self._drawn[:count], self._rows, self.told[:count])
+        return ids, top
+
+    def _slice(
+        self, row_ids: Tensor, hidden: Tensor, first: int, wants: int, most: int, ids: Tensor, top: Tensor
+    ) -> None:
+        ops, rows, last = self._ops, self._rows, first + row_ids.shape[0]
+        logits = self._model.logits(hidden)
+        drawn = self._drawn[first:last]
+        scratch = self._scratch if wants & _ADJUSTS else self._plain
+        if wants & _ADJUSTS:
+            ops.adjust(logits, row_ids, rows, self._slot_token, self.bias_ids, self.bias_values, scratch.adjusted)
+        ops.sample_rows(logits, row_ids, rows, scratch, drawn, filters=bool(wants & WANTS_FILTER))
+        if wants & WANTS_LOGPROBS:
+            out = (self.chosen[first:last], self.rank[first:last], ids, top)
+            ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch.inners, out)
+
+
+def _longer(pool: Tensor, size: int) -> Tensor:
+    out = torch.zeros(2 * size, dtype=pool.dtype, device=pool.device)
+    out[: pool.shape[0]].copy_(pool)
+    return out
+
+
+PLAIN = 0
+EVERY = WANTS_FILTER | _ADJUSTS | WANTS_LOGPROBS
+MOST = MAX_LOGPROBS  # asked for wherever a row wants any: kernels are compiled for one number

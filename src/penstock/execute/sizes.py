@@ -1,0 +1,39 @@
+"""sizes: how many rows, groups and tokens a step runs as. Few of each, so that all of them are compiled at start.
+
+It knows numbers alone.
+"""
+
+from __future__ import annotations
+
+GRAPH_ROWS = 1024  # up to here a graph for each size; above it launches hide behind the device
+_MAX_GROUPS = 1024
+CHUNK_CAPACITIES = (16, 256, 4096)  # of a step; a step with more chunks than the last compiles a kernel of its own
+
+
+def padded(rows: int) -> int:
+    """The size that this many rows run as: close together where a step is short."""
+    if rows <= 4:
+        return (0, 1, 2, 4, 4)[rows]
+    stride = 8 if rows <= 512 else 64 if rows <= GRAPH_ROWS else 128
+    return -(-rows // stride) * stride
+
+
+def sizes_up_to(rows: int) -> list[int]:
+    """Every size that up to `rows` rows may run as, the largest first."""
+    return sorted({padded(count) for count in range(1, rows + 1)}, reverse=True)
+
+
+def group_capacity(size: int) -> int:
+    """Prefix groups that a step of this size has room for: rows of groups past it are attended alone.
+
+    An empty place costs a program a layer that returns at once.
+    """
+    capacity = 1
+    while capacity < min(size // 4, _MAX_GROUPS):
+        capacity *= 2
+    return capacity
+
+
+def padded_tokens(tokens: int) -> int:
+    """Tokens of a step with chunks."""
+    return -(-tokens // 16) * 16

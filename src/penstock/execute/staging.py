@@ -1,0 +1,129 @@
+"""Staging: what a step needs from the host, as int32 words in one pinned buffer, sent by one asynchronous copy.
+
+    fixed part, at one address for ever (graphs read it):   rows | skip | group start | group length
+    loose part, packed anew each step (launched one by one): group blocks, copies, new blocks, joins, chunks
+
+It knows arrays and places; not what a step does with them. A pinned buffer is written again only once the copy out of
+it is done: there are as many as flights may be out, so nobody waits for that in practice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.schedule.step import Int32
+
+RING = 6  # pinned buffers: more than flights that the engine leaves unread (`steps_ahead` is at most 3)
+LOOSE_WORDS = 1 << 20  # of the loose part; a step that brings more takes memory of its own
+_ALIGN = 4  # words: 16 bytes, which kernels' wide loads and int64 views want
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an array lies in the loose part."""
+
+    first: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Staging:
+    """`capacity`: rows, padding included; `groups`: prefix groups of one step."""
+
+    def __init__(self, capacity: int, groups: int, device: torch.device) -> None:
+        self.device = device
+        sizes = (capacity, capacity, groups + 1, groups)
+        starts = np.cumsum([0, *(_aligned(size) for size in sizes)]).tolist()
+        self._fixed: int = starts[-1]
+        self._words = self._fixed + LOOSE_WORDS
+        self._device = torch.zeros(self._words, dtype=torch.int32, device=device)
+        self.rows, self.skip, self.group_start, self.group_length = (
+            self._device[first : first + size] for first, size in zip(starts, sizes, strict=False)
+        )
+        self._places = dict(zip(("rows", "skip", "group_start", "group_length"), starts, strict=False))
+        self._ring = [_Buffer.of(self._words) for _ in range(RING)]
+        self._turn = 0
+        self._buffer = self._ring[0]
+        self._end = self._fixed
+        self._loose: list[tuple[int, Int32]] = []
+        self._base = self._device
+
+    def begin(self) -> None:
+        """Takes the next pinned buffer."""
+        self._turn = (self._turn + 1) % RING
+        self._buffer = self._ring[self._turn]
+        self._buffer.wait()
+        self._end = self._fixed
+        self._loose.clear()
+
+    def write(self, name: str, values: Int32, fill: int, size: int) -> None:
+        """The first `size` words of a fixed array: values, then `fill`."""
+        first = self._places[name]
+        self._buffer.words[first : first + values.size] = values
+        self._buffer.words[first + values.size : first + size] = fill
+
+    def add(self, array: NDArray[np.generic]) -> Place:
+        """An array of the loose part: int32, float32, int64, or bool (which becomes int32)."""
+        if array.dtype == np.bool_ or array.dtype == np.uint8:
+            array = array.astype(np.int32)
+        kind = {"i4": torch.int32, "f4": torch.float32, "i8": torch.int64}[array.dtype.str[1:]]
+        words: Int32 = np.ascontiguousarray(array).view(np.int32).reshape(-1)
+        place = Place(self._end - self._fixed, array.shape, kind)
+        self._loose.append((self._end, words))
+        self._end += _aligned(words.size)
+        return place
+
+    def send(self) -> None:
+        """One copy, in the order of the current stream."""
+        if self._end <= self._words:
+            buffer, self._base = self._buffer.words, self._device[self._fixed :]
+            for first, words in self._loose:
+                buffer[first : first + words.size] = words
+            self._device[: self._end].copy_(self._buffer.pinned[: self._end], non_blocking=True)
+        else:
+            self._send_large()
+        self._buffer.sent()
+
+    def view(self, place: Place) -> Tensor:
+        """The array on the device, after send(); valid until the next step's is launched."""
+        count = int(np.prod(place.shape)) * (2 if place.dtype == torch.int64 else 1)
+        return self._base[place.first : place.first + count].view(place.dtype).view(place.shape)
+
+    def _send_large(self) -> None:
+        """A burst of long tables: torch's own pinned memory, which it keeps until the copy is done."""
+        host = torch.empty(self._end - self._fixed, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        into: Int32 = host.numpy()
+        for first, words in self._loose:
+            into[first - self._fixed : first - self._fixed + words.size] = words
+        self._base = host.to(self.device, non_blocking=True)
+        self._device[: self._fixed].copy_(self._buffer.pinned[: self._fixed], non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Buffer:
+    pinned: Tensor
+    words: Int32
+    event: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, words: int) -> _Buffer:
+        there = torch.cuda.is_available()
+        pinned = torch.zeros(words, dtype=torch.int32, pin_memory=there)
+        return cls(pinned, pinned.numpy(), torch.cuda.Event() if there else None)  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
+    def sent(self) -> None:
+        if self.event is not None:
+            self.event.record()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

@@ -1,0 +1,93 @@
+"""warm: the worst steps that may be admitted, run before anybody asks for one, on rows that are all dead.
+
+It does two things at once: every kernel that a step may need is compiled, and torch's allocator has held the most that
+a step may hold, so that what is then left can go to the KV cache. It knows a DeviceStep and limits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.config import BLOCK_SIZE
+from penstock.execute.device_step import DeviceStep
+from penstock.execute.limits import BatchLimits
+from penstock.execute.row_draw import EVERY, PLAIN
+from penstock.execute.sizes import CHUNK_CAPACITIES, GRAPH_ROWS, group_capacity, padded
+from penstock.request import MAX_LOGPROBS
+from penstock.schedule.step import Chunks, Int32, StepPlan
+
+_NOTHING = np.zeros(0, np.int32)
+
+
+def warm(step: DeviceStep, limits: BatchLimits) -> None:
+    """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be thrown away."""
+    most = limits.max_batched_tokens
+    _all_rows_ask(step)
+    for wants in (PLAIN, EVERY):
+        step.step(_plan(limits.max_rows, wants, most - limits.max_rows, limits, MAX_LOGPROBS))
+    step.step(_plan(0, PLAIN, most, limits, MAX_LOGPROBS))
+    for chunks in CHUNK_CAPACITIES:
+        for tokens in (chunks, chunks + 16):
+            if tokens <= most:
+                step.step(_many(tokens, chunks))
+    for size in _large_sizes(limits.max_rows):
+        for grouped in (False, True):
+            hidden = step.launch_forward(size, grouped)
+        step.draw.launch(step.staging.rows[:size], hidden, PLAIN)
+    step.asked.wants[:] = 0
+    step.asked.logprobs[:] = -1
+
+
+def _all_rows_ask(step: DeviceStep) -> None:
+    step.staging.rows.fill_(step.max_rows)
+    step.asked.wants[:] = EVERY
+    step.asked.logprobs[:] = MAX_LOGPROBS
+
+
+def _large_sizes(rows: int) -> list[int]:
+    """Sizes above the graphs', one for each capacity of groups."""
+    by_capacity = {group_capacity(padded(count)): padded(count) for count in range(GRAPH_ROWS + 1, rows + 1, 128)}
+    return list(by_capacity.values())
+
+
+def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int) -> StepPlan:
+    """All rows, and chunks of so many tokens, each as long as a sequence may be."""
+    return StepPlan(
+        number=0,
+        rows=np.arange(rows, dtype=np.int32),
+        lengths=np.zeros(rows, np.int32),
+        wants=wants,
+        group_start=np.zeros(1, np.int32),
+        group_blocks=np.zeros((0, 0), np.int32),
+        group_length=_NOTHING,
+        copies=np.zeros((0, 2), np.int32),
+        new_blocks=np.zeros((0, 3), np.int32),
+        joins=None,
+        chunks=_chunks(_sizes(tokens, limits.max_model_len - 1), prompt_logprobs) if tokens else None,
+    )
+
+
+def _many(tokens: int, chunks: int) -> StepPlan:
+    """So many chunks."""
+    sizes = np.ones(chunks, np.int32)
+    sizes[0] += tokens - chunks
+    plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
+    plan.chunks = _chunks(sizes, -1)
+    return plan
+
+
+def _sizes(tokens: int, longest: int) -> Int32:
+    whole, rest = divmod(tokens, longest)
+    return np.array([longest] * whole + [rest] * bool(rest), np.int32)
+
+
+def _chunks(sizes: Int32, prompt_logprobs: int) -> Chunks:
+    tokens = int(sizes.sum())
+    return Chunks(
+        tokens=np.zeros(tokens, np.int32),
+        start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+        context=np.zeros(sizes.size, np.int32),
+        blocks=np.zeros((sizes.size, -(-int(sizes.max()) // BLOCK_SIZE)), np.int32),
+        prompt_logprobs=np.full(sizes.size, prompt_logprobs, np.int32),
+        next_token=np.zeros(tokens, np.int32),
+    )

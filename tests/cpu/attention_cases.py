@@ -69,6 +69,21 @@ def drawn(seed: int, **shape: Any) -> Case:
     return make_case(lengths, groups, chunks, seed=seed, **shape)
 
 
+def want(case: Case, tokens: list[int], window: int | None = None) -> Tensor:
+    """`Case.naive` of some tokens, a token at a time but all its heads together; fp64."""
+    kv_heads = case.kv.shape[1]
+    found = []
+    for token in tokens:
+        position = case.positions[token]
+        seen = torch.arange(0 if window is None else max(0, position - window + 1), position + 1)
+        blocks = case.tables[token].long()[seen // 16]
+        keys, values = case.kv[blocks, :, :, seen % 16].double().permute(2, 1, 0, 3)  # [2, Hkv, seen, D]
+        queries = case.q[token].double().view(kv_heads, -1, case.q.shape[2])
+        weights = torch.softmax(queries @ keys.mT * case.scale, -1)
+        found.append((weights @ values).view(case.q.shape[1:]))
+    return torch.stack(found)
+
+
 def some(case: Case, count: int, seed: int = 0) -> list[int]:
     """Tokens to hold against the contract, where all would take too long."""
     tokens = range(len(case.positions))

@@ -47,11 +47,11 @@ def _decode(
 
 
 def _prefix_state(q: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """answer [S, H, D] and lse [S, H] over the prefixes: one buffer for all layers of a step."""
+    """answer [S, H, D] and lse [S, H] over the prefixes, float32: one buffer for all layers of a step."""
     key = ("triton prefix", q.shape)
     if key not in inputs.notes:
         inputs.notes[key] = (
-            torch.empty(q.shape, dtype=q.dtype, device=q.device),
+            torch.empty(q.shape, dtype=torch.float32, device=q.device),
             torch.empty(q.shape[:2], dtype=torch.float32, device=q.device),
         )
     state: tuple[Tensor, Tensor] = inputs.notes[key]

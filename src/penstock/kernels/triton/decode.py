@@ -2,7 +2,8 @@
 
 A program takes a stretch of a row's tokens x one KV head and streams their K and V once. Where there are few rows, a
 row's tokens are split over programs and joined by a second launch. Everything about a row (which it is, its length, its
-blocks) is read on the device, so the launches depend on the number of rows and on `max_tokens` alone.
+blocks) is read on the device: the launches depend on the number of rows and on `max_tokens` alone, and a kernel is
+compiled once for a model, not once for a size of step.
 """
 
 from __future__ import annotations
@@ -12,43 +13,53 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.walk import LOG2_E
+
+MOST_SPLITS = 64  # programs that share a row
+
 
 @triton.jit
 def _extent(length, skip, row, item, added, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
-    """First and one past the last token that a row's own part sees, and where its first tile begins."""
+    """First and one past the last token that a row's own part sees."""
     end = tl.minimum(tl.load(length + row) + added, capacity)
     first = 0
     if SKIPS:
         first = tl.load(skip + item)
     if WINDOWED:
         first = tl.maximum(end - window, 0)
-    return first, end, first // 16 * 16
+    return first, end
 
 
 @triton.jit
-def _span(tokens, SPLITS: tl.constexpr, SPLIT_TOKENS: tl.constexpr, TOKENS: tl.constexpr):
-    """Tokens of a split: whole tiles."""
-    splits = tl.minimum(tl.cdiv(tokens, SPLIT_TOKENS), SPLITS)
-    return tl.cdiv(tl.cdiv(tokens, splits), TOKENS) * TOKENS
+def _span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
+    """Tokens of a split: whole tiles. A row whose own part is empty has one split of nothing."""
+    tokens = tl.maximum(tokens, 1)
+    used = tl.minimum(tl.cdiv(tokens, split_tokens), splits)
+    return tl.cdiv(tl.cdiv(tokens, used), TOKENS) * TOKENS
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["added", "capacity", "window", "splits", "split_tokens", "stride_blocks"],
+    do_not_specialize_on_alignment=["rows", "blocks", "length", "skip"],
+)
 def _own(
     q,  # [S, H, D]
     kv,  # [blocks, Hkv, 2, 16, D]
     out,  # [S, H, D]
     answer,  # [S, H, D]: over the prefix alone
     lse,  # [S, H] float32
-    part,  # [S, H, SPLITS, D] float32
-    part_lse,  # [S, H, SPLITS] float32
-    rows,  # [S]
+    part,  # [S, H, splits, D] float32
+    part_lse,  # [S, H, splits] float32
     blocks,  # [rows, W]
+    rows,  # [S]
     length,  # [rows]
     skip,  # [S]
     added,
     capacity,
     window,
     scale,
+    splits,
+    split_tokens,
     stride_q,
     stride_out,
     stride_block,
@@ -60,41 +71,38 @@ def _own(
     RATIO_PAD: tl.constexpr,
     SKIPS: tl.constexpr,
     WINDOWED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLIT_TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
     TOKENS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     RATIO: tl.constexpr = HEADS // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
-    item = tl.program_id(0) // KV_HEADS
-    split = tl.program_id(1)
+    item = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
-    first, end, begin = _extent(length, skip, row, item, added, capacity, window, SKIPS, WINDOWED)
+    first, end = _extent(length, skip, row, item, added, capacity, window, SKIPS, WINDOWED)
+    begin = first // 16 * 16
     last = end
-    if SPLITS > 1:
-        span = _span(end - begin, SPLITS, SPLIT_TOKENS, TOKENS)
+    split = 0
+    if SPLIT:
+        split = tl.program_id(1)
+        span = _span(end - begin, splits, split_tokens, TOKENS)
         begin += split * span
         last = tl.minimum(begin + span, end)
-    if begin < end:
+    if (begin < end) | (split == 0):
         lane = tl.arange(0, WIDTH_PAD)
         inside = lane < WIDTH
         query = tl.arange(0, RATIO_PAD)
         query_head = head * RATIO + query
         mask = (query < RATIO)[:, None] & inside[None, :]
         cell = query_head[:, None] * WIDTH + lane[None, :]
-        queries = tl.load(q + item.to(tl.int64) * stride_q + cell, mask=mask, other=0.0)
+        queries = tl.load(q + item * stride_q + cell, mask=mask, other=0.0)
         state_max = tl.full([RATIO_PAD], -1e30, tl.float32)
         state_sum = tl.zeros([RATIO_PAD], tl.float32)
         mixed = tl.zeros([RATIO_PAD, WIDTH_PAD], tl.float32)
-        if SKIPS:
-            if (first > 0) & (split == 0):
-                held = (query < RATIO) & (first > 0)
-                state_max = tl.load(lse + item * HEADS + query_head, mask=held, other=0.0)
-                state_sum += 1.0
-                mixed = tl.load(answer + item.to(tl.int64) * (HEADS * WIDTH) + cell, mask=mask, other=0.0).to(
-                    tl.float32
-                )
+        if SKIPS and (first > 0) & (split == 0):
+            state_max = tl.load(lse + item * HEADS + query_head, mask=query < RATIO, other=0.0)
+            state_sum += 1.0
+            mixed = tl.load(answer + item * (HEADS * WIDTH) + cell, mask=mask, other=0.0).to(tl.float32)
         here = kv + head * (32 * WIDTH)
         table = blocks + row * stride_blocks
         token = tl.arange(0, TOKENS)
@@ -102,12 +110,12 @@ def _own(
             where = at + token
             stored = where < last
             block = tl.load(table + where // 16, mask=stored, other=0)
-            from_ = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
+            start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
             if WINDOWED:
                 stored &= where >= first
             held = stored[:, None] & inside[None, :]
-            keys = tl.load(from_[:, None] + lane[None, :], mask=held, other=0.0)
-            values = tl.load(from_[:, None] + lane[None, :] + 16 * WIDTH, mask=held, other=0.0)
+            keys = tl.load(start[:, None] + lane[None, :], mask=held, other=0.0)
+            values = tl.load(start[:, None] + lane[None, :] + 16 * WIDTH, mask=held, other=0.0)
             scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
             scores = tl.where(stored[None, :], scores, -1e30)
             larger = tl.maximum(state_max, tl.max(scores, 1))
@@ -117,52 +125,56 @@ def _own(
             mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
             state_max = larger
         mixed = mixed / state_sum[:, None]
-        if SPLITS == 1:
-            tl.store(out + item.to(tl.int64) * stride_out + cell, mixed.to(out.dtype.element_ty), mask=mask)
-        else:
-            place = (item * HEADS + query_head) * SPLITS + split
+        if SPLIT:
+            place = (item * HEADS + query_head) * splits + split
             tl.store(part + place[:, None] * WIDTH + lane[None, :], mixed, mask=mask)
             tl.store(part_lse + place, state_max + tl.log2(state_sum), mask=query < RATIO)
+        else:
+            tl.store(out + item * stride_out + cell, mixed.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["added", "capacity", "window", "splits", "split_tokens"],
+    do_not_specialize_on_alignment=["rows", "length", "skip"],
+)
 def _join(
-    out,
-    part,
-    part_lse,
+    out,  # [S, H, D]
+    part,  # [S, H, splits, D] float32
+    part_lse,  # [S, H, splits] float32
     rows,
     length,
     skip,
     added,
     capacity,
     window,
+    splits,
+    split_tokens,
     stride_out,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
     SKIPS: tl.constexpr,
     WINDOWED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLIT_TOKENS: tl.constexpr,
     TOKENS: tl.constexpr,
+    MOST: tl.constexpr,
 ):
-    item = tl.program_id(0) // HEADS
+    """A row and head: its parts, weighted by what each of them saw."""
+    item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
-    row = tl.load(rows + item)
-    _, end, begin = _extent(length, skip, row, item, added, capacity, window, SKIPS, WINDOWED)
-    splits = tl.cdiv(end - begin, _span(end - begin, SPLITS, SPLIT_TOKENS, TOKENS))
-    split = tl.arange(0, SPLITS)
+    row = tl.load(rows + item).to(tl.int64)
+    first, end = _extent(length, skip, row, item, added, capacity, window, SKIPS, WINDOWED)
+    tokens = tl.maximum(end - first // 16 * 16, 1)
+    used = tl.cdiv(tokens, _span(tokens, splits, split_tokens, TOKENS))
+    split = tl.arange(0, MOST)
     lane = tl.arange(0, WIDTH_PAD)
-    place = (item * HEADS + head) * SPLITS + split
-    used = split < splits
-    lse = tl.load(part_lse + place, mask=used, other=-1e30)
-    share = tl.where(used, tl.exp2(lse - tl.max(lse, 0)), 0.0)
-    mask = used[:, None] & (lane < WIDTH)[None, :]
-    mixed = tl.load(part + place[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
+    inside = lane < WIDTH
+    place = (item * HEADS + head) * splits + split
+    lse = tl.load(part_lse + place, mask=split < used, other=-1e30)
+    share = tl.exp2(lse - tl.max(lse, 0))  # of a part that isn't there: 0
+    held = (split < used)[:, None] & inside[None, :]
+    mixed = tl.load(part + place[:, None] * WIDTH + lane[None, :], mask=held, other=0.0)
     mixed = tl.sum(mixed * share[:, None], 0) / tl.sum(share, 0)
-    tl.store(
-        out + item.to(tl.int64) * stride_out + head * WIDTH + lane, mixed.to(out.dtype.element_ty), mask=lane < WIDTH
-    )
+    tl.store(out + item * stride_out + head * WIDTH + lane, mixed.to(out.dtype.element_ty), mask=inside)
 
 
 def attend_rows(
@@ -188,31 +200,31 @@ def attend_rows(
     count, heads, width = q.shape
     kv_heads = kv.shape[1]
     splits, split_tokens = _splits(count * kv_heads, max_tokens)
-    tokens, warps, stages = _shape(count * kv_heads * splits, width)
-    pad = triton.next_power_of_2(width)
+    tokens, warps, stages = _shape(count * kv_heads if splits == 1 else 0, width)
     part, part_lse = out, out
     if splits > 1:
         part = torch.empty((count, heads, splits, width), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
     answer, lse = prefix if prefix is not None else (out, out)
     skips = skip is not None and prefix is not None
-    where = (rows, block_table, length, skip if skips else rows)
-    capacity = block_table.shape[1] * 16
+    step = (rows, length, skip if skips else rows)
+    sizes = (added, block_table.shape[1] * 16, window or 0)
+    pad = triton.next_power_of_2(width)
     _own[(count * kv_heads, splits)](
-        q, kv, out, answer, lse, part, part_lse, *where, added, capacity, window or 0, scale * 1.4426950408889634,
+        q, kv, out, answer, lse, part, part_lse, block_table, *step, *sizes, scale * LOG2_E, splits, split_tokens,
         q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
-        max(16, triton.next_power_of_2(heads // kv_heads)), skips, window is not None, splits, split_tokens, tokens,
+        max(16, triton.next_power_of_2(heads // kv_heads)), skips, window is not None, splits > 1, tokens,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         _join[(count * heads,)](
-            out, part, part_lse, rows, length, skip if skips else rows, added, capacity, window or 0, out.stride(0),
-            heads, width, pad, skips, window is not None, splits, split_tokens, tokens, num_warps=4,
+            out, part, part_lse, *step, *sizes, splits, split_tokens, out.stride(0), heads, width, pad, skips,
+            window is not None, tokens, MOST_SPLITS, num_warps=4,
         )  # fmt: skip
 
 
 def _shape(count: int, width: int) -> tuple[int, int, int]:
-    """Tokens of a tile, warps, stages. Many programs: small ones, so that enough of them are there at once."""
+    """Tokens of a tile, warps, stages. Many whole rows: small programs, so that enough of them are there at once."""
     if width > 128:
         return 32, 2, 2
     return (32, 1, 2) if count >= 1024 else (64, 4, 2)
@@ -223,8 +235,8 @@ def _splits(count: int, max_tokens: int) -> tuple[int, int]:
 
     Few rows are cut until they fill the chip; more rows only so far that none of them is walked alone for long.
     """
-    fill = min(64, _power(1024 // count), _power(max_tokens // 64))
-    even = min(64, _power(16384 // count), _power(max_tokens // 2048))
+    fill = min(MOST_SPLITS, _power(1024 // count), _power(max_tokens // 64))
+    even = min(MOST_SPLITS, _power(4096 // count), _power(max_tokens // 2048))
     return (fill, 64) if fill >= even else (even, 512)
 
 

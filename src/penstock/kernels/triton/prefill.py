@@ -11,10 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import walk
+from penstock.kernels.triton.walk import LOG2_E, owner, walk
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["chunks", "tiles", "window", "stride_blocks"],
+    do_not_specialize_on_alignment=["start", "context", "blocks"],
+)
 def _prefill(
     q,  # [T, H, D]
     kv,  # [blocks, Hkv, 2, 16, D]
@@ -34,7 +37,6 @@ def _prefill(
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
-    CHUNKS_PAD: tl.constexpr,
     WINDOWED: tl.constexpr,
     QUERIES: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -44,13 +46,10 @@ def _prefill(
     ROWS: tl.constexpr = QUERIES // RATIO
     head = tl.program_id(0) % KV_HEADS
     tile = tiles - 1 - tl.program_id(0) // KV_HEADS  # a chunk's last tiles are its longest: they go first
-    each = tl.arange(0, CHUNKS_PAD)
-    first = tl.load(start + each, mask=each < chunks, other=2**30)
-    chunk = tl.sum((first // ROWS + each <= tile).to(tl.int32), 0) - 1
+    chunk, row = owner(start, chunks, tile, ROWS)
     chunk_start = tl.load(start + chunk)
     chunk_end = tl.load(start + chunk + 1)
     ahead = tl.load(context + chunk)
-    row = chunk_start + (tile - chunk_start // ROWS - chunk) * ROWS
     if row < chunk_end:
         at = tl.arange(0, QUERIES)
         lane = tl.arange(0, WIDTH_PAD)
@@ -60,9 +59,9 @@ def _prefill(
         mask = valid[:, None] & (lane < WIDTH)[None, :]
         cell = member.to(tl.int64)[:, None] * stride_q + query_head[:, None] * WIDTH + lane[None, :]
         queries = tl.load(q + cell, mask=mask, other=0.0)
-        position = ahead + member - chunk_start
         lowest = ahead + row - chunk_start
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
+        position = tl.minimum(lowest + at // RATIO, end - 1)
         state_max = tl.full([QUERIES], -1e30, tl.float32)
         state_sum = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, WIDTH_PAD], tl.float32)
@@ -112,9 +111,9 @@ def attend_chunks(
     queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
     tiles = count // (queries // ratio) + chunks
     _prefill[(tiles * kv_heads,)](
-        q, kv, out, start, context, block_table, chunks, tiles, window or 0, scale * 1.4426950408889634,
+        q, kv, out, start, context, block_table, chunks, tiles, window or 0, scale * LOG2_E,
         q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width,
-        triton.next_power_of_2(width), triton.next_power_of_2(chunks), window is not None, queries, tokens,
+        triton.next_power_of_2(width), window is not None, queries, tokens,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -125,4 +124,4 @@ def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, i
         return max(16, triton.next_power_of_2(ratio)), 32, 4, 1
     if width > 128:
         return 64, 64, 4, 2
-    return 128, 64, 8, 2
+    return 128, 64 if width <= 64 else 128, 8, 2

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import walk
+from penstock.kernels.triton.walk import LOG2_E, owner, walk
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups", "stride_blocks"], do_not_specialize_on_alignment=["start", "blocks", "length"])
 def _prefix(
     q,  # [S, H, D]
     kv,  # [blocks, Hkv, 2, 16, D]
@@ -33,7 +33,6 @@ def _prefix(
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
-    GROUPS_PAD: tl.constexpr,
     QUERIES: tl.constexpr,  # query rows of a tile
     TOKENS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -42,14 +41,9 @@ def _prefix(
     ROWS: tl.constexpr = QUERIES // RATIO
     head = tl.program_id(0) % KV_HEADS
     tile = tl.program_id(0) // KV_HEADS
-    # Group g's tiles are those from start[g] // ROWS + g on: never fewer than it needs, and no sum over groups.
-    each = tl.arange(0, GROUPS_PAD)
-    first = tl.load(start + each, mask=each < groups, other=2**30)
-    group = tl.sum((first // ROWS + each <= tile).to(tl.int32), 0) - 1
-    row = tl.load(start + group)
+    group, row = owner(start, groups, tile, ROWS)
     row_end = tl.load(start + group + 1)
     tokens = tl.load(length + group)
-    row += (tile - row // ROWS - group) * ROWS
     if row < row_end and tokens > 0:
         at = tl.arange(0, QUERIES)
         lane = tl.arange(0, WIDTH_PAD)
@@ -94,9 +88,9 @@ def attend_prefixes(
     queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
     tiles = rows // (queries // ratio) + groups
     _prefix[(tiles * kv_heads,)](
-        q, kv, answer, lse, start, blocks, length, groups, scale * 1.4426950408889634,
+        q, kv, answer, lse, start, blocks, length, groups, scale * LOG2_E,
         q.stride(0), kv.stride(0), blocks.stride(0), heads, kv_heads, width, triton.next_power_of_2(width),
-        triton.next_power_of_2(groups), queries, tokens, "ieee" if q.dtype == torch.float32 else "tf32",
+        queries, tokens, "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
@@ -107,4 +101,4 @@ def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, i
         return max(16, triton.next_power_of_2(ratio)), 32, 4, 1
     if width > 128:
         return 64, 64, 4, 2
-    return 128, 64, 8, 2
+    return max(64, triton.next_power_of_2(ratio)), 64, 4, 2

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = 1.4426950408889634
+
 
 @triton.jit
 def walk(
@@ -52,15 +54,16 @@ def walk(
         else:
             keys = tl.load(cell, mask=inside[None, :], other=0.0)
             values = tl.load(cell + 16 * WIDTH, mask=inside[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = stored[None, :] & (where[None, :] <= position[:, None])
             if WINDOWED:
                 seen &= where[None, :] > position[:, None] - window
             # Not -inf: a query of a window may see nothing of a whole tile, and -inf less -inf is no number.
             scores = tl.where(seen, scores, -1e30)
-        larger = tl.maximum(state_max, tl.max(scores, 1))
-        weights = tl.exp2(scores - larger[:, None])
+        # The scale is positive: it may come after the maximum, and then it is one operation with the subtraction.
+        larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - larger[:, None])
         if MASKED and WINDOWED:
             weights = tl.where(seen, weights, 0.0)
         shrink = tl.exp2(state_max - larger)
@@ -68,3 +71,20 @@ def walk(
         mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
         state_max = larger
     return state_max, state_sum, mixed
+
+
+@triton.jit
+def owner(start, count, tile, ROWS: tl.constexpr):
+    """Which sequence of a CSR tile `tile` belongs to, and its first row; start [count + 1].
+
+    Sequence g's tiles of ROWS rows are those from start[g] // ROWS + g on: never fewer than it needs, so that a tile is
+    found without a sum over the sequences, and start[count] // ROWS + count tiles are enough whatever `start` holds.
+    """
+    found = 0
+    for at in range(0, count, 128):
+        each = at + tl.arange(0, 128)
+        first = tl.load(start + each, mask=each < count, other=2**30)
+        found += tl.sum((first // ROWS + each <= tile).to(tl.int32), 0)
+    index = found - 1
+    begin = tl.load(start + index)
+    return index, begin + (tile - begin // ROWS - index) * ROWS

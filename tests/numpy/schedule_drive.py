@@ -64,12 +64,12 @@ class Drive:
         request = Request(
             request_id=number, prompt=packed, sampling=params, stream=stream, watch=watch, samples=samples
         )
+        self.scheduler.submit(request)
         longest = self.limits.max_model_len
         alone = {
             k: sample_alone(prompt, params, k, VOCAB, longest, EOS, self.bad_in)
             for k in (range(params.n) if samples is None else samples)
         }
-        self.scheduler.submit(request)
         self.asked[number] = Asked(request, prompt, alone, watched or set())
         return number
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from schedule_drive import EOS, VOCAB, Drive, submit_random
 
+from penstock.request import SamplingParams
 from penstock.schedule.limits import Limits
 
 RANDOMS = st.randoms(use_true_random=False)
@@ -81,12 +82,12 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
-def replay(seed: int, lag: int) -> tuple[Drive, Counter[str]]:
-    """A few hundred events of a fixed draw; gives what happened."""
+def random_replay(seed: int, lag: int) -> Drive:
+    """A few hundred events of a fixed draw."""
     rng = random.Random(seed)
     drive = Drive(limits_of(rng), rng.choice([0, 0, 200]), misled=rng.random() < 0.6)
     for _ in range(rng.randrange(4, 12)):
@@ -100,25 +101,53 @@ def replay(seed: int, lag: int) -> tuple[Drive, Counter[str]]:
             sample = rng.randrange(drive.asked[number].request.sampling.n)
             drive.cancel(number, rng.choice([None, sample, sample]))
     drive.finish(lag)
+    return drive
+
+
+def tight_replay(seed: int, lag: int) -> Drive:
+    """Long outputs where short ones are expected, in few blocks."""
+    rng = random.Random(seed)
+    limits = Limits(
+        num_blocks=rng.randrange(13, 22),
+        max_rows=8,
+        max_model_len=128,
+        max_batched_tokens=40,
+        vocab_size=VOCAB,
+        eos_token_ids=tuple(EOS),
+        prefix_caching=seed % 4 > 0,
+    )
+    drive = Drive(limits, misled=True)
+    for number in range(6):
+        prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
+        scored = rng.choice([None, 1])
+        params = SamplingParams(n=rng.choice([1, 3, 10]), max_tokens=None, seed=number, prompt_logprobs=scored)
+        drive.submit(prompt, params, stream=rng.random() < 0.3)
+    drive.finish(lag)
+    return drive
+
+
+def happened(drive: Drive) -> Counter[str]:
     stats = drive.scheduler.stats()
-    happened = Counter(
-        preempted=int(stats["preemptions"]) if not drive.limits.preempt_every else 0,
-        forced=int(stats["preemptions"]) if drive.limits.preempt_every else 0,
+    forced = bool(drive.limits.preempt_every)
+    return Counter(
+        preempted=0 if forced else int(stats["preemptions"]),
+        forced=int(stats["preemptions"]) if forced else 0,
         parked=drive.parked,
         stalled=drive.stalled,
         cached=int(stats["prefix_hit_tokens"]),
         wasted=int(stats["wasted_tokens"]),
         grouped=drive.device.grouped,
     )
-    return drive, happened
 
 
 @pytest.mark.parametrize("lag", range(4))
 def test_replays_and_what_happens_in_them(lag: int) -> None:
-    happened: Counter[str] = Counter()
-    for seed in range(40):
-        happened += replay(seed, lag)[1]
-    rare = {
-        name: happened[name] for name in ("preempted", "forced", "parked", "stalled", "cached", "wasted", "grouped")
-    }
-    assert all(rare.values()), f"the replays are too tame: {rare}"
+    seen: Counter[str] = Counter()
+    for seed in range(20):
+        seen += happened(random_replay(seed, lag))
+    for seed in range(8):
+        seen += happened(tight_replay(seed, lag))
+    for what in ("preempted", "forced", "parked", "cached", "grouped"):
+        assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
+    if lag:  # with every result at hand, blocks come free at once and rows never run too far
+        assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"

@@ -84,17 +84,18 @@ class Forecast:
     """Blocks in use at the start of each coming bucket, if every row ends when it is expected to."""
 
     use: Int64  # [buckets]
+    fixed: int = 0  # of them, held beyond the last bucket too
 
     @classmethod
     def of(cls, own: Int32, remaining: Int64, fixed: int) -> Forecast:
         """`own` blocks of each row now, tokens each will still make, and blocks held by prefixes (`fixed`)."""
         if not own.size:
-            return cls(np.array([fixed], np.int64))
+            return cls(np.array([fixed], np.int64), fixed)
         ends = -(-remaining // BLOCK_SIZE)  # a row lives through buckets 0 .. ends
         buckets = int(ends.max()) + 1
         alive = np.cumsum(np.bincount(ends, minlength=buckets)[::-1])[::-1]
         held = np.cumsum(np.bincount(ends, weights=own, minlength=buckets)[::-1])[::-1]
-        return cls(fixed + held.astype(np.int64) + np.arange(buckets) * alive)
+        return cls(fixed + held.astype(np.int64) + np.arange(buckets) * alive, fixed)
 
     @property
     def peak(self) -> int:
@@ -104,7 +105,7 @@ class Forecast:
         """How many new rows of `own` blocks and `remaining` tokens each fit under `capacity` at every bucket."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
         need = own + np.arange(buckets)
-        use = np.full(buckets, int(self.use[-1]) if self.use.size == 1 else 0, np.int64)
+        use = np.full(buckets, self.fixed, np.int64)
         shown = min(buckets, self.use.size)
         use[:shown] = self.use[:shown]
         return max(0, int(((capacity - use) // need).min()))
@@ -113,6 +114,7 @@ class Forecast:
         """Takes `count` new rows (and `fixed` blocks of their prefix) into the forecast."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
         if buckets > self.use.size:
-            self.use = np.concatenate((self.use, np.zeros(buckets - self.use.size, np.int64)))
+            self.use = np.concatenate((self.use, np.full(buckets - self.use.size, self.fixed, np.int64)))
         self.use[:buckets] += count * (own + np.arange(buckets))
         self.use += fixed
+        self.fixed += fixed

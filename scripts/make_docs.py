@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -48,7 +49,12 @@ def cli_page() -> str:
         "`penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended"
     )
     parts.append("ends with one line and exit code 2, Ctrl-C with 130. [Engine options](config.md) are told there.\n")
-    for name, command in root.commands.items():
+    for name, command in _commands(root):
+        inner = getattr(command, "commands", None)
+        if inner is not None:
+            listed = ", ".join(f"`{name} {word}`" for word in inner)
+            parts.append(f"## `penstock {name}`\n\n{_one_line(command.help)} Its commands: {listed}.\n")
+            continue
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
         own = [p for p in options if p.name not in engine or (name == "monkeys" and p.name == "seed")]
@@ -58,6 +64,14 @@ def cli_page() -> str:
         parts.append(_table([(_metavar(a).strip("[]"), a) for a in arguments] + [(_names(o), o) for o in own]))
         parts.append("Engine options: " + ", ".join(_names(o) for o in shared) + ".\n")
     return "\n".join(parts)
+
+
+def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command by its words, groups before what is in them."""
+    for word, command in group.commands.items():
+        yield before + word, command
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{before}{word} ")
 
 
 def _table(rows: list[tuple[str, Any]]) -> str:

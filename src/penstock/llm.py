@@ -23,6 +23,7 @@ from penstock.request import CompletionOutput, Delta, Request, RequestOutput, Sa
 
 if TYPE_CHECKING:
     from penstock.engine.client import Asked
+    from penstock.engine.engine import Engine
 
 TextOrIds = str | Sequence[int]
 AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
@@ -135,6 +136,11 @@ class LLM:
     def generation_tokens(self) -> int:
         """Output tokens made so far. Unlike `stats`, which walks the queues, it may be read from any thread."""
         return int(self._engine.scheduler.counts["generation_tokens"])
+
+    @property
+    def engine(self) -> Engine:
+        """The engine below, for who measures it (`jobs.shapes_llm` watches its runner)."""
+        return self._engine
 
     def close(self) -> None:
         """Stops the device and gives the memory back. Idempotent."""

@@ -32,6 +32,8 @@ _COUNTERS = {
     "generation_tokens": ("generation_tokens", "Tokens generated."),
     "prefix_hit_tokens": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "prefix_query_tokens": ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache."),
+    "steps": ("engine_steps", "Steps launched."),
+    "wasted_tokens": ("wasted_tokens", "Tokens computed for rows that had ended, and thrown away."),
     "preemptions": ("num_preemptions", "Rows preempted for want of blocks."),
 }
 

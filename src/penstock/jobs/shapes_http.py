@@ -1,0 +1,236 @@
+"""Works over HTTP: a server in a process of its own (anyone's with OpenAI's completions), and the load's clients.
+
+It knows a command that serves, /health, /metrics and /v1/completions; no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock.errors import EngineError
+from penstock.jobs.shapes_gpu import GpuLog, tree_peak_mib
+from penstock.jobs.shapes_llm import rates
+from penstock.jobs.shapes_model import Shape
+from penstock.jobs.shapes_works import Work, body_of, prompts_of
+
+HOST = "127.0.0.1"
+CONNECTIONS = 256  # streams of one client process at most
+LOAD_PATIENCE = 300.0
+IDLE_PATIENCE = 30.0
+# Our figure -> the metric's name after the colon; a server may lack some.
+METRICS = {
+    "generation_tokens": "generation_tokens_total",
+    "wasted_tokens": "wasted_tokens_total",
+    "steps": "engine_steps_total",
+    "running": "num_requests_running",
+    "waiting": "num_requests_waiting",
+    "preemptions": "num_preemptions_total",
+}
+_METRIC = re.compile(r"^(?:penstock|vllm):(\w+)(?:\{[^}]*\})? (\S+)$", re.M)
+
+
+def penstock_command(knobs: dict[str, Any], port: int, options: list[str]) -> list[str]:
+    """`penstock serve` with these knobs of Config."""
+    words = [sys.executable, "-m", "penstock", "serve", str(knobs["model"]), "--host", HOST, "--port", str(port)]
+    for name, value in knobs.items():
+        flag = name.replace("_", "-")
+        if name == "model" or value is None:
+            continue
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return words + options
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """A process that serves. Leave the context to end it. `log`: where it writes what it says."""
+
+    command: list[str]
+    port: int
+    model: str
+    log: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    ready_seconds: float = 0.0
+
+    def __enter__(self) -> Server:
+        begin = time.monotonic()
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command, stdout=log, stderr=log, env={**os.environ, **self.environment}, start_new_session=True
+            )
+        try:
+            while not self._healthy():
+                self.check()
+                if time.monotonic() - begin > LOAD_PATIENCE:
+                    raise EngineError(f"the server was not ready after {LOAD_PATIENCE:.0f} s: see {self.log}")
+                time.sleep(0.1)
+        except BaseException:
+            self._end()
+            raise
+        self.ready_seconds = time.monotonic() - begin
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raises EngineError, with its last words, if the server has ended."""
+        if self._process.poll() is not None:
+            last = (self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise EngineError(
+                f"the server ended with code {self._process.returncode}: {last[:300]} (all in {self.log})"
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of METRICS that this server has."""
+        found: dict[str, float] = {}
+        for name, value in _METRIC.findall(self._get("/metrics")):
+            found[name] = found.get(name, 0.0) + float(value)
+        return {ours: found[theirs] for ours, theirs in METRICS.items() if theirs in found}
+
+    def wait_idle(self) -> None:
+        """Until no request runs: what was cut has to leave first. Raises EngineError."""
+        begin = time.monotonic()
+        while any(self.metrics().get(name, 0.0) for name in ("running", "waiting")):
+            self.check()
+            if time.monotonic() - begin > IDLE_PATIENCE:
+                raise EngineError(f"the server is still at work {IDLE_PATIENCE:.0f} s after its clients left")
+            time.sleep(0.1)
+
+    def _healthy(self) -> bool:
+        try:
+            self._get("/health")
+        except (OSError, urllib.error.URLError):
+            return False
+        return True
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def _end(self) -> None:
+        """Asks it to end, then ends its whole group, which is its own."""
+        for number, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0)):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, number)
+                try:
+                    self._process.wait(patience)
+                except subprocess.TimeoutExpired:
+                    continue
+
+
+def run_http(
+    server: Server, work: Work, shape: Shape, *, stop: str, problems: str | None, shots: str | None, seconds: float
+) -> dict[str, Any]:
+    """A work's result over HTTP: a row of figures. Raises EngineError."""
+    warm = work.smaller()
+    begin = time.monotonic()
+    drive(server, warm, prompts_of(warm, shape, problems, shots, "warm"), stop, seconds)
+    warmed = time.monotonic() - begin
+    server.wait_idle()
+    before = server.metrics()
+    prompts = prompts_of(work, shape, problems, shots, "run")
+    with GpuLog() as log:
+        posts = drive(server, work, prompts, stop, seconds)
+        after = server.metrics()
+    server.wait_idle()
+    changed = {name: after[name] - before[name] for name in after if name in before}
+    row: dict[str, Any] = {"work": work.name, "way": "http", "shape": shape.name, "warm_up_seconds": round(warmed, 2)}
+    row |= figures(work, posts, changed)
+    busy, memory = log.between(row.pop("begin"), row.pop("end"))
+    peak = tree_peak_mib(server.pid) if memory is None else memory
+    return row | {"busy_percent": busy, "busy_by": "nvidia-smi", "peak_memory_mib": peak}
+
+
+def figures(work: Work, posts: list[dict[str, Any]], changed: dict[str, float]) -> dict[str, Any]:
+    """From the posts and what the server's counters rose by. Cut: tokens are the server's, unfinished samples' too."""
+    wrong = [post["error"] for post in posts if post["error"] and post["end"] >= 0]
+    lost = [post["error"] for post in posts if post["error"] and post["end"] < 0]
+    if wrong or lost:
+        raise EngineError(f"{work.name}: {len(wrong) + len(lost)} of {len(posts)} requests failed: {(wrong + lost)[0]}")
+    ended = [post for post in posts if post["end"] >= 0]
+    cut = len(ended) < len(posts)
+    begin = min(post["start"] for post in posts)
+    end = max(post["end"] for post in ended) if not cut else time.monotonic()
+    tokens = int(changed.get("generation_tokens", 0)) if cut else sum(post["tokens"] for post in ended)
+    row = rates(tokens, sum(post["prompt_tokens"] for post in ended), len(ended), end - begin)
+    row |= {"begin": begin, "end": end, "cut": cut, "preemptions": changed.get("preemptions")}
+    computed = changed.get("generation_tokens", 0) + changed.get("wasted_tokens", 0)
+    known = not cut and "wasted_tokens" in changed and computed
+    row["thrown_away_percent"] = 100.0 * (computed - tokens) / computed if known else None
+    steps = changed.get("steps")
+    row |= {"steps": steps, "steps_per_second": steps / (end - begin) if steps is not None else None}
+    if work.stream and ended:
+        firsts = sorted(post["first"] - post["start"] for post in ended)
+        row["events_per_second"] = sum(post["events"] for post in posts) / (end - begin)
+        row["first_token_ms_p50"] = 1e3 * firsts[len(firsts) // 2]
+        row["first_token_ms_p99"] = 1e3 * firsts[int(0.99 * (len(firsts) - 1))]
+    return row
+
+
+def drive(server: Server, work: Work, prompts: list[Any], stop: str, seconds: float) -> list[dict[str, Any]]:
+    """Posts one body a prompt, all at once, from as many client processes as it takes; the rows of their posts."""
+    bodies = [body_of(work, server.model, prompt, stop) for prompt in prompts]
+    count = min(-(-len(bodies) // CONNECTIONS), max(1, (os.cpu_count() or 1) // 4)) if work.stream else 1
+    clients = [_client(server, bodies[at::count], work.stream, seconds) for at in range(count)]
+    try:
+        for client in clients:
+            assert client.stdout is not None
+            if client.stdout.readline().strip() != "ready":
+                raise EngineError(f"{work.name}: a client could not connect to {HOST}:{server.port}")
+        for client in clients:
+            assert client.stdin is not None
+            client.stdin.write("go\n")
+            client.stdin.flush()
+        rows: list[dict[str, Any]] = []
+        for client in clients:
+            out, _ = client.communicate(timeout=seconds + 60)
+            if client.returncode:
+                raise EngineError(
+                    f"{work.name}: a client ended with code {client.returncode}; its last words are above"
+                )
+            rows += json.loads(out)
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"{work.name}: a client did not come back") from error
+    finally:
+        for client in clients:
+            if client.poll() is None:
+                client.kill()
+                client.wait()
+    server.check()
+    return rows
+
+
+def _client(server: Server, bodies: list[dict[str, Any]], stream: bool, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "penstock.jobs.shapes_client"]
+    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    spec = {"host": HOST, "port": server.port, "path": "/v1/completions", "bodies": bodies, "stream": stream}
+    assert client.stdin is not None
+    client.stdin.write(json.dumps({**spec, "seconds": seconds}) + "\n")
+    client.stdin.flush()
+    return client

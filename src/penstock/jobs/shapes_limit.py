@@ -1,0 +1,159 @@
+"""The limit by arithmetic: how fast a machine could do a work's steps if nothing but its memory and its matrix units
+counted.
+
+A step is at least: its matrix products at the rate measured for so many rows (or its weights read once at copy speed,
+where that is longer), K and V read once at copy speed (a prefix once a group), attention's own products at the best
+rate, and the logits read once more for sampling. The parts of a step follow each other, so their times add up. Rates
+are measured in the run by a short probe on random data. It knows no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.jobs.shapes_model import Shape
+
+if TYPE_CHECKING:
+    import torch
+
+LADDER = (128, 256, 512, 1024, 2048, 4096, 8192)
+LADDER_CPU = (16, 64, 256)
+COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
+ROUNDS = 7
+CHAIN = 4  # layers in one graph: their weights together are past the caches
+Columns = dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a machine was measured at for one shape and dtype.
+
+    copy: bytes a second, read and written together.   rows, layer, head: seconds of one layer's products, and of the
+    head's, by rows (ascending).
+    """
+
+    device: str
+    item: int  # bytes of a number
+    copy: float
+    rows: tuple[int, ...]
+    layer: tuple[float, ...]
+    head: tuple[float, ...]
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Machine:
+        return cls(**{**row, **{name: tuple(row[name]) for name in ("rows", "layer", "head")}})
+
+    def products(self, rows: NDArray[np.float64], numbers: int, times: tuple[float, ...]) -> NDArray[np.float64]:
+        """Seconds of products with matrices of so many numbers, for each count of rows; nothing for no rows.
+
+        Between measured counts the rate is interpolated, past the last one it stays; below the first it is taken as the
+        first's: there the weights' reading is longer anyway.
+        """
+        measured = np.array(self.rows, np.float64)
+        rate = np.interp(rows, measured, measured / np.array(times))  # rows a second
+        weights = numbers * self.item / self.copy
+        return np.where(rows > 0, np.maximum(rows / rate, weights), 0.0)
+
+    def best_rate(self, shape: Shape) -> float:
+        """Operations a second, of a layer's products at their best."""
+        return max(
+            2.0 * shape.layer_weights * rows / seconds for rows, seconds in zip(self.rows, self.layer, strict=True)
+        )
+
+
+def limit_seconds(steps: Columns, shape: Shape, machine: Machine) -> float:
+    """The least time of these steps (shapes_watch.Steps.columns), all together."""
+    tokens = steps["rows"] + steps["chunk"]
+    products = shape.layers * machine.products(tokens, shape.layer_weights, machine.layer)
+    head = machine.products(steps["rows"], shape.vocab * shape.hidden, machine.head)
+    kv = (steps["own"] + steps["shared"] + steps["chunk_context"] + tokens) * shape.kv_numbers * machine.item
+    pairs = steps["shared_pairs"] + steps["chunk_pairs"]
+    attention = pairs * 4.0 * shape.heads * shape.head_dim * shape.layers / machine.best_rate(shape)
+    logits = steps["rows"] * shape.vocab * machine.item
+    return float((products + head + attention + (kv + logits) / machine.copy).sum())
+
+
+def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
+    """Measures the machine, a second or two on a GPU. Medians of several rounds."""
+    import torch
+
+    cuda = device.type == "cuda"
+    ladder = LADDER if cuda else LADDER_CPU
+    copy = _copy_speed(device)
+    with torch.inference_mode():
+        chain = [_weights(shape.products, device, dtype) for _ in range(CHAIN if cuda else 1)]
+        layer = tuple(_products(chain, rows, device, dtype) / len(chain) for rows in ladder)
+        del chain
+        head = tuple(
+            _products([_weights(((shape.hidden, shape.vocab),), device, dtype)], rows, device, dtype) for rows in ladder
+        )
+    if cuda:
+        torch.cuda.empty_cache()
+    return Machine(device.type, dtype.itemsize, copy, ladder, layer, head)
+
+
+def _copy_speed(device: torch.device) -> float:
+    """Bytes a second, read and written together."""
+    import torch
+
+    source = torch.empty(COPY_BYTES[device.type], dtype=torch.uint8, device=device).random_(0, 255)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source), device.type == "cuda")
+
+
+def _weights(sizes: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+    import torch
+
+    return [torch.randn(out, into, device=device).to(dtype) for into, out in sizes]
+
+
+def _products(chain: list[list[torch.Tensor]], rows: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of all products of the chain with `rows` rows."""
+    import torch
+
+    inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=device).to(dtype) for weights in chain for w in weights}
+    outs = {w.shape[0]: torch.empty(rows, w.shape[0], device=device, dtype=dtype) for weights in chain for w in weights}
+
+    def run() -> None:
+        for weights in chain:
+            for w in weights:
+                torch.mm(inputs[w.shape[1]], w.t(), out=outs[w.shape[0]])
+
+    if device.type != "cuda":
+        return _seconds(run, False)
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # without launches between them, which few rows would be measured by
+        run()
+    return _seconds(graph.replay, True)
+
+
+def _seconds(work: Callable[[], object], cuda: bool) -> float:
+    """The median of several rounds, after one that doesn't count."""
+    import torch
+
+    work()
+    taken = []
+    for _ in range(ROUNDS):
+        if not cuda:
+            begin = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - begin)
+            continue
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end) / 1e3)
+    return float(np.median(taken))

@@ -1,0 +1,217 @@
+"""Model folders of named shapes: a config, a generation config, a tokenizer, and weights only where they are asked for.
+
+The shapes are those of real models; the numbers in them are random. With weights from U(-1e-3, 1e-3) all logits are
+about 0, so every token is drawn as often as any other, and a sample ends with the share of ids that are end-of-sequence
+ids: one in 128 gives geometric lengths with a mean of 128. vLLM reads the same folder. It knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CapacityError, UsageError
+from penstock.jobs.shapes_tokenizer import write_tokenizer
+
+END_SEED = 7
+WEIGHT_SEED = 0
+RANGE = 1e-3
+SHARD_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A Llama's sizes. ends: how many token ids end a sample. max_model_len: what the works need of the context."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    theta: float
+    context: int
+    ends: int
+    max_model_len: int = 4096
+    rope_scaling: dict[str, Any] | None = None
+    products: tuple[tuple[int, int], ...] = field(init=False)  # (in, out) of a layer's matrix products
+
+    def __post_init__(self) -> None:
+        queries, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        products = (
+            (self.hidden, queries + 2 * kv),
+            (queries, self.hidden),
+            (self.hidden, 2 * self.intermediate),
+            (self.intermediate, self.hidden),
+        )
+        object.__setattr__(self, "products", products)
+
+    @property
+    def layer_weights(self) -> int:
+        """Numbers in the matrices of one layer."""
+        return sum(into * out for into, out in self.products)
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers of K and V that a token stores, all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def config(self) -> dict[str, Any]:
+        """config.json as transformers 4 writes it."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocab,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": self.context,
+            "rope_theta": self.theta,
+            "rope_scaling": self.rope_scaling,
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "torch_dtype": "bfloat16",
+        }
+
+    def end_ids(self) -> list[int]:
+        """The ids that end a sample: drawn once, the same on any machine."""
+        return sorted(random.Random(END_SEED).sample(range(self.vocab), self.ends))
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape(
+            name="llama-3.2-1b", hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, intermediate=8192,
+            vocab=128_256, tied=True, theta=500_000.0, context=131_072, ends=1000, rope_scaling=_LLAMA3,
+        ),
+        Shape(
+            name="llama-3-8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336,
+            vocab=128_256, tied=False, theta=500_000.0, context=8192, ends=1000,
+        ),
+        Shape(
+            name="tiny", hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128,
+            vocab=4096, tied=True, theta=10_000.0, context=2048, ends=256, max_model_len=1024,
+        ),
+    )
+}  # fmt: skip
+
+
+def shape_named(name: str) -> Shape:
+    if name not in SHAPES:
+        raise UsageError(f"there is no shape {name!r}: there are {', '.join(SHAPES)}", param="shape")
+    return SHAPES[name]
+
+
+def write_model(shape: Shape, folder: Path, tokenizer: Path | None = None, *, weights: bool = False) -> None:
+    """Writes the folder; files that are there already are written anew. weights: bf16 safetensors too (2 bytes a
+    parameter); without them an engine is told to draw its own (`--load-format dummy`).
+
+    tokenizer: a tokenizer.json, plain or .gz, or a folder with one; None: the demo's, filled up. Raises UsageError,
+    CapacityError.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_json(folder / "config.json", shape.config())
+        _write_json(folder / "generation_config.json", {"eos_token_id": shape.end_ids()})
+        write_tokenizer(folder, tokenizer, shape.vocab)
+        if weights:
+            _write_weights(shape, folder)
+    except OSError as error:
+        raise CapacityError(
+            f"the model cannot be written to {folder} ({error.strerror}): name another folder"
+        ) from error
+
+
+def has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def load_format(folder: Path) -> str:
+    """What an engine is told of this folder's weights: read them, or draw them."""
+    return "auto" if has_weights(folder) else "dummy"
+
+
+def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a checkpoint, as transformers has them."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    for layer in range(shape.layers):
+        names: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (shape.hidden,),
+            "self_attn.q_proj": (q, shape.hidden),
+            "self_attn.k_proj": (kv, shape.hidden),
+            "self_attn.v_proj": (kv, shape.hidden),
+            "self_attn.o_proj": (shape.hidden, q),
+            "post_attention_layernorm": (shape.hidden,),
+            "mlp.gate_proj": (shape.intermediate, shape.hidden),
+            "mlp.up_proj": (shape.intermediate, shape.hidden),
+            "mlp.down_proj": (shape.hidden, shape.intermediate),
+        }
+        for name, size in names.items():
+            yield f"model.layers.{layer}.{name}.weight", size
+    yield "model.norm.weight", (shape.hidden,)
+    if not shape.tied:
+        yield "lm_head.weight", (shape.vocab, shape.hidden)
+
+
+def _write_weights(shape: Shape, folder: Path) -> None:
+    """One file up to 4 GiB, else shards and their index."""
+    import torch
+    from safetensors.torch import save_file
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator(device).manual_seed(WEIGHT_SEED)
+    shards = _shards(shape)
+    index: dict[str, str] = {}
+    for number, names in enumerate(shards, 1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        drawn = {}
+        for name, size in names.items():
+            tensor = torch.empty(size, dtype=torch.bfloat16, device=device)
+            drawn[name] = tensor.uniform_(-RANGE, RANGE, generator=generator).cpu()
+        save_file(drawn, folder / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+
+
+def _shards(shape: Shape) -> list[dict[str, tuple[int, ...]]]:
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    room = SHARD_BYTES
+    for name, size in tensors(shape):
+        count = 2
+        for side in size:
+            count *= side
+        if count > room and shards[-1]:
+            shards.append({})
+            room = SHARD_BYTES
+        room -= count
+        shards[-1][name] = size
+    return shards
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

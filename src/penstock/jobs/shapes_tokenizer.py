@@ -1,0 +1,96 @@
+"""The tokenizer of a random model: a given one, or the demo's filled up with made-up tokens to the model's vocabulary.
+
+A made-up token has a spelling of three to nine letters, half of them after a space, and no merge leads to it: text
+never encodes to one, but a model that draws every id gets text of a usual length out of it. It knows files alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.demo import model_folder
+from penstock.errors import UsageError
+
+LETTERS = "etaoinshrdlucmfwypvbgkjqxz"  # the first are drawn more often
+SPACE = "\u0120"  # a space, as byte-level vocabularies write it
+WORD_SEED = 11
+
+
+def write_tokenizer(folder: Path, source: Path | None, vocab: int) -> None:
+    """Writes tokenizer.json and tokenizer_config.json. Raises UsageError for a tokenizer that doesn't fit."""
+    text = _read(model_folder() if source is None else source)
+    tokenizer = json.loads(text)
+    ids = _ids(tokenizer)
+    named = source or "demo"
+    if len(ids) < vocab and max(ids.values()) + 1 != len(ids):
+        raise UsageError(f"the tokenizer {named} has holes among its ids, so it cannot be filled up", param="tokenizer")
+    if max(ids.values()) >= vocab:
+        raise UsageError(
+            f"the tokenizer {named} has {max(ids.values()) + 1} ids, more than the shape's {vocab}: give a smaller one",
+            param="tokenizer",
+        )
+    if len(ids) < vocab:
+        tokenizer["model"]["vocab"] |= made_up(ids, vocab - len(ids))
+        text = json.dumps(tokenizer, ensure_ascii=False)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    end = next((t["content"] for t in tokenizer["added_tokens"] if "end_of_text" in t["content"]), None)
+    if end is not None:
+        config["eos_token"] = end
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def made_up(known: dict[str, int], count: int) -> dict[str, int]:
+    """`count` new spellings with the ids after the known ones; the same for the same arguments."""
+    draw = random.Random(WORD_SEED)
+    weights = [1.0 / (place + 2) for place in range(len(LETTERS))]
+    found: dict[str, int] = {}
+    while len(found) < count:
+        letters = "".join(draw.choices(LETTERS, weights, k=draw.randint(3, 9)))
+        word = SPACE + letters if draw.random() < 0.5 else letters
+        if word not in known and word not in found:
+            found[word] = len(known) + len(found)
+    return found
+
+
+def rare_pair(token_bytes: Sequence[bytes], share: float) -> str:
+    """Two letters that about `share` of all tokens hold: as a stop string they end a sample of evenly drawn tokens
+    after 1 / share tokens or sooner, since two neighbours can make them too."""
+    counts: dict[bytes, int] = {}
+    for piece in token_bytes:
+        for pair in {piece[i : i + 2] for i in range(len(piece) - 1)}:
+            if pair.isalpha() and pair.islower():
+                counts[pair] = counts.get(pair, 0) + 1
+    wanted = share * len(token_bytes)
+    if not counts:
+        raise UsageError("no token of this tokenizer holds two letters: give another --tokenizer", param="tokenizer")
+    return min(counts, key=lambda pair: (abs(counts[pair] - wanted), pair)).decode()
+
+
+def _read(source: Path) -> str:
+    path = source
+    if source.is_dir():
+        path = next((p for p in (source / "tokenizer.json", source / "tokenizer.json.gz") if p.is_file()), source)
+    if not path.is_file():
+        raise UsageError(
+            f"there is no tokenizer.json at {source}: name the file (.gz too) or its folder", param="tokenizer"
+        )
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode()
+        json.loads(text)["model"]["vocab"].items()
+    except (OSError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UsageError(f"{path} is no tokenizer.json with a vocabulary: fetch it again", param="tokenizer") from error
+    return text
+
+
+def _ids(tokenizer: dict[str, Any]) -> dict[str, int]:
+    """Every token and its id, added ones too."""
+    ids: dict[str, int] = dict(tokenizer["model"]["vocab"])
+    ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+    return ids

@@ -1,0 +1,131 @@
+"""Watch: a runner that notes what passes through it: each step's sizes, what was waited for, and a window to profile.
+
+It stands between an engine and its runner and changes nothing of what either sees. At its deadline, or once its window
+is over, it presses Ctrl-C: the engine finishes the step and the caller of `LLM.stream` gets a KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.schedule.step import Flight, Runner, StepPlan, StepTokens
+
+
+class Window(Protocol):
+    """What is opened at a steady step and closed some steps later."""
+
+    def read(self, rows: int) -> bool:
+        """A step with so many rows was read. True: the window is over."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """Columns of the steps that were launched, one entry a step.
+
+    rows: drawn for.   own: stored tokens that rows read by themselves.   shared: tokens of prefixes, read once a group.
+    shared_pairs: (row, prefix token) pairs.   chunk: prompt tokens prefilled.   chunk_pairs: (token, token before it).
+    chunk_context: stored tokens that chunks read.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    shared_pairs: list[int] = field(default_factory=list)
+    chunk: list[int] = field(default_factory=list)
+    chunk_pairs: list[int] = field(default_factory=list)
+    chunk_context: list[int] = field(default_factory=list)
+
+    def note(self, plan: StepPlan) -> None:
+        count = int(plan.rows.size)
+        members = np.diff(plan.group_start) if plan.group_start.size else np.zeros(0, np.int32)
+        pairs = int(members.astype(np.int64) @ plan.group_length.astype(np.int64)) if members.size else 0
+        self.rows.append(count)
+        self.own.append(int(plan.lengths.sum(dtype=np.int64)) + count - pairs)
+        self.shared.append(int(plan.group_length.sum(dtype=np.int64)))
+        self.shared_pairs.append(pairs)
+        self._note_chunks(plan)
+
+    def _note_chunks(self, plan: StepPlan) -> None:
+        tokens = pairs = before = 0
+        if plan.chunks is not None:
+            sizes, context = np.diff(plan.chunks.start).astype(np.int64), plan.chunks.context.astype(np.int64)
+            tokens, before = int(sizes.sum()), int((context + sizes).sum())
+            pairs = int((sizes * context + sizes * (sizes + 1) // 2).sum())
+        self.chunk.append(tokens)
+        self.chunk_pairs.append(pairs)
+        self.chunk_context.append(before)
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        return {name: np.array(getattr(self, name), np.float64) for name in self.__slots__}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Watch:
+    """The runner that the engine sees. `begin` starts a measurement; everything else is the runner's own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.begin()
+
+    def begin(self, *, deadline: float | None = None, window: Window | None = None) -> None:
+        """deadline: of time.monotonic(), when the work is cut; None: never."""
+        self.steps = Steps()
+        self.waited = 0.0  # seconds in fetch
+        self.launching = 0.0  # seconds in launch
+        self.cut = False
+        self._deadline, self._window = deadline, window
+
+    def launch(self, plan: StepPlan) -> Flight:
+        self.steps.note(plan)
+        rows = int(plan.rows.size)
+        begin = time.perf_counter()
+        flight = self._runner.launch(plan)
+        self.launching += time.perf_counter() - begin
+        return _Watched(self, flight, rows)
+
+    def read(self, rows: int, seconds: float) -> None:
+        """A flight was read, after waiting so long."""
+        self.waited += seconds
+        over = self._window is not None and self._window.read(rows)
+        late = self._deadline is not None and time.monotonic() > self._deadline
+        if (over or late) and not self.cut:
+            self.cut = True
+            self._window = self._deadline = None
+            signal.raise_signal(signal.SIGINT)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._runner.num_blocks
+
+    def describe(self) -> dict[str, Any]:
+        return self._runner.describe()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+class _Watched:
+    __slots__ = ("_flight", "_rows", "_watch")
+
+    def __init__(self, watch: Watch, flight: Flight, rows: int) -> None:
+        self._watch, self._flight, self._rows = watch, flight, rows
+
+    def ready(self) -> bool:
+        return self._flight.ready()
+
+    def fetch(self) -> StepTokens:
+        begin = time.perf_counter()
+        tokens = self._flight.fetch()
+        self._watch.read(self._rows, time.perf_counter() - begin)
+        return tokens

@@ -204,14 +204,19 @@ def test_columns_are_the_objects(seed: int) -> None:
         scene.flight()
 
 
-def test_gather_takes_any_part_of_any_rows() -> None:
+@pytest.mark.parametrize("longest", [1, 7, 128])
+def test_gather_takes_any_part_of_any_rows(longest: int) -> None:
+    """Few tokens a row go one way, many another."""
     scene = Scene(1, 10)
     scene.slot_token[:] = np.arange(scene.slot_token.size).reshape(scene.slot_token.shape)
-    rows = np.array([7, 2, 2, 9], np.int32)
-    first, stop = np.array([0, 30, 5, 12], np.int32), np.array([128, 33, 5, 18], np.int32)
-    start, tokens = scene.reading.gather(rows, first, stop)
-    want = [
-        [int(scene.rows.table[row, p // 16]) * 16 + p % 16 for p in range(a, b)]
-        for row, a, b in zip(rows, first, stop, strict=True)
-    ]
-    assert [tokens[a:b].tolist() for a, b in itertools.pairwise(start)] == want
+    draw = np.random.default_rng(longest)
+    for count in (1, 3, 30):
+        rows = draw.integers(0, 10, count).astype(np.int32)
+        first = draw.integers(0, LONGEST, count).astype(np.int32)
+        stop = np.minimum(first + draw.integers(0, longest + 1, count), LONGEST).astype(np.int32)
+        start, tokens = scene.reading.gather(rows, first, stop)
+        want = [
+            [int(scene.rows.table[row, p // 16]) * 16 + p % 16 for p in range(a, b)]
+            for row, a, b in zip(rows, first, stop, strict=True)
+        ]
+        assert [tokens[a:b].tolist() for a, b in itertools.pairwise(start)] == want

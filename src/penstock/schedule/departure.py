@@ -54,8 +54,9 @@ class Departure:
             return []
         self._observe(rows)
         lives = []
-        for slot, count in zip(*_counted(self.rows.group[rows]), strict=True):
-            live = self.groups[slot].live
+        slots, counts = _counted(self.rows.group[rows])
+        for group, count in zip(self.groups.at(slots), counts, strict=True):
+            live = group.live
             live.outstanding -= count
             lives.append(live)
         self._leave(rows, ENDED)
@@ -146,8 +147,8 @@ class Departure:
         if not fresh.size:
             return
         slots, counts = np.unique(self.rows.group[fresh], return_counts=True)
-        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
-            self.groups[slot].running -= count
+        for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
+            group.running -= count
         self.lineup.left(slots, counts)
         self.limbo.add_rows(fresh, self.rows)
 

@@ -214,6 +214,10 @@ class Groups:
         assert group is not None, f"fork group {slot} is gone"
         return group
 
+    def at(self, slots: list[int]) -> list[ForkGroup]:
+        """The groups of many slots, all of them in use."""
+        return [group for slot in slots if (group := self._by_slot[slot]) is not None]
+
     def __iter__(self) -> Iterator[ForkGroup]:
         return (group for group in self._by_slot if group is not None)
 

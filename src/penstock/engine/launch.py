@@ -19,7 +19,7 @@ from penstock.engine.channel import ClientEnd, Failed, Ready, Up
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
-from penstock.errors import EngineError
+from penstock.errors import CapacityError, EngineError
 
 
 async def launch(config: Config) -> AsyncClient:
@@ -27,9 +27,16 @@ async def launch(config: Config) -> AsyncClient:
     config.check()
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # readable by this user alone, and so is the socket in it
     end = ClientEnd(f"ipc://{folder / 'engine'}")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.engine.process", stdin=asyncio.subprocess.PIPE
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock.engine.process", stdin=asyncio.subprocess.PIPE
+        )
+    except OSError as error:
+        end.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise CapacityError(
+            f"the engine's process could not be started: {error.strerror}: free memory or raise the process limit"
+        ) from error
     try:
         await _tell(process, f"ipc://{folder / 'engine'}", config)
         facts = await _ready(end, process)

@@ -84,16 +84,18 @@ class ThreadLane:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._closed = False
+        self._lock = threading.Lock()  # nothing is queued behind the end of the queue
         self._thread = threading.Thread(target=self._run, name="penstock-device", daemon=True)
         self._thread.start()
 
     def launch(self, work: Work, look: Look) -> StepFlight:
-        if self._closed:
-            raise EngineError("the device is closed: make a new engine")
-        if self._error is not None:
-            raise _told(self._error)
         flight = _ThreadFlight(look)
-        self._queue.put(partial(self._one, work, flight))
+        with self._lock:
+            if self._closed:
+                raise EngineError("the device is closed: make a new engine")
+            if self._error is not None:
+                raise _told(self._error)
+            self._queue.put(partial(self._one, work, flight))
         return flight
 
     def call(self, work: Callable[[], Made]) -> Made:
@@ -103,8 +105,9 @@ class ThreadLane:
 
     def close(self) -> None:
         """Ends the thread; steps that wait are not run, their flights fail."""
-        self._closed = True
-        self._queue.put(None)
+        with self._lock:
+            self._closed = True
+            self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/kernels_gpu_attention.py [--json]
 
-Random data, scattered blocks, lengths and tables on the device. Small steps are captured ten times in one CUDA graph, so
-that the gaps between launches count as in a step. "copy" is the K and V that must be read at the copy speed of this
+Random data, scattered blocks, lengths and tables on the device. Small steps are captured ten times in one CUDA graph,
+so that the gaps between launches count as in a step. "copy" is the K and V that must be read at the copy speed of this
 machine; "TFLOP/s" counts the products of queries, keys and values that are seen. Asserts nothing.
 """
 

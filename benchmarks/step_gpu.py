@@ -33,9 +33,9 @@ LLAMA_1B = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0,
 }  # fmt: skip
 PARTS = {
-    "attention": ("_own", "_prefix", "_prefill", "_split", "attend"),
-    "sampling": ("tile_sums", "draw_kernel", "filter_kernel", "_adjust", "_logprobs"),
     "products": ("gemm", "nvjet", "cutlass", "linear_small", "splitK", "wgmma"),
+    "attention": ("_own", "_prefix", "_prefill", "_attend", "_join"),
+    "sampling": ("tile_sums", "draw_kernel", "filter_kernel", "_adjust", "_logprobs"),
 }
 NOTHING = np.zeros(0, np.int32)
 

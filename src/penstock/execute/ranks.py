@@ -5,12 +5,15 @@ It knows Config, folders and devices; no sequences, no text.
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from penstock.config import BLOCK_SIZE, Config, Dtype
-from penstock.errors import CapacityError, UsageError
+from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.flights import Lane, open_lane
 from penstock.execute.limits import batch_limits, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
@@ -50,18 +53,35 @@ def _open(config: Config, folder: Path, device: torch.device, lane: Lane) -> Tor
         positions=limits.max_model_len,
         config=model_config,
     )
-    run_worst_steps(model, ops, limits)
-    block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
-    sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
-    try:
+    with _named_failures(device):
+        run_worst_steps(model, ops, limits)
+        block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
+        sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
         runner = TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling(), lane)
         runner.capture(grouping=config.schedule.prefix_groups == "auto" and not runner.uses_window)
-        return runner
+    return runner
+
+
+@contextmanager
+def _named_failures(device: torch.device) -> Iterator[None]:
+    """What may fail while steps are compiled and memory is taken, as one line that says the way out."""
+    try:
+        yield
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapacityError(
-            f"there is no memory for a KV cache of {sized.kv_tokens} tokens and {sized.max_rows} rows on {device}: "
-            "set kv_cache_tokens or max_num_seqs lower",
+            f"there is no memory for the KV cache, or for the largest step, on {device}: "
+            "set kv_cache_tokens or max_num_seqs lower, or max_num_batched_tokens",
             param="kv_cache_tokens",
+        ) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        kernels = [f for f in traceback.extract_tb(error.__traceback__) if "/kernels/triton/" in f.filename]
+        name = f"{Path(kernels[-1].filename).stem}.{kernels[-1].name}" if kernels else "a kernel"
+        told = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        raise EngineError(
+            f"the kernel {name} does not compile on {device} ({told}): run without it by --kernels reference, "
+            "or on the CPU by --device cpu"
         ) from error
 
 
@@ -69,10 +89,23 @@ def find_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one. UsageError for a CUDA that isn't there."""
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
-        raise UsageError("device 'cuda' was asked for and torch finds none: use device='cpu' or 'auto'", param="device")
+        raise UsageError(
+            f"device 'cuda' was asked for and {_why_no_cuda()}: use device='cpu' or 'auto'", param="device"
+        )
     if name == "cpu" or not there:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _why_no_cuda() -> str:
+    """What torch says of it: an old driver, a torch without CUDA, no GPU."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return f"torch cannot use one ({str(error).strip().splitlines()[0]})"
+    return "torch finds none"
 
 
 def find_dtype(name: Dtype, device: torch.device) -> torch.dtype:

@@ -5,7 +5,7 @@ It knows numbers alone.
 
 from __future__ import annotations
 
-GRAPH_ROWS = 1024  # up to here a graph for each size; above it launches hide behind the device
+GRAPH_ROWS = 2048  # up to here a graph for each size; above it launches hide behind the device
 _MAX_GROUPS = 1024
 CHUNK_CAPACITIES = (16, 256, 4096)  # of a step; a step with more chunks than the last compiles a kernel of its own
 
@@ -14,7 +14,7 @@ def padded(rows: int) -> int:
     """The size that this many rows run as: close together where a step is short."""
     if rows <= 4:
         return (0, 1, 2, 4, 4)[rows]
-    stride = 8 if rows <= 512 else 64 if rows <= GRAPH_ROWS else 128
+    stride = 8 if rows <= 512 else 64 if rows <= 1024 else 128
     return -(-rows // stride) * stride
 
 

@@ -12,7 +12,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.limits import BatchLimits
 from penstock.execute.row_draw import EVERY, PLAIN
-from penstock.execute.sizes import CHUNK_CAPACITIES, GRAPH_ROWS, group_capacity, padded
+from penstock.execute.sizes import CHUNK_CAPACITIES, padded
 from penstock.request import MAX_LOGPROBS
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
@@ -30,10 +30,11 @@ def warm(step: DeviceStep, limits: BatchLimits) -> None:
         for tokens in (chunks, chunks + 16):
             if tokens <= most:
                 step.step(_many(tokens, chunks))
-    for size in _large_sizes(limits.max_rows):
+    for size in _kinds_of_sizes(limits.max_rows):
         for grouped in (False, True):
             hidden = step.launch_forward(size, grouped)
-        step.draw.launch(step.staging.rows[:size], hidden, PLAIN)
+        for wants in (PLAIN, EVERY):
+            step.draw.launch(step.staging.rows[:size], hidden, wants)
     step.asked.wants[:] = 0
     step.asked.logprobs[:] = -1
 
@@ -44,10 +45,10 @@ def _all_rows_ask(step: DeviceStep) -> None:
     step.asked.logprobs[:] = MAX_LOGPROBS
 
 
-def _large_sizes(rows: int) -> list[int]:
-    """Sizes above the graphs', one for each capacity of groups."""
-    by_capacity = {group_capacity(padded(count)): padded(count) for count in range(GRAPH_ROWS + 1, rows + 1, 128)}
-    return list(by_capacity.values())
+def _kinds_of_sizes(rows: int) -> list[int]:
+    """Sizes that differ in how their kernels are compiled: by powers of two, and by being multiples of 16."""
+    counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {min(24, rows), min(1152, rows)}
+    return sorted({padded(count) for count in counts})
 
 
 def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int) -> StepPlan:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from penstock.errors import UsageError
 from penstock.kernels.ops import Ops, RowOps
 
 
@@ -29,7 +30,7 @@ class Candidate:
         return device.type in self.devices and dtype in self.dtypes
 
     def load(self, op: str) -> Any:
-        return getattr(import_module(f"penstock.kernels.{self.column}.{self.module}"), op)
+        return getattr(_module(self.column, self.module), op)
 
 
 def _reference(module: str, reason: str = "plain torch: the only column") -> tuple[Candidate, ...]:
@@ -44,10 +45,18 @@ def _triton(module: str, reason: str) -> tuple[Candidate, ...]:
 
 PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4.6 times F.linear"
 
+
+def _linear() -> tuple[Candidate, ...]:
+    """A weight must be prepared by the column that multiplies by it: both have the same candidates."""
+    reason = "the library's products, and for 1 to 16 rows one that streams the weight once"
+    streamed = Candidate("triton", "linear", reason, ("cuda",), (torch.bfloat16, torch.float16))
+    return (streamed, *_reference("linear", PACKED))
+
+
 # Each operation's candidates, the best first. The last one serves everything.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
-    "prepare_linear": _reference("linear", PACKED),
-    "linear": _reference("linear", PACKED),
+    "prepare_linear": _linear(),
+    "linear": _linear(),
     "rms_norm": _triton("norm", "one launch"),
     "add_rms_norm": _triton("norm", "sum and norm in one launch"),
     "rotary_and_store": _triton("rotary", "norms, rotation and store in one launch"),
@@ -77,6 +86,20 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto") -> O
     return Ops(**picked, why=why)
 
 
+def _module(column: str, module: str) -> Any:
+    """UsageError where what a column needs isn't installed."""
+    try:
+        return import_module(f"penstock.kernels.{column}.{module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("penstock"):
+            raise
+        raise UsageError(
+            f"the GPU's kernels need {error.name}, which isn't installed: pip install {error.name}, or run slower "
+            "without it by --kernels reference, or on the CPU by --device cpu",
+            param="kernels",
+        ) from error
+
+
 def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Candidate:
     for candidate in CANDIDATES[op]:
         if kernels in ("auto", candidate.column) and candidate.serves(device, dtype):
@@ -98,7 +121,7 @@ def choose_rows(ops: Ops) -> RowOps | None:
         return None
 
     def load(module: str, name: str) -> Any:
-        return getattr(import_module(f"penstock.kernels.{column}.{module}"), name)
+        return getattr(_module(column, module), name)
 
     return RowOps(
         **{name: load(module, name) for name, module in _ROW_OPS.items()},

@@ -6,6 +6,7 @@ The state machine and the fixed replays share it: they choose what happens, this
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +46,7 @@ class Drive:
         self.device = FakeDevice(limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in)
         self.asked: dict[int, Asked] = {}
         self.parked = self.stalled = self.taken = 0
+        self._named: deque[tuple[set[int], set[int]]] = deque()  # rows and blocks of each flight that is not read
         self._count_parks()
         if misled:  # the forecast expects short outputs, so that too much is admitted and blocks run out
             self.scheduler.lengths.observe(np.ones(200, np.int32))
@@ -83,7 +85,9 @@ class Drive:
         running = np.flatnonzero(self.scheduler.rows.state == 1)
         plan = self.scheduler.plan()
         if plan is not None:
+            self._check_reuse(plan)
             self.device.launch(plan)
+            self._named.append(self._names(plan))
             still = running[self.scheduler.rows.state[running] == 1]
             self.stalled += bool(np.setdiff1d(still, plan.rows).size)
         self.check()
@@ -91,6 +95,7 @@ class Drive:
 
     def read(self) -> None:
         """Reads the oldest flight."""
+        self._named.popleft()
         plan, result = self.device.results.popleft()
         self._take(self.scheduler.commit(plan, result))
         self.check()
@@ -119,6 +124,22 @@ class Drive:
             slots = self.device.slots[block].tolist()
             made = [stored(before, token) for before, token in zip(slots[:-1], tokens[1:], strict=True)]
             assert made == slots[1:], "the tree holds a block that isn't what it says"
+
+    def _names(self, plan: StepPlan) -> tuple[set[int], set[int]]:
+        blocks = {0}
+        for row, length in zip(plan.rows.tolist(), plan.lengths.tolist(), strict=True):
+            blocks |= set(self.device.table[row, : length // 16 + 1].tolist())
+        if plan.chunks is not None:
+            blocks |= set(plan.chunks.blocks.reshape(-1).tolist())
+        return set(plan.rows.tolist()), blocks - {0}
+
+    def _check_reuse(self, plan: StepPlan) -> None:
+        """The rule of flights: rows and blocks go to somebody new once every flight that names them has been read."""
+        joined = set() if plan.joins is None else set(plan.joins.rows.tolist())
+        fresh = {*plan.new_blocks[:, 2].tolist(), *plan.copies[:, 1].tolist()}
+        for rows, blocks in self._named:
+            assert not joined & rows, "a row was used again before its flights were read"
+            assert not fresh & blocks, "a block was used again before its flights were read"
 
     def _count_parks(self) -> None:
         admission = self.scheduler.admission

@@ -101,7 +101,7 @@ def filled(rows: int, context: int, tails: int, capacity: int = 0) -> Host:
         num_blocks=capacity * (2 * NEW // 16) + prompts * (context // 16 + 2),
         max_rows=capacity,
         max_model_len=context + 1024,
-        max_batched_tokens=capacity + 65_536,
+        max_batched_tokens=capacity + max(65_536, rows // tails * context // 8),  # filled in few steps
         vocab_size=VOCAB,
         eos_token_ids=(END,),
     )

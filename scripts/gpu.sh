@@ -4,6 +4,8 @@
 #   scripts/gpu.sh [--wheels FOLDER] train [ARGUMENTS]    train the demo model (python -m penstock.demo.train)
 #   scripts/gpu.sh [--wheels FOLDER] measure [ARGUMENTS]  measure a demo checkpoint (python -m penstock.demo.measure)
 #   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests
+#   scripts/gpu.sh [--wheels FOLDER] shapes [ARGUMENTS]   speed of random models (penstock bench shapes)
+#   scripts/gpu.sh [--wheels FOLDER] side [ARGUMENTS]     beside vLLM (benchmarks/side_by_side.py)
 #   scripts/gpu.sh [--wheels FOLDER] -- COMMAND...        run any command
 #
 # The machine's own python3 must hold torch with CUDA, and numpy, safetensors and tokenizers. What else is needed comes
@@ -29,6 +31,8 @@ case "$check" in
     train) exec "$python" -m penstock.demo.train "$@" ;;
     measure) exec "$python" -m penstock.demo.measure "$@" ;;
     pytest) exec "$python" -m pytest -q "$@" ;;
+    shapes) exec "$python" -m penstock bench shapes "$@" ;;
+    side) exec "$python" benchmarks/side_by_side.py "$@" ;;
     --) exec "$@" ;;
     *)
         sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Made:
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it
     spec = Session(**json.loads(sys.stdin.readline()))
     try:
         run_session(spec, lambda row: print(json.dumps(row), flush=True))

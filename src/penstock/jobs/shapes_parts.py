@@ -22,11 +22,12 @@ PARTS = ("products", "attention", "sampling", "elementwise", "gap")
 LEAD = 2  # steps between the profiler's start and the window's: the start itself holds the host up
 TOP = 12
 BESIDE = ("Memcpy HtoD", "Memcpy DtoH")  # run on copy engines beside the kernels
-# Our own kernels count by the file that defines them; a file that isn't named here is elementwise.
+# Our own kernels count by the file that defines them; a file that isn't named here is elementwise. Of two kernels with
+# one name that of a named file counts: decode's `_join` runs in each layer, rows' where a row comes to life.
 FILES = {
     "attention": {"attention", "decode", "prefill", "prefix", "walk"},
-    "sampling": {"sample", "tiles", "tile_draw", "draw", "filters", "noise", "penalties", "logprobs", "sampler"},
-    "products": {"linear", "products", "split_k", "skinny"},
+    "sampling": {"sample", "sampler", "tiles", "tile_sums", "draw", "filters", "noise", "penalties", "logprobs"},
+    "products": {"linear", "linear_small", "products"},
 }
 # Others' kernels by their names; the first that is found counts.
 NAMES = (
@@ -172,7 +173,7 @@ def part_of_kernel(folder: Path | None = None) -> Callable[[str], str]:
     own: dict[str, str] = {}
     for path in sorted((folder or Path(penstock.kernels.__file__).parent / "triton").glob("*.py")):
         part = next((part for part, files in FILES.items() if path.stem in files), "elementwise")
-        own |= dict.fromkeys(_jitted(path), part)
+        own |= {name: part for name in _jitted(path) if part != "elementwise" or name not in own}
 
     def part_of(name: str) -> str:
         found = own.get(re.sub(r"_\d+d.*$|_\d+$", "", name)) or own.get(name)

@@ -25,6 +25,7 @@ import torch
 from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.ranks import open_runner
 from penstock.execute.runner import TorchRunner
+from penstock.kernels import choose
 from penstock.schedule.step import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY, Joins, SamplingColumns, StepPlan
 
 LLAMA_1B = {
@@ -43,6 +44,8 @@ NOTHING = np.zeros(0, np.int32)
 def main() -> None:
     args = _arguments()
     cases = [(args.rows, args.groups)] if args.rows else [(8192, 8), (1000, 0), (128, 0), (1, 0)]
+    if args.library:
+        choose.CANDIDATES |= {op: choose.CANDIDATES[op][-1:] for op in ("prepare_linear", "linear")}
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(LLAMA_1B | json.loads(args.model)))
@@ -182,6 +185,7 @@ def _arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, value in (("temperature", 0.6), ("top-p", 1.0), ("repetition", 1.0)):
         parser.add_argument(f"--{name}", type=float, default=value)
+    parser.add_argument("--library", action="store_true", help="the library's products for few rows too")
     parser.add_argument("--model", default="{}", help="keys of config.json that differ from Llama-3.2-1B's")
     return parser.parse_args()
 

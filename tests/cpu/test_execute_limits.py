@@ -39,7 +39,7 @@ def test_kv_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "free_memory", lambda device: 4 * GIB)
     batch = BatchLimits(1024, 2048, 1000)
     some = with_kv(batch, Config.of(), 16384, CPU)  # a quarter of 4 GiB at 16 KiB a token
-    assert (some.kv_tokens, some.num_blocks) == (65536, 65536 // 16 + 2)
+    assert (some.kv_tokens, some.num_blocks) == (65536, 65536 // 16 + 3)
     most = with_kv(BatchLimits(4, 2048, 1000), Config.of(), 16384, CPU)  # no more than its rows can use
     assert most.kv_tokens == 4 * 1008
     with pytest.raises(CapacityError, match="set max_model_len to 1024 or less"):
@@ -49,7 +49,7 @@ def test_kv_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kv_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "free_memory", lambda device: GIB)
     batch = BatchLimits(8, 64, 1000)
-    assert with_kv(batch, Config.of(kv_cache_tokens=1001), 1024, CPU).num_blocks == 63 + 2
+    assert with_kv(batch, Config.of(kv_cache_tokens=1001), 1024, CPU).num_blocks == 63 + 3
     with pytest.raises(UsageError, match="max_model_len to 999 or less"):
         with_kv(batch, Config.of(kv_cache_tokens=999), 1024, CPU)
     with pytest.raises(CapacityError, match=r"1.95 GiB and 1.00 GiB is free"):
@@ -106,12 +106,12 @@ def test_open_runner_runs_what_the_folder_says(tmp_path: Path) -> None:
     knobs = {"max_model_len": 48, "max_num_seqs": 4, "kv_cache_tokens": 400}
     runner = open_runner(Config.of(load_format="dummy", device="cpu", dtype="bfloat16", **knobs), folder)
     assert (runner.max_rows, runner.max_model_len, runner.max_batched_tokens) == (4, 48, 2048)
-    assert (runner.num_blocks, runner.vocab_size, runner.uses_window) == (27, 160, False)
+    assert (runner.num_blocks, runner.vocab_size, runner.uses_window) == (28, 160, False)
     assert runner.eos_token_ids == (5, 6) and runner.sampling_defaults == {"temperature": 0.6, "top_k": 20}
     about = runner.describe()
     assert about["dtype"] == "bfloat16" and about["device"].startswith("cpu") and about["kv_tokens"] == 400
     assert about["kernels"]["sample"].startswith("reference") and about["weights_bytes"] > 0
-    assert about["kv_bytes"] == 28 * 16 * (2 * 2 * 2 * 8 * 2 + 4)  # layers x heads x (K, V) x width x 2 bytes; the id
+    assert about["kv_bytes"] == 29 * 16 * (2 * 2 * 2 * 8 * 2 + 4)  # layers x heads x (K, V) x width x 2 bytes; the id
     host = Host(runner)
     tokens = host.run([host.row(0, [9] * 20, 20, Ask(temperature=1.0))], 5)
     assert (tokens >= 0).all() and np.unique(tokens).size > 1

@@ -45,7 +45,8 @@ class Graphs:
         draw: Callable[[int, Tensor, bool], None],
         room: int,
     ) -> None:
-        """Runs each step once as it is (kernels are compiled and libraries choose theirs), then captures it.
+        """Captures each step, once it has run as it is: libraries choose their products then. Kernels are compiled
+        before (`warm`), or now.
 
         room: bytes that graphs may take."""
         begun, before = time.monotonic(), torch.cuda.memory_reserved()
@@ -54,6 +55,8 @@ class Graphs:
             if self.by_size and (self.seconds > CAPTURE_SECONDS * 0.9 or self.bytes > room):
                 break
             captured = Captured()
+            self._forward(size, grouping and size > 1, forward)
+            draw(size, self.hidden[:size], True)
             for grouped in (False, True) if grouping and size > 1 else (False,):
                 captured.forward[grouped] = self._one(lambda: self._forward(size, grouped, forward))  # noqa: B023
             for every in (False, True):
@@ -70,7 +73,6 @@ class Graphs:
         self.hidden[:size].copy_(forward(size, grouped))
 
     def _one(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        launches()
         # torch.cuda.graph collects garbage and empties caches around each capture: 50 ms, some hundred times.
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -14,7 +14,7 @@ def padded(rows: int) -> int:
     """The size that this many rows run as: close together where a step is short."""
     if rows <= 4:
         return (0, 1, 2, 4, 4)[rows]
-    stride = 8 if rows <= 512 else 64 if rows <= 1024 else 128
+    stride = 8 if rows <= 512 else 32 if rows <= 1024 else 64 if rows <= GRAPH_ROWS else 128
     return -(-rows // stride) * stride
 
 
@@ -28,6 +28,8 @@ def group_capacity(size: int) -> int:
 
     An empty place costs a program a layer that returns at once.
     """
+    if size < 2:
+        return 0
     capacity = 1
     while capacity < min(size // 4, _MAX_GROUPS):
         capacity *= 2

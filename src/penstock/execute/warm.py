@@ -31,7 +31,7 @@ def warm(step: DeviceStep, limits: BatchLimits) -> None:
             if tokens <= most:
                 step.step(_many(tokens, chunks))
     for size in _kinds_of_sizes(limits.max_rows):
-        for grouped in (False, True):
+        for grouped in (False, True) if size > 1 else (False,):
             hidden = step.launch_forward(size, grouped)
         for wants in (PLAIN, EVERY):
             step.draw.launch(step.staging.rows[:size], hidden, wants)

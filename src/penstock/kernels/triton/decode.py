@@ -225,7 +225,7 @@ def attend_rows(
     skips = skip is not None and prefix is not None
     step = (rows, length, skip if skips else rows)
     sizes = (added, block_table.shape[1] * 16, window or 0)
-    pad = triton.next_power_of_2(width)
+    pad = max(16, triton.next_power_of_2(width))
     _own[(count * kv_heads, splits)](
         q, kv, out, answer, lse, part, part_lse, block_table, *step, *sizes, scale * LOG2_E, splits, split_tokens,
         q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width, pad,

@@ -113,7 +113,7 @@ def attend_chunks(
     _prefill[(tiles * kv_heads,)](
         q, kv, out, start, context, block_table, chunks, tiles, window or 0, scale * LOG2_E,
         q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width,
-        triton.next_power_of_2(width), window is not None, queries, tokens,
+        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

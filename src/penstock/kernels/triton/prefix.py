@@ -89,7 +89,8 @@ def attend_prefixes(
     tiles = rows // (queries // ratio) + groups
     _prefix[(tiles * kv_heads,)](
         q, kv, answer, lse, start, blocks, length, groups, scale * LOG2_E,
-        q.stride(0), kv.stride(0), blocks.stride(0), heads, kv_heads, width, triton.next_power_of_2(width),
+        q.stride(0), kv.stride(0), blocks.stride(0), heads, kv_heads, width,
+        max(16, triton.next_power_of_2(width)),
         queries, tokens, "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip

@@ -7,11 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.early import can_start_early, release, wait
+
 _BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul(gate_up, out, width, stride, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, width, stride, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    release(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < width
@@ -26,5 +30,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        _silu_mul[(rows, triton.cdiv(width, _BLOCK))](gate_up, out, width, gate_up.stride(0), BLOCK=_BLOCK, num_warps=4)
+        early = can_start_early(gate_up.device)
+        _silu_mul[(rows, triton.cdiv(width, _BLOCK))](
+            gate_up, out, width, gate_up.stride(0), EARLY=early, BLOCK=_BLOCK, num_warps=4, launch_pdl=early
+        )
     return out

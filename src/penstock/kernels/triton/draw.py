@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from penstock.kernels.triton.early import release, wait
 from penstock.kernels.triton.noise import LANES, TILES, gumbel, row_keys
 from penstock.kernels.triton.tile_sums import load_tiles, row_of
 
@@ -50,9 +51,11 @@ def draw_kernel(
     logits, adjusted, row_ids, temperature, top_k, seed, sample, position, done, wants, peaks, masses, tokens,
     vocabulary, stride, tiles,
     BAD: tl.constexpr, NONE: tl.constexpr, MIN_T: tl.constexpr, ADJUSTS: tl.constexpr, ADDED: tl.constexpr,
-    BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr, NT: tl.constexpr, TILE: tl.constexpr,
+    BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr, NT: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program i: row i's token of attempt 0. Rows that are done get NONE."""
+    release(EARLY)
+    wait(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, BY_ROW)
     live, use_adjusted = True, False

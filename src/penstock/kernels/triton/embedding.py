@@ -7,11 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.early import can_start_early, release, wait
+
 _BLOCK = 2048
 
 
 @triton.jit
-def _embed(ids, table, out, d, BLOCK: tl.constexpr):
+def _embed(ids, table, out, d, EARLY: tl.constexpr, BLOCK: tl.constexpr):
+    release(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + row).to(tl.int64)
@@ -25,5 +29,8 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
     if ids.shape[0]:
         d = table.shape[1]
         block = min(_BLOCK, triton.next_power_of_2(d))
-        _embed[(ids.shape[0], triton.cdiv(d, block))](ids, table, out, d, BLOCK=block, num_warps=4)
+        early = can_start_early(table.device)
+        _embed[(ids.shape[0], triton.cdiv(d, block))](
+            ids, table, out, d, EARLY=early, BLOCK=block, num_warps=4, launch_pdl=early
+        )
     return out

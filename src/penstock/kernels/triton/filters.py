@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from penstock.kernels.triton.draw import draw_once, read_row
+from penstock.kernels.triton.early import release, wait
 from penstock.kernels.triton.noise import LANES, TILES, gumbel, row_keys
 from penstock.kernels.triton.tile_sums import load_tiles, row_of
 
@@ -37,9 +38,9 @@ def _value(key, shift):
 
 
 @triton.jit
-def _list(listed, tile, flags):
-    """Writes the flagged tiles' ids into `listed`, in order -> how many."""
-    flags = flags.to(tl.int32)
+def _list(listed, tile, tiles, flags):
+    """Writes the flagged tiles' ids (of those that there are) into `listed`, in order -> how many."""
+    flags = (flags & (tile < tiles)).to(tl.int32)
     place = tl.cumsum(flags, axis=0) - 1
     tl.debug_barrier()  # who still reads the list before
     tl.store(listed + place, tile, mask=flags > 0)
@@ -124,13 +125,13 @@ def _kth_peak(peak, k, low, high):
 
 
 @triton.jit
-def _top_k_bound(logits, adjusted, line, listed, tile, peak, top, k, scale2, vocabulary, use_adjusted, shift,
+def _top_k_bound(logits, adjusted, line, listed, tile, tiles, peak, top, k, scale2, vocabulary, use_adjusted, shift,
                  HAS_ADJUSTED: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """The k-th token in the order: its logit and id. The k largest lie in tiles whose peaks the k-th peak doesn't beat."""
+    """The k-th token in the order: its logit and id. The k largest lie in tiles that reach the k-th largest peak."""
     high = _key(top) >> shift
     low = _kth_peak(peak, k, _key(tl.full((), float("-inf"), tl.float32)), _key(top))
     low = low >> shift
-    count = _list(listed, tile, peak >= _value(low, shift))
+    count = _list(listed, tile, tiles, peak >= _value(low, shift))
     while low < high:
         middle = low + (high - low + 1) // 2
         upto, _, _ = _from(logits, adjusted, line, listed, count, _value(middle, shift), top, scale2, vocabulary,
@@ -148,11 +149,11 @@ def _top_k_bound(logits, adjusted, line, listed, tile, peak, top, k, scale2, voc
 
 
 @triton.jit
-def _top_p_bound(logits, adjusted, line, listed, tile, peak, top, lowest, allowed, scale2, vocabulary, use_adjusted,
-                 shift, HAS_ADJUSTED: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+def _top_p_bound(logits, adjusted, line, listed, tile, tiles, peak, top, lowest, allowed, scale2, vocabulary,
+                 use_adjusted, shift, HAS_ADJUSTED: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """The last token with a mass below `allowed` above it: its logit, at least `lowest`, and id."""
     low, high = _key(lowest) >> shift, _key(top) >> shift
-    count = _list(listed, tile, peak >= lowest)
+    count = _list(listed, tile, tiles, peak >= lowest)
     while low < high:
         middle = low + (high - low) // 2
         _, _, above = _from(logits, adjusted, line, listed, count, _value(middle, shift), top, scale2, vocabulary,
@@ -177,7 +178,7 @@ def _draw_inside(logits, adjusted, line, listed, inner, tile, peak, tiles, top, 
                  k_bound, floor, first, second, position, attempt, vocabulary, use_adjusted,
                  HAS_ADJUSTED: tl.constexpr, NT: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """A draw from the row with all but what is inside both bounds, with e at least floor, set to -inf."""
-    count = _list(listed, tile, peak >= tl.maximum(value, k_value))
+    count = _list(listed, tile, tiles, peak >= tl.maximum(value, k_value))
     tl.store(inner + tile, tl.zeros((NT,), tl.float32), mask=tile < tiles)
     tl.debug_barrier()
     for start in range(0, count, SOME):
@@ -206,9 +207,11 @@ def filter_kernel(
     lists, inners, tokens, vocabulary, stride, tiles,
     MIN_T: tl.constexpr, LOG2E: tl.constexpr, ADJUSTS: tl.constexpr, ADDED: tl.constexpr, ATTEMPTS: tl.constexpr,
     SHIFT: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr, NT: tl.constexpr, SOME: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program i: tokens[i] (of attempt 0) is drawn again if it doesn't stay."""
+    release(EARLY)
+    wait(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, BY_ROW)
     live, use_adjusted = True, False
@@ -231,13 +234,13 @@ def filter_kernel(
             tile, peak, log_mass, top, _ = read_row(peaks, masses, i, tiles, scale, NT)
             k_value, k_bound = tl.full((), float("-inf"), tl.float32), tl.full((), 2147483647, tl.int32)
             if by_k:
-                k_value, k_bound = _top_k_bound(logits, adjusted, line, listed, tile, peak, top, k, scale2,
+                k_value, k_bound = _top_k_bound(logits, adjusted, line, listed, tile, tiles, peak, top, k, scale2,
                                                 vocabulary, use_adjusted, shift, HAS_ADJUSTED, SOME, TILE)  # fmt: skip
             allowed = tl.full((), float("inf"), tl.float32)
             if p < 1:
                 if by_k | (floor > 0):
                     reach = (peak >= k_value) & (tl.exp2((peak - top) * scale2) >= floor)
-                    count = _list(listed, tile, reach & (tile < tiles))
+                    count = _list(listed, tile, tiles, reach)
                     left = _masses(logits, adjusted, line, listed, count, k_value, k_bound, floor, top, scale2,
                                    vocabulary, use_adjusted, HAS_ADJUSTED, SOME, TILE)  # fmt: skip
                 else:
@@ -257,7 +260,7 @@ def filter_kernel(
                 inside = inside & ((value > no_value) | ((value == no_value) & (x < no_token)))
                 stays = inside.to(tl.int32)
                 if inside & (p < 1):
-                    count = _list(listed, tile, (peak >= value) & (tile < tiles))
+                    count = _list(listed, tile, tiles, peak >= value)
                     above = _masses(logits, adjusted, line, listed, count, value, x - 1, 0.0, top, scale2, vocabulary,
                                     use_adjusted, HAS_ADJUSTED, SOME, TILE)  # fmt: skip
                     if above >= allowed:
@@ -268,7 +271,7 @@ def filter_kernel(
                 value, bound = tl.full((), float("-inf"), tl.float32), tl.full((), 2147483647, tl.int32)
                 if p < 1:
                     lowest = tl.maximum(no_value, k_value)
-                    value, bound = _top_p_bound(logits, adjusted, line, listed, tile, peak, top, lowest, allowed,
+                    value, bound = _top_p_bound(logits, adjusted, line, listed, tile, tiles, peak, top, lowest, allowed,
                                                 scale2, vocabulary, use_adjusted, shift, HAS_ADJUSTED, SOME,
                                                 TILE)  # fmt: skip
                 x = _draw_inside(logits, adjusted, line, listed, inner, tile, peak, tiles, top, scale, scale2, value,

@@ -13,17 +13,20 @@ from torch import Tensor
 
 from penstock.kernels.reference.tile_draw import TILE
 from penstock.kernels.triton.columns import RowColumns
+from penstock.kernels.triton.early import can_start_early, release, wait
 from penstock.kernels.triton.tile_sums import row_of
 
 _SOME, _WARPS = 32, 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _logprobs(
     logits, row_ids, asked, done, tokens, peaks, chosen, rank, ids, top, vocabulary, stride, tiles, most,
-    BY_ROW: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr,
+    BY_ROW: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program i: row i. asked [rows]: how many of the most likely, -1: nothing at all; without it `most`."""
+    release(EARLY)
+    wait(EARLY)
     i = tl.program_id(0)
     k = most
     if BY_ROW:
@@ -130,8 +133,10 @@ def _launch(
     m, vocabulary = logits.shape
     tiles = -(-vocabulary // TILE)
     assert logits.stride(1) == 1
+    early = can_start_early(logits.device)
     _logprobs[(m,)](
         logits, tokens if row_ids is None else row_ids, tokens if asked is None else asked,
         tokens if done is None else done, tokens, peaks, *out, vocabulary, logits.stride(0), tiles, most,
-        BY_ROW=row_ids is not None, SOME=_SOME, TILE=TILE, NT=triton.next_power_of_2(tiles), num_warps=_WARPS,
+        BY_ROW=row_ids is not None, SOME=_SOME, TILE=TILE, NT=triton.next_power_of_2(tiles), EARLY=early,
+        num_warps=_WARPS, launch_pdl=early,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight is applied after rounding, as HF does.
+"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight comes after rounding, as HF does.
 
 It knows rows and a weight; no layer.
 """
@@ -10,9 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.early import can_start_early, release, wait
 
-@triton.jit
-def _rms_norm(x, residual, weight, out, rows, stride, d, eps, ADD: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm(x, residual, weight, out, rows, stride, d, eps, ADD: tl.constexpr, EARLY: tl.constexpr,
+              ROWS: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    release(EARLY)
+    wait(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, D)[None, :]
     there = (row < rows) & (column < d)
@@ -47,9 +52,10 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
+        early = can_start_early(x.device)
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
             x, x if residual is None else residual, weight, out, rows, x.stride(0), d, eps,
-            ADD=residual is not None, ROWS=each, D=width, num_warps=warps,
+            ADD=residual is not None, EARLY=early, ROWS=each, D=width, num_warps=warps, launch_pdl=early,
         )  # fmt: skip
     return out

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.triton.columns import ADJUSTS, WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY, RowColumns
+from penstock.kernels.triton.early import can_start_early, release, wait
 from penstock.kernels.triton.tile_sums import row_of
 
 _BLOCK, _WARPS = 8192, 16
@@ -41,8 +42,10 @@ def _adjust(
     block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,
     vocabulary, stride,
     ADJUSTS: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr, BARS: tl.constexpr, SLOTS: tl.constexpr,
-    STOPS: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr,
+    STOPS: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    release(EARLY)
+    wait(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, True)
     asks = tl.load(wants + row)
@@ -112,11 +115,12 @@ def adjust(
     n, vocabulary = logits.shape
     assert adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary and rows.stop_ids.shape[1] == _STOPS
     if n:
+        early = can_start_early(logits.device)
         _adjust[(n,)](
-            logits, adjusted, adjusted.view(torch.int32), row_ids, rows.done, rows.wants, rows.length, rows.prompt_length,
-            rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,
+            logits, adjusted, adjusted.view(torch.int32), row_ids, rows.done, rows.wants, rows.length,
+            rows.prompt_length, rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,
             rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
             rows.is_end, rows.stop_ids, vocabulary, logits.stride(0),
             ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, SLOTS=BLOCK_SIZE,
-            STOPS=_STOPS, BLOCK=_BLOCK, SOME=_SOME, num_warps=_WARPS,
+            STOPS=_STOPS, BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS, launch_pdl=early,
         )  # fmt: skip

@@ -13,16 +13,19 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionInputs
+from penstock.kernels.triton.early import can_start_early, release, wait
 
-_HEADS = 16
+_HEADS, _WARPS = 16, 4
 
 
 @triton.jit
 def _rotary_and_store(
     qkv, cos_sin, positions, slots, kv, q_norm, k_norm, eps, kv_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
-    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, PIECE: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, EARLY: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
+    release(EARLY)
+    wait(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * PIECE + tl.arange(0, PIECE)[:, None]
     half = WIDTH // 2
@@ -74,17 +77,18 @@ def rotary_and_store(
     eps: float = 1e-6,
 ) -> Tensor:
     """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated; K and V go to
-    `inputs.slots` of kv [blocks, Hkv, 2, 16, D]. positions and slots may be of any integer dtype; cos_sin is float32."""
+    `inputs.slots` of kv [blocks, Hkv, 2, 16, D]. positions and slots are of any integer dtype; cos_sin is float32."""
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
     assert qkv.is_contiguous() and kv[:1].is_contiguous() and cos_sin.is_contiguous()
     if tokens:
+        early = can_start_early(qkv.device)
         piece = min(_HEADS, triton.next_power_of_2(parts))
         half = triton.next_power_of_2(width // 2)
         _rotary_and_store[(tokens, triton.cdiv(parts, piece))](
             qkv, cos_sin, inputs.positions, inputs.slots, kv,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, kv.stride(0),
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
-            Q_NORM=q_norm is not None, K_NORM=k_norm is not None, PIECE=piece,
-            num_warps=max(1, min(4, piece * half // 128)),
+            Q_NORM=q_norm is not None, K_NORM=k_norm is not None, EARLY=early, PIECE=piece,
+            num_warps=max(1, min(_WARPS, piece * half // 128)), launch_pdl=early,
         )  # fmt: skip
     return qkv.view(tokens, parts, width)[:, :heads]

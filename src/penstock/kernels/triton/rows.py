@@ -18,6 +18,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.reference.tile_draw import BAD_LOGITS
 from penstock.kernels.triton.columns import NO_TOKEN, RowColumns
+from penstock.kernels.triton.early import can_start_early, release, wait
 
 _BLOCK = 256
 _STOPS = 8
@@ -30,11 +31,13 @@ _MORE = ("seed_low", "seed_high", "top_k", "ignore_eos", "wants", "logprobs", "b
 JOIN_WORDS = len(_INTS) + len(_FLOATS) + len(_MORE) + _STOPS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _prepare(
     row_ids, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots, lengths,
-    count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    release(EARLY)
+    wait(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < count
     row = tl.load(row_ids + i, mask=there, other=0).to(tl.int64)
@@ -68,17 +71,21 @@ def prepare(
     """
     count = row_ids.shape[0]
     if count:
+        early = can_start_early(row_ids.device)
         _prepare[(triton.cdiv(count, _BLOCK),)](
             row_ids, rows.last_token, rows.length, rows.done, rows.block_table, rows.block_table.stride(0), slot_token,
-            token_ids, positions, slots, lengths, count, dump_block, SLOTS=BLOCK_SIZE, BLOCK=_BLOCK, num_warps=4,
+            token_ids, positions, slots, lengths, count, dump_block, SLOTS=BLOCK_SIZE, BLOCK=_BLOCK, EARLY=early,
+            num_warps=4, launch_pdl=early,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _advance(
     row_ids, drawn, last_token, length, done, limit, ignore_eos, stop_ids, is_end, told, count,
-    NONE: tl.constexpr, BAD: tl.constexpr, STOPS: tl.constexpr, BLOCK: tl.constexpr,
+    NONE: tl.constexpr, BAD: tl.constexpr, STOPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    release(EARLY)
+    wait(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < count
     row = tl.load(row_ids + i, mask=there, other=0).to(tl.int64)
@@ -107,14 +114,16 @@ def advance(row_ids: Tensor, drawn: Tensor, rows: RowColumns, told: Tensor | Non
     count = row_ids.shape[0]
     assert rows.stop_ids.shape[1] == _STOPS
     if count:
+        early = can_start_early(row_ids.device)
         _advance[(triton.cdiv(count, _BLOCK),)](
             row_ids, drawn, rows.last_token, rows.length, rows.done, rows.limit, rows.ignore_eos, rows.stop_ids,
-            rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS, STOPS=_STOPS, BLOCK=_BLOCK, num_warps=4,
+            rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS, STOPS=_STOPS, BLOCK=_BLOCK, EARLY=early,
+            num_warps=4, launch_pdl=early,
         )  # fmt: skip
     return told
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words"])
 def _join(
     packed, last_token, length, limit, prompt_length, min_length, sample, temperature, top_p, min_p, repetition,
     presence, frequency, seed, top_k, ignore_eos, wants, logprobs, bias_start, bias_count, stop_ids, done, block_table,
@@ -189,7 +198,7 @@ def join(packed: Tensor, rows: RowColumns) -> None:
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _grow(new_blocks, block_table, table_width, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(new_blocks + i * 3, mask=i < count, other=-1).to(tl.int64)

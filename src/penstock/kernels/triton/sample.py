@@ -21,11 +21,12 @@ from penstock.kernels.inputs import SamplerInputs
 from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE, TILE
 from penstock.kernels.triton.columns import ADJUSTS, NO_TOKEN, RowColumns
 from penstock.kernels.triton.draw import draw_kernel
+from penstock.kernels.triton.early import can_start_early
 from penstock.kernels.triton.filters import filter_kernel
 from penstock.kernels.triton.tile_sums import LOG2E, tile_sums_kernel
 
 ATTEMPTS = 8
-PROGRAMS = 132 * 16  # of the pass over the logits: rows are cut until there are about so many
+PROGRAMS = 132 * 64  # of the pass over the logits: rows are cut until there are about so many
 TILES = 16  # a round of it
 SOME = 32  # tiles a round of the filters
 SUM_WARPS, DRAW_WARPS, FILTER_WARPS = 4, 4, 8
@@ -107,7 +108,16 @@ def _launch(
     rounds = triton.cdiv(tiles, TILES)
     parts = min(rounds, max(1, PROGRAMS // n))
     each = triton.cdiv(rounds, parts)
-    same = {"ADJUSTS": ADJUSTS, "BY_ROW": by_row, "HAS_ADJUSTED": has_adjusted, "TILE": TILE, "MIN_T": MIN_TEMPERATURE}
+    early = can_start_early(logits.device)
+    same = {
+        "EARLY": early,
+        "launch_pdl": early,
+        "ADJUSTS": ADJUSTS,
+        "BY_ROW": by_row,
+        "HAS_ADJUSTED": has_adjusted,
+        "TILE": TILE,
+        "MIN_T": MIN_TEMPERATURE,
+    }
     tile_sums_kernel[(n, triton.cdiv(rounds, each))](
         logits, adjusted, row_ids, asked.temperature, done, wants, scratch.peaks, scratch.masses, vocabulary,
         logits.stride(0), tiles, each, LOG2E=LOG2E, TILES=TILES, num_warps=SUM_WARPS, **same,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from penstock.kernels.triton.early import release, wait
+
 TILE = 128
 LOG2E = 1.4426950408889634
 MIN_TEMPERATURE = 1e-6  # as reference/tile_draw.py
@@ -50,13 +52,15 @@ def _tiles(source, line, peak, mass, first, scale, vocabulary, tiles, TILES: tl.
     tl.store(mass + tile, total, mask=tile < tiles)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rounds"])
 def tile_sums_kernel(
     logits, adjusted, row_ids, temperature, done, wants, peaks, masses, vocabulary, stride, tiles, rounds,
     LOG2E: tl.constexpr, MIN_T: tl.constexpr, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (i, part): row i's tiles part * rounds * TILES and on. Rows that are done are left out."""
+    release(EARLY)
+    wait(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, BY_ROW)
     live, use_adjusted = True, False

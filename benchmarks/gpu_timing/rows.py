@@ -1,0 +1,343 @@
+"""Times of the Triton column on a GPU, attention aside: each kernel at a few sizes, beside torch's and the copy speed.
+
+    PYTHONPATH=src python benchmarks/gpu_timing/rows.py [--sweep] [--warm I/N]
+        [--only small,elementwise,sampler,linear,chain,rotary]
+
+A time is the median of replays of a CUDA graph that holds the call several times, over buffers that together exceed the
+L2 (so weights and rows come from memory, as in a step). "share" is of the copy speed measured first: bytes that must
+move / time. --sweep times other cuts of the kernels; --warm compiles the I-th of N parts of them and measures nothing.
+"""
+
+# ruff: noqa: B023  (closures are called before their loop goes on)
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cpu"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from penstock.kernels.triton import activation, blocks, embedding, logprobs, norm, penalties, rotary
+from penstock.kernels.triton import linear_small as small_module
+from penstock.kernels.triton import rows as step_rows
+from penstock.kernels.triton import sample as sampler
+from penstock.kernels.triton.linear_small import Cut, linear_small, prepare_small
+
+B, GPU = torch.bfloat16, torch.device("cuda")
+COPY = [4.2e12]  # bytes/s, measured by main
+SHAPES = {
+    "1b": [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)],
+    "8b": [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)],
+}
+CUTS = [
+    Cut(16, 256, 1, 4, 4), Cut(16, 256, 2, 4, 4), Cut(16, 256, 4, 4, 4), Cut(16, 128, 1, 4, 6), Cut(16, 512, 1, 4, 3),
+    Cut(16, 512, 2, 4, 3), Cut(16, 512, 1, 8, 4), Cut(32, 128, 1, 4, 5), Cut(32, 256, 1, 4, 4), Cut(32, 256, 2, 4, 4),
+    Cut(32, 256, 4, 4, 4), Cut(64, 128, 1, 4, 4), Cut(64, 128, 4, 4, 4), Cut(64, 128, 8, 4, 4), Cut(64, 256, 4, 8, 3),
+    Cut(128, 128, 4, 8, 4),
+]  # fmt: skip
+
+
+def timed(calls: list[Callable[[], object]], rounds: int = 7, least: int = 20) -> float:
+    """Milliseconds of one of the calls, which take turns in a graph."""
+    many = max(1, -(-least // len(calls))) * len(calls)
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(many):
+            calls[i % len(calls)]()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / many)
+    return statistics.median(times[1:])
+
+
+def tell(name: str, ms: float, size: float | None = None, plain: float | None = None) -> None:
+    share = f"{size / ms * 1e3 / COPY[0]:6.1%}" if size else "      "
+    beside = f"{plain:9.4f}" if plain else ""
+    print(f"{name:52s} {ms:9.4f} ms  share {share}  torch {beside}", flush=True)
+
+
+def copies_of(size: int) -> int:
+    return max(2, min(48, -(-200_000_000 // size)))
+
+
+def elementwise() -> None:
+    for rows in (1, 64, 1024, 8192):
+        for d, inner, heads, kv_heads, width in ((2048, 8192, 32, 8, 64), (4096, 14336, 32, 8, 128)):
+            n = copies_of(rows * d * 2)
+            xs = [torch.randn(rows, d, device=GPU, dtype=B) for _ in range(n)]
+            rs = [torch.randn(rows, d, device=GPU, dtype=B) for _ in range(n)]
+            w = torch.ones(d, device=GPU, dtype=B)
+            ms = timed([lambda x=x, r=r: norm.add_rms_norm(x, r, w, 1e-5) for x, r in zip(xs, rs, strict=True)])
+            plain = timed([lambda x=x: F.rms_norm(x, (d,), w, 1e-5) for x in xs])
+            tell(f"add_rms_norm {rows} x {d} (torch: norm alone)", ms, rows * d * 8, plain)
+            gs = [torch.randn(rows, 2 * inner, device=GPU, dtype=B) for _ in range(copies_of(rows * inner * 4))]
+            tell(
+                f"silu_mul {rows} x {inner}", timed([lambda g=g: activation.silu_mul(g) for g in gs]), rows * inner * 6
+            )
+            parts = heads + 2 * kv_heads
+            qs = [
+                torch.randn(rows, parts * width, device=GPU, dtype=B)
+                for _ in range(copies_of(rows * parts * width * 2))
+            ]
+            kv = torch.zeros(8192 * 4, kv_heads, 2, 16, width, device=GPU, dtype=B)
+            slots = torch.randperm(8192 * 4 * 16, device=GPU)[:rows]
+            where = SimpleNamespace(positions=torch.arange(rows, device=GPU), slots=slots)
+            table = torch.randn(8192, 2, width // 2, device=GPU)
+            calls = [lambda q=q: rotary.rotary_and_store(q, table, where, kv, heads, kv_heads, width) for q in qs]
+            tell(f"rotary_and_store {rows} x {heads}+2*{kv_heads} x {width}", timed(calls), rows * parts * width * 4)
+            ids = torch.randint(128256, (rows,), device=GPU)
+            big = torch.randn(128256, d, device=GPU, dtype=B)
+            tell(f"embed {rows} x {d}", timed([lambda: embedding.embed(ids, big)]), rows * d * 4,
+                 timed([lambda: big.index_select(0, ids)]))  # fmt: skip
+    layers = [torch.zeros(4096, 8, 2, 16, 64, device=GPU, dtype=B) for _ in range(16)]
+    copier = blocks.BlockCopier(layers)
+    for count in (1, 1000):
+        src, dst = torch.arange(count, device=GPU), torch.arange(count, device=GPU) + 2000
+        tell(f"copy_blocks {count} x 16 layers of 32 KB", timed([lambda: copier.copy(src, dst)]), count * 16 * 65536)
+
+
+def small() -> None:
+    from triton_kernel_cases import columns
+
+    for rows in (64, 8192):
+        cols = columns(rows, 128256, 64, "cuda")
+        ids = torch.arange(rows, device=GPU, dtype=torch.int32)
+        slot_token = torch.zeros((rows + 1) * 64 + 2, 16, dtype=torch.int32, device=GPU)
+        out = [torch.zeros(rows, dtype=torch.int64, device=GPU) for _ in range(4)]
+        tell(f"prepare {rows}", timed([lambda: step_rows.prepare(ids, cols, slot_token, 0, *out)]))
+        tell(f"advance {rows}", timed([lambda: step_rows.advance(ids, ids, cols)]))
+    packed = torch.full((256, step_rows.JOIN_WORDS + 64), -1, dtype=torch.int32, device=GPU)
+    packed[:, 0] = torch.arange(256, device=GPU)
+    tell("join 256", timed([lambda: step_rows.join(packed, cols)]))
+
+
+def asking(n: int, vocabulary: int, **asks: float) -> SimpleNamespace:
+    from triton_kernel_cases import columns
+
+    cols = columns(n, vocabulary, 64, "cuda")
+    told = {"temperature": 0.6, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "wants": 0, "logprobs": -1} | asks
+    for name, value in told.items():
+        getattr(cols, name).fill_(value)
+    cols.done[:n] = False
+    return cols
+
+
+def sampling(sweep: bool, vocabulary: int = 128256) -> None:
+    for n, slices in ((1024, 8), (64, 8), (1, 40)):
+        size = n * vocabulary * 2
+        ids = torch.arange(n, device=GPU, dtype=torch.int32)
+        scratch = sampler.SampleScratch.allocate(n, vocabulary, GPU, adjusts=True)
+        out = (
+            torch.empty(n, device=GPU),
+            ids.clone(),
+            torch.zeros(n, 0, dtype=torch.int32, device=GPU),
+            torch.empty(n, 0, device=GPU),
+        )
+        for kind, by in (("flat", 0.02), ("peaked", 3.0)):
+            many = [torch.randn(n, vocabulary, device=GPU, dtype=B).mul_(by) for _ in range(slices)]
+
+            def run(name: str, cols: SimpleNamespace, filters: bool, of: int | None = None, **kinds: bool) -> None:
+                calls = [lambda x=x: sampler.sample_rows(x, ids, cols, scratch, filters=filters) for x in many]
+                tell(f"sample {n} {kind} {name}", timed(calls, least=8), of)
+
+            plain = timed([lambda x=x: x.argmax(-1) for x in many], least=8)
+            tell(f"argmax {n} {kind}", plain, size)
+            run("plain", asking(n, vocabulary), False, size)
+            run("plain, filter launch", asking(n, vocabulary), True, size)
+            run("greedy", asking(n, vocabulary, temperature=0.0), False, size)
+            for told in ({"top_p": 0.95}, {"top_p": 0.5}, {"top_p": 0.1}, {"top_k": 40}, {"min_p": 0.05},
+                         {"top_k": 40, "top_p": 0.9}):  # fmt: skip
+                run(str(told), asking(n, vocabulary, **told), True, size)
+            cols, peaks = asking(n, vocabulary, logprobs=0), scratch.inners
+            calls = [lambda x=x: logprobs.logprobs_rows(x, ids, cols, ids, 0, peaks, out) for x in many]
+            tell(f"logprobs {n} {kind}", timed(calls, least=8), size)
+            none = asking(n, vocabulary)
+            calls = [lambda x=x: logprobs.logprobs_rows(x, ids, none, ids, 0, peaks, out) for x in many]
+            tell(f"logprobs {n} {kind}, nobody asks", timed(calls, least=8))
+            if kind == "peaked":
+                pool = torch.zeros(9, dtype=torch.int32, device=GPU)
+                slot_token = torch.randint(vocabulary, ((n + 1) * 64 + 2, 16), dtype=torch.int32, device=GPU)
+                for wants in (0, 2):
+                    cols = asking(n, vocabulary, wants=wants)
+                    calls = [
+                        lambda x=x, c=cols: penalties.adjust(
+                            x, ids, c, slot_token, pool, pool.float(), scratch.adjusted
+                        )
+                        for x in many
+                    ]
+                    tell(f"adjust {n} wants {wants}", timed(calls, least=8), size * 7 if wants else None)
+            if sweep and n == 1024:
+                sweep_sampler(many, ids, scratch, kind)
+
+
+SUMS = [
+    (16, 4, 16),
+    (8, 4, 16),
+    (32, 4, 16),
+    (32, 8, 16),
+    (16, 2, 16),
+    (16, 8, 16),
+    (64, 8, 16),
+    (16, 4, 64),
+    (32, 8, 64),
+]
+LISTS = [(32, 8), (16, 4), (32, 4), (16, 8), (64, 8)]
+
+
+def sweep_sampler(many: list[torch.Tensor], ids: torch.Tensor, scratch: sampler.SampleScratch, kind: str) -> None:
+    n, vocabulary = many[0].shape
+    was = sampler.TILES, sampler.SUM_WARPS, sampler.PROGRAMS
+    for tiles, warps, programs in SUMS:
+        sampler.TILES, sampler.SUM_WARPS, sampler.PROGRAMS = tiles, warps, programs * 132
+        cols = asking(n, vocabulary)
+        ms = timed([lambda x=x, c=cols: sampler.sample_rows(x, ids, c, scratch, filters=False) for x in many], least=8)
+        tell(f"  {kind} plain: {tiles} tiles, {warps} warps, {programs} programs/SM", ms, n * vocabulary * 2)
+    sampler.TILES, sampler.SUM_WARPS, sampler.PROGRAMS = was
+    before = sampler.SOME, sampler.FILTER_WARPS
+    for some, warps in LISTS:
+        sampler.SOME, sampler.FILTER_WARPS = some, warps
+        for told in ({"top_p": 0.95}, {"top_k": 40}):
+            cols = asking(n, vocabulary, **told)
+            ms = timed([lambda x=x, c=cols: sampler.sample_rows(x, ids, c, scratch) for x in many], least=8)
+            tell(f"  {kind} {told}: {some} tiles, {warps} warps", ms)
+    sampler.SOME, sampler.FILTER_WARPS = before
+
+
+def linear(sweep: bool) -> None:
+    for model, shapes in SHAPES.items():
+        for n, k in shapes:
+            weights = [torch.randn(n, k, device=GPU, dtype=B) for _ in range(copies_of(n * k * 2))]
+            for m in (1, 4, 16):
+                x = torch.randn(m, k, device=GPU, dtype=B)
+                plain = timed([lambda w=w, x=x: F.linear(x, w) for w in weights])
+                found = []
+                for cut in [None, *(CUTS if sweep and m != 4 else [])]:
+                    if cut and cut.split > 1 and n > 30000:
+                        continue
+                    ready = [prepare_small(w, cut) for w in weights]
+                    ms = timed([lambda w=w, x=x: linear_small(x, w) for w in ready])
+                    found.append((ms, cut))
+                tell(f"linear {model} {m} x {n} x {k}", found[0][0], n * k * 2, plain)
+                for ms, cut in sorted(found[1:], key=lambda f: f[0])[:4]:
+                    tell(f"    {cut}".replace("outputs=", "").replace("inputs=", ""), ms, n * k * 2)
+            del weights
+            torch.cuda.empty_cache()
+
+
+def chain() -> None:
+    """16 layers of a 1B model but for attention, and its head, for few rows: what a small step is made of."""
+    d, inner, heads, kv_heads, width = 2048, 8192, 32, 8, 64
+    shapes = ((3072, d), (d, d), (2 * inner, d), (d, inner))
+    layers = [[torch.randn(n, k, device=GPU, dtype=B).mul_(k**-0.5) for n, k in shapes] for _ in range(16)]
+    head = torch.randn(128256, d, device=GPU, dtype=B)
+    scale, table = torch.ones(d, device=GPU, dtype=B), torch.randn(64, 2, width // 2, device=GPU)
+    kv = torch.zeros(64, kv_heads, 2, 16, width, device=GPU, dtype=B)
+    size = sum(w.numel() for layer in layers for w in layer) * 2 + head.numel() * 2
+
+    def run(m: int, weights: list[list[Any]], last: Any, product: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        start = torch.randn(m, d, device=GPU, dtype=B)
+        where = SimpleNamespace(positions=torch.arange(m, device=GPU), slots=torch.arange(m, device=GPU))
+
+        def step() -> torch.Tensor:
+            x, residual = start, start.clone()
+            for qkv, out, up, down in weights:
+                x, residual = norm.add_rms_norm(x, residual, scale, 1e-5)
+                q = rotary.rotary_and_store(product(x, qkv), table, where, kv, heads, kv_heads, width)
+                x, residual = norm.add_rms_norm(product(q.reshape(m, d), out), residual, scale, 1e-5)
+                x = product(activation.silu_mul(product(x, up)), down)
+            return product(norm.rms_norm(x, scale, 1e-5), last)
+
+        return step
+
+    for m in (1, 4, 16):
+        tell(f"chain {m} cuBLAS", timed([run(m, layers, head, F.linear)], least=1), size)
+        for ahead in (0, 16384, 32768, 65536):
+            small_module.AHEAD = ahead
+            ready = [[prepare_small(w) for w in layer] for layer in layers]
+            tell(
+                f"chain {m} linear_small, {ahead} B ahead",
+                timed([run(m, ready, prepare_small(head), linear_small)], least=1),
+                size,
+            )
+        small_module.AHEAD = 32768
+
+
+def rotary_sweep() -> None:
+    for heads, kv_heads, width in ((32, 8, 64), (32, 8, 128)):
+        parts, rows = heads + 2 * kv_heads, 8192
+        qs = [torch.randn(rows, parts * width, device=GPU, dtype=B) for _ in range(4)]
+        kv = torch.zeros(8192 * 4, kv_heads, 2, 16, width, device=GPU, dtype=B)
+        where = SimpleNamespace(
+            positions=torch.arange(rows, device=GPU), slots=torch.randperm(8192 * 64, device=GPU)[:rows]
+        )
+        table = torch.randn(8192, 2, width // 2, device=GPU)
+        for piece, warps in ((16, 4), (16, 2), (16, 1), (32, 4), (64, 4), (64, 8), (8, 1), (8, 2)):
+            rotary._HEADS, rotary._WARPS = piece, warps
+            calls = [lambda q=q: rotary.rotary_and_store(q, table, where, kv, heads, kv_heads, width) for q in qs]
+            tell(f"  rotary {width}: {piece} heads, {warps} warps", timed(calls), rows * parts * width * 4)
+        rotary._HEADS, rotary._WARPS = 16, 4
+
+
+def warm(part: int, parts: int) -> None:
+    """Compiles, in one of several processes, what the timings use."""
+    jobs: list[Callable[[], object]] = []
+    x, w = torch.zeros(1, 4096, device=GPU, dtype=B), torch.zeros(4096, 4096, device=GPU, dtype=B)
+    jobs += [lambda c=c: linear_small(x, prepare_small(w, c)) for c in CUTS]
+    logits = torch.zeros(16, 128256, device=GPU, dtype=B)
+    ids = torch.arange(16, device=GPU, dtype=torch.int32)
+    scratch = sampler.SampleScratch.allocate(16, 128256, GPU, adjusts=True)
+
+    def sums(tiles: int, warps: int) -> None:
+        sampler.TILES, sampler.SUM_WARPS = tiles, warps
+        sampler.sample_rows(logits, ids, asking(16, 128256), scratch, filters=False)
+
+    def lists(some: int, warps: int) -> None:
+        sampler.SOME, sampler.FILTER_WARPS = some, warps
+        sampler.sample_rows(logits, ids, asking(16, 128256), scratch)
+
+    jobs += [lambda f=f: lists(*f) for f in LISTS]
+    jobs += [lambda s=s: sums(*s) for s in sorted({s[:2] for s in SUMS})]
+    for job in jobs[part::parts]:
+        job()
+
+
+def copy_speed() -> float:
+    source, target = (torch.empty(1 << 31, dtype=torch.uint8, device=GPU).random_() for _ in range(2))
+    return 2 * source.numel() / triton.testing.do_bench(lambda: target.copy_(source), return_mode="median") * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="small,elementwise,sampler,linear")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--warm")
+    args = parser.parse_args()
+    if args.warm:
+        return warm(*map(int, args.warm.split("/")))
+    COPY[0] = copy_speed()
+    print(f"copy {COPY[0] / 1e12:.2f} TB/s on {torch.cuda.get_device_name()}")
+    for name in args.only.split(","):
+        {"small": small, "elementwise": elementwise, "sampler": lambda: sampling(args.sweep),
+         "linear": lambda: linear(args.sweep), "chain": chain, "rotary": rotary_sweep}[name]()  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

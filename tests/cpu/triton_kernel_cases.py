@@ -1,0 +1,325 @@
+"""What the Triton column's kernels (attention aside) are held to, on any device: in Triton's interpreter on a CPU, in
+small cases, and natively on a GPU, in wide ones. Import the kernels' environment first; functions assert.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from kernels_naive import assert_close, naive_rms_norm, naive_rotate
+from sampler_oracle import asked, some_rows
+from torch import Tensor
+
+from penstock.kernels.inputs import SamplerInputs
+from penstock.kernels.reference import logprobs as plain_logprobs
+from penstock.kernels.reference import noise as plain_noise
+from penstock.kernels.reference import penalties as plain_penalties
+from penstock.kernels.reference import sample as plain_sample
+from penstock.kernels.triton import activation, blocks, embedding, linear_small, logprobs, norm, penalties, rotary
+from penstock.kernels.triton import rows as step_rows
+from penstock.kernels.triton import sample as fast_sample
+
+COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "sample", "position")
+
+
+def drawn(*shape: int, seed: int = 0, by: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * by).to(dtype)
+
+
+def check_norms(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
+    x, residual, weight = (
+        drawn(*s, seed=i, by=2.0, dtype=dtype) for i, s in enumerate([(rows, width)] * 2 + [(width,)])
+    )
+    wide = drawn(rows, width + 24, seed=5, dtype=dtype).to(device)[:, :width]  # rows that lie apart
+    assert_close(norm.rms_norm(x.to(device), weight.to(device), 1e-5).cpu(), naive_rms_norm(x, weight, 1e-5))
+    assert_close(norm.rms_norm(wide, weight.to(device), 1e-6).cpu(), naive_rms_norm(wide.cpu(), weight, 1e-6))
+    total = residual + x
+    normed, following = norm.add_rms_norm(x.to(device), residual.to(device), weight.to(device), 1e-6)
+    assert torch.equal(following.cpu(), total)
+    assert_close(normed.cpu(), naive_rms_norm(total, weight, 1e-6))
+
+
+def check_gate_and_table(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
+    gate_up = drawn(rows, 2 * width, by=4.0, dtype=dtype)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_close(activation.silu_mul(gate_up.to(device)).cpu(), gate / (1 + torch.exp(-gate)) * up)
+    table = drawn(37, width, dtype=dtype)
+    for kind in (torch.int32, torch.int64):
+        ids = torch.randint(37, (rows,), generator=torch.Generator().manual_seed(1)).to(kind)
+        assert torch.equal(embedding.embed(ids.to(device), table.to(device)).cpu(), table[ids.long()])
+
+
+def check_rotary(
+    device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, width: int, norms: bool
+) -> None:
+    parts, pool = heads + 2 * kv_heads, tokens // 16 + 3
+    qkv = drawn(tokens, parts * width, dtype=dtype)
+    positions = torch.randint(90, (tokens,), generator=torch.Generator().manual_seed(1))
+    slots = torch.randperm(pool * 16, generator=torch.Generator().manual_seed(2))[:tokens]
+    angles = drawn(90, width // 2, seed=3)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
+    weights = [drawn(width, seed=4 + i, dtype=dtype) if norms else None for i in range(2)]
+    kv = torch.zeros(pool, kv_heads, 2, 16, width, dtype=dtype, device=device)
+    q = rotary.rotary_and_store(
+        qkv.clone().to(device), cos_sin.to(device),
+        SimpleNamespace(positions=positions.to(device), slots=slots.to(device)),
+        kv, heads, kv_heads, width, *(None if w is None else w.to(device) for w in weights), 1e-6,
+    ).cpu()  # fmt: skip
+    split, kv, table = qkv.view(tokens, parts, width), kv.cpu(), cos_sin.double()
+    for t in (0, tokens - 1, tokens // 2):
+        wanted = split[t].double()
+        for part, weight in ((slice(0, heads), weights[0]), (slice(heads, heads + kv_heads), weights[1])):
+            if weight is not None:
+                wanted[part] = naive_rms_norm(split[t, part], weight, 1e-6)
+        cos, sin = table[int(positions[t])]
+        turned = torch.stack([naive_rotate(head, cos, sin) for head in wanted[: heads + kv_heads]])
+        block, offset = divmod(int(slots[t]), 16)
+        assert_close(q[t], turned[:heads])
+        assert_close(kv[block, :, 0, offset], turned[heads:])
+        assert torch.equal(kv[block, :, 1, offset], split[t, heads + kv_heads :])
+    assert int((kv[:, 0, 1] != 0).any(-1).sum()) == tokens  # nothing else was written
+
+
+def check_blocks(device: str, dtype: torch.dtype) -> None:
+    layers = [drawn(9, 2, 2, 16, 64, seed=i, dtype=dtype).to(device) for i in range(3)]
+    tokens = torch.arange(9 * 16, dtype=torch.int32).view(9, 16).to(device)
+    before = [x.clone() for x in (*layers, tokens)]
+    copier = blocks.BlockCopier([*layers, tokens])
+    source, target = torch.tensor([1, 4, -1], device=device), torch.tensor([7, 2, 3], device=device)
+    copier.copy(source.int(), target.int())
+    for now, was in zip((*layers, tokens), before, strict=True):
+        was[7], was[2] = was[1].clone(), was[4].clone()
+        assert torch.equal(now, was)
+    blocks.copy_blocks(layers, torch.tensor([2], device=device), torch.tensor([0], device=device))
+    assert all(torch.equal(layer[0], layer[2]) for layer in layers)
+
+
+def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) -> SimpleNamespace:
+    """Columns of rows and a dead one, all fields filled at random but plausibly."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def ints(high: int, low: int = 0) -> Tensor:
+        return torch.randint(low, high, (rows + 1,), generator=rng, dtype=torch.int32)
+
+    def pick(*values: float) -> Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (rows + 1,), generator=rng)]
+
+    length = ints(width * 16 - 1)
+    made = SimpleNamespace(
+        last_token=ints(vocabulary), length=length, done=ints(5) == 0, limit=length + ints(9, 1),
+        prompt_length=torch.minimum(ints(width * 16), length), min_length=length + ints(4), sample=ints(1000),
+        seed=torch.randint(-(2**62), 2**62, (rows + 1,), generator=rng), temperature=pick(0.0, 0.5, 1.0, 1.7),
+        top_p=pick(1.0, 1.0, 0.9, 0.4), top_k=pick(0, 0, 1, 7, 40).int(), min_p=pick(0.0, 0.0, 0.05),
+        repetition=pick(1.0, 1.3), presence=pick(0.0, 0.7), frequency=pick(0.0, 0.21), ignore_eos=ints(2) == 0,
+        stop_ids=torch.randint(-1, vocabulary, (rows + 1, 8), generator=rng, dtype=torch.int32),
+        block_table=(torch.randperm((rows + 1) * width, generator=rng) + 1).view(rows + 1, width).int(),
+        is_end=torch.randint(4, (vocabulary,), generator=rng) == 0, wants=ints(32), logprobs=ints(4, -1),
+        bias_start=ints(1), bias_count=ints(1),
+    )  # fmt: skip
+    made.done[-1] = True
+    return SimpleNamespace(**{name: value.to(device) for name, value in vars(made).items()})
+
+
+def check_prepare_and_advance(device: str, rows: int) -> None:
+    cols = columns(rows, 50, 3, device, seed=rows)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(1)).tolist() + [rows] * 5
+    ids = torch.tensor(order, dtype=torch.int32, device=device)
+    slot_token = torch.full(((rows + 1) * 3 + 2, 16), -7, dtype=torch.int32, device=device)
+    dump = slot_token.shape[0] - 1
+    out = [
+        torch.zeros(len(order), dtype=d, device=device) for d in (torch.int64, torch.int64, torch.int64, torch.int32)
+    ]
+    step_rows.prepare(ids, cols, slot_token, dump, *out)
+    was = {name: value.cpu().clone() for name, value in vars(cols).items()}
+    drew = torch.randint(-2, 50, (len(order),), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
+    drew[drew == -1] = 3
+    told = step_rows.advance(ids, drew.to(device), cols).tolist()
+    for i, row in enumerate(order):
+        length, done = int(was["length"][row]), bool(was["done"][row])
+        block = dump if done else int(was["block_table"][row, length // 16])
+        token, slot = int(was["last_token"][row]), block * 16 + length % 16
+        assert [int(x[i]) for x in out] == [token, length, slot, length + 1]
+        assert done or int(slot_token.view(-1)[slot]) == token
+        x = int(drew[i])
+        assert told[i] == (-1 if done else x)
+        moved = not done and x >= 0
+        ends = moved and bool(was["is_end"][x]) and not bool(was["ignore_eos"][row])
+        ends |= moved and (x in was["stop_ids"][row].tolist() or length + 2 >= int(was["limit"][row]))
+        assert int(cols.last_token[row]) == (x if moved else token)
+        assert int(cols.length[row]) == length + moved
+        assert bool(cols.done[row]) == (done or x == -2 or ends)
+    written = {int(out[2][i]) for i in range(len(order))}
+    assert int((slot_token != -7).sum()) == len(written)
+
+
+def check_join_and_grow(device: str) -> None:
+    cols, rng = columns(12, 50, 6, device), np.random.default_rng(0)
+    k, names = 3, ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+    sampling = SimpleNamespace(
+        **{name: rng.random(k).astype(np.float32) for name in names}, top_k=rng.integers(0, 9, k).astype(np.int32),
+        seed=rng.integers(-(2**62), 2**62, k), ignore_eos=np.array([True, False, True]),
+        stop_ids=rng.integers(-1, 50, (k, 8)).astype(np.int32), logprobs=np.array([-1, 0, 4], np.int32),
+        wants=np.array([0, 16, 7], np.uint8), bias_start=np.array([0, 0, 2, 5], np.int32),
+    )  # fmt: skip
+    more = ("last_token", "length", "limit", "prompt_length", "min_length", "samples")
+    joins = SimpleNamespace(
+        rows=np.array([4, 0, 9], np.int32), **{name: rng.integers(0, 50, k).astype(np.int32) for name in more},
+        blocks=rng.integers(1, 99, (k, 3)).astype(np.int32), sampling=sampling,
+    )  # fmt: skip
+    packed = np.full((5, step_rows.JOIN_WORDS + 4), 77, np.int32)
+    starts = np.array([40, 41, 42])
+    step_rows.pack_joins(joins, starts, packed)
+    was = {name: value.clone() for name, value in vars(cols).items()}
+    step_rows.join(torch.from_numpy(packed).to(device), cols)
+    for name, value in vars(cols).items():
+        if name == "is_end":
+            continue
+        value, old = value.cpu().numpy(), was[name].cpu().numpy()
+        for row in range(12):
+            if row not in (4, 0, 9):
+                assert (value[row] == old[row]).all()
+        found = value[joins.rows]
+        told = {"done": [False] * k, "sample": joins.samples, "bias_start": starts, "bias_count": [0, 2, 3]}
+        if name == "block_table":
+            assert (found[:, :3] == joins.blocks).all() and (found[:, 3:] == 0).all()
+        else:
+            wanted = told.get(name, getattr(joins, name, getattr(sampling, name, None)))
+            assert (found == wanted).all(), name
+    step_rows.grow(torch.tensor([[2, 5, 88], [-1, 0, 0], [9, 3, 55]], dtype=torch.int32, device=device), cols)
+    assert int(cols.block_table[2, 5]) == 88 and int(cols.block_table[9, 3]) == 55 and int(cols.block_table[9, 4]) == 0
+
+
+def check_noise(device: str, lanes: int) -> None:
+    """Through a draw of one tile: the largest of noise alone is the reference's, for each of many counters."""
+    n = lanes // 128
+    inputs = asked(n, seed=-5, first_sample=3, position=70)
+    inputs.position += torch.arange(n, dtype=torch.int32) * 1000
+    flat = torch.zeros(n, 128)
+    noise = plain_noise.gumbel(
+        plain_noise.keys(plain_noise.row_keys(inputs.seed, inputs.sample), inputs.position, 0, plain_noise.LANES), 128
+    )
+    assert torch.equal(fast_sample.sample(flat.to(device), on_device(inputs, device)).cpu(), noise.argmax(-1).int())
+
+
+def on_device(inputs: SamplerInputs, device: str) -> SamplerInputs:
+    moved = some_rows(inputs, torch.arange(inputs.seed.shape[0]))
+    for name in COLUMNS:
+        setattr(moved, name, getattr(moved, name).to(device))
+    return moved
+
+
+def mixed(n: int, seed: int = 1) -> SamplerInputs:
+    """Rows that ask for all kinds of things."""
+    cols = columns(n - 1, 50, 4, "cpu", seed)
+    return SamplerInputs(**{name: getattr(cols, name) for name in COLUMNS[:-1]}, position=cols.length, any_filter=True,
+                         any_random=True)  # fmt: skip
+
+
+def check_sample(device: str, logits: Tensor, inputs: SamplerInputs, near: float = 0.0) -> int:
+    """The reference's tokens, but for a share `near` of near-ties -> how many rows differ."""
+    wanted = plain_sample.sample(logits, inputs)
+    there = on_device(inputs, device)
+    got = fast_sample.sample(logits.to(device), there).cpu()
+    rows = inputs.seed.shape[0]
+    cols = columns(rows, logits.shape[1], 2, "cpu")
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(9)).int()
+    for name in COLUMNS[:-1]:
+        getattr(cols, name)[order.long()] = getattr(inputs, name)
+    cols.length[order.long()] = inputs.position - 1
+    cols.done[:], cols.wants[:] = False, 0
+    cols.done[order[0]] = True
+    cols = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
+    scratch = fast_sample.SampleScratch.allocate(rows + 3, logits.shape[1], torch.device(device), adjusts=True)
+    by_row = fast_sample.sample_rows(logits.to(device).contiguous(), order.to(device), cols, scratch).cpu()
+    assert by_row[0] == -1 and torch.equal(by_row[1:], got[1:])
+    differ = int((got != wanted).sum())
+    assert differ <= near * rows, torch.nonzero(got != wanted)[:9, 0].tolist()
+    return differ
+
+
+def check_logprobs(device: str, dtype: torch.dtype, n: int, vocabulary: int, k: int) -> None:
+    logits = drawn(n, vocabulary, by=3.0, dtype=dtype)
+    logits[0, :] = logits[0, 0]  # equals come in order of their ids
+    tokens = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(1)).int()
+    wanted = plain_logprobs.token_logprobs(logits, tokens, k)
+    got = [x.cpu() for x in logprobs.token_logprobs(logits.to(device), tokens.to(device), k)]
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    cols = columns(n, vocabulary, 2, device, seed=7)
+    ids = torch.arange(n, dtype=torch.int32).flip(0).to(device)
+    out = (torch.full((n,), 9.0), torch.full((n,), 9, dtype=torch.int32), torch.full((n, 2), 9, dtype=torch.int32),
+           torch.full((n, 2), 9.0))  # fmt: skip
+    out = tuple(x.to(device) for x in out)
+    peaks = torch.empty(n, -(-vocabulary // 128), device=device)
+    logprobs.logprobs_rows(logits.to(device), ids, cols, tokens.to(device), 2, peaks, out)
+    wanted = plain_logprobs.token_logprobs(logits, tokens, 2)
+    for i in range(n):
+        row = n - 1 - i
+        k = -1 if bool(cols.done[row]) else min(2, int(cols.logprobs[row]))
+        for place, (mine, theirs) in enumerate(zip(out, wanted, strict=True)):
+            told = mine[i].cpu()
+            if place < 2:
+                want = theirs[i] if k >= 0 else torch.full_like(theirs[i], 9)
+            else:
+                want = torch.full_like(theirs[i], 9)
+                want[: max(k, 0)] = theirs[i, : max(k, 0)]
+            torch.testing.assert_close(told, want, rtol=1e-5, atol=1e-5)
+
+
+def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, width: int) -> None:
+    cols = columns(rows, vocabulary, width, "cpu", seed=3)
+    pool = [
+        torch.randperm(vocabulary, generator=torch.Generator().manual_seed(i))[: i % 4].int() for i in range(rows + 1)
+    ]
+    cols.bias_count = torch.tensor([len(ids) for ids in pool], dtype=torch.int32)
+    cols.bias_start = (cols.bias_count.cumsum(0) - cols.bias_count).int()
+    bias_ids = torch.cat(pool)
+    bias_values = drawn(bias_ids.shape[0], seed=5, by=4.0)
+    slot_token = torch.randint(
+        vocabulary, ((rows + 1) * width + 1, 16), generator=torch.Generator().manual_seed(4)
+    ).int()
+    logits = drawn(rows, vocabulary, by=3.0, dtype=dtype)
+    ids = torch.arange(rows).flip(0)
+    wanted = logits.float().clone()
+    asks = torch.where(cols.done[ids], 0, cols.wants[ids])
+    place = torch.nonzero(asks & 4)[:, 0].tolist()
+    for i in place:
+        mine = pool[int(ids[i])].long()
+        first = int(cols.bias_start[ids[i]])
+        plain_penalties.apply_bias(wanted, torch.full_like(mine, i), mine, bias_values[first : first + len(mine)])
+    place = torch.nonzero(asks & 2)[:, 0]
+    row = ids[place]
+    plain_penalties.apply_penalties(
+        wanted, place, slot_token, cols.block_table[row], cols.length[row] + 1, cols.prompt_length[row],
+        cols.repetition[row], cols.presence[row], cols.frequency[row],
+    )  # fmt: skip
+    place = torch.nonzero(asks & 8)[:, 0]
+    row = ids[place]
+    ends = torch.nonzero(cols.is_end)[:, 0].expand(place.shape[0], -1)
+    early = cols.length[row] + 1 < cols.min_length[row]
+    plain_penalties.bar_ids(wanted, place, torch.cat((ends, cols.stop_ids[row].long()), dim=1), early)
+    # What a row doesn't ask for is off in its columns, as the scheduler's bits promise.
+    off = (cols.wants & 2) == 0
+    cols.repetition[off], cols.presence[off], cols.frequency[off] = 1.0, 0.0, 0.0
+    there = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
+    adjusted = torch.full((rows + 2, vocabulary), 5.0, device=device)
+    penalties.adjust(logits.to(device), ids.int().to(device), there, slot_token.to(device), bias_ids.to(device),
+                     bias_values.to(device), adjusted)  # fmt: skip
+    got = adjusted.cpu()
+    assert (got[rows:] == 5).all()
+    for i in range(rows):
+        want = wanted[i] if int(asks[i]) & 14 else torch.full((vocabulary,), 5.0)
+        torch.testing.assert_close(got[i], want, rtol=1e-6, atol=1e-6)
+
+
+def check_linear(device: str, dtype: torch.dtype, m: int, n: int, k: int, cut: Any, bias: bool = False) -> None:
+    x, weight = drawn(m, k, dtype=dtype), drawn(n, k, seed=1, dtype=dtype)
+    more = drawn(n, seed=2, dtype=dtype) if bias else None
+    small = linear_small.prepare_small(weight.to(device), cut)
+    wanted = x.double() @ weight.double().T + (0 if more is None else more.double())
+    for _ in range(2):  # the counters are left as they were found
+        got = linear_small.linear_small(x.to(device), small, None if more is None else more.to(device))
+        assert_close(got.cpu(), wanted)

@@ -1,0 +1,144 @@
+"""The Triton column's elementwise work, rows, small products and logprobs on a GPU: awkward shapes, against fp64."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+sys.path.insert(0, str(Path(__file__).parent.parent / "cpu"))
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+GPU = "cuda"
+
+
+@pytest.fixture
+def cases():
+    import triton_kernel_cases
+
+    return triton_kernel_cases
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+@pytest.mark.parametrize("width", [7, 64, 896, 2048, 4096, 8192])
+def test_norms(cases, dtype, width):
+    for rows in (1, 3, 64, 257, 1030):
+        cases.check_norms(GPU, dtype, rows, width)
+
+
+@pytest.mark.parametrize("width", [5, 64, 897, 4864, 14336])
+def test_gate_and_table(cases, dtype, width):
+    for rows in (1, 3, 517):
+        cases.check_gate_and_table(GPU, dtype, rows, width)
+
+
+@pytest.mark.parametrize(
+    "shape", [(32, 8, 64), (14, 2, 64), (4, 1, 256), (28, 4, 128), (3, 3, 80), (2, 2, 96)], ids=str
+)
+@pytest.mark.parametrize("norms", [False, True])
+def test_rotary(cases, dtype, shape, norms):
+    for tokens in (1, 17, 400):
+        cases.check_rotary(GPU, dtype, tokens, *shape, norms)
+
+
+def test_no_rows_are_no_launch():
+    from types import SimpleNamespace
+
+    from penstock.kernels.triton import activation, embedding, norm, rotary, sample
+
+    none = torch.zeros(0, 64, device=GPU, dtype=torch.bfloat16)
+    weight = torch.ones(64, device=GPU, dtype=torch.bfloat16)
+    assert norm.add_rms_norm(none, none, weight, 1e-5)[0].shape == (0, 64)
+    assert activation.silu_mul(none).shape == (0, 32)
+    assert embedding.embed(torch.zeros(0, dtype=torch.int64, device=GPU), weight[None]).shape == (0, 64)
+    where = SimpleNamespace(positions=weight[:0].long(), slots=weight[:0].long())
+    kv = torch.zeros(2, 1, 2, 16, 16, device=GPU, dtype=torch.bfloat16)
+    assert rotary.rotary_and_store(none, torch.zeros(4, 2, 8, device=GPU), where, kv, 2, 1, 16).shape == (0, 2, 16)
+    assert sample.sample(none, SimpleNamespace()).shape == (0,)
+
+
+def test_copies(cases, dtype):
+    cases.check_blocks(GPU, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 40, 700])
+def test_prepare_and_advance(cases, rows):
+    cases.check_prepare_and_advance(GPU, rows)
+
+
+def test_join_and_grow(cases):
+    cases.check_join_and_grow(GPU)
+
+
+@pytest.mark.parametrize("n, k", [(96, 64), (3072, 2048), (4100, 2056), (2048, 8192), (130, 1000), (32000, 896)])
+def test_small_products(cases, n, k):
+    from penstock.kernels.triton.linear_small import Cut
+
+    for m in (1, 2, 5, 16):
+        for cut in (None, Cut(16, 128, 3, 4, 3), Cut(64, 64, 1, 4, 3)):
+            cases.check_linear(GPU, torch.bfloat16, m, n, k, cut, bias=m == 5)
+
+
+def test_a_split_product_is_the_same_each_time():
+    from penstock.kernels.triton.linear_small import Cut, linear_small, prepare_small
+
+    x = torch.randn(7, 4096, device=GPU).bfloat16()
+    weight = torch.randn(2048, 4096, device=GPU).bfloat16()
+    small = prepare_small(weight, Cut(32, 128, 8, 4, 3))
+    first = linear_small(x, small)
+    for _ in range(200):
+        assert torch.equal(linear_small(x, small), first)
+
+
+def test_a_layer_of_early_starts_is_the_same_each_time():
+    """Kernels that start before the one ahead has ended must still see all of it: hundreds of layers, in a graph."""
+    from penstock.kernels.triton import activation, linear, norm
+
+    d, inner = 2048, 8192
+    weights = [torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16() for n, k in ((2 * inner, d), (d, inner), (d, d))]
+    up, down, out = (linear.prepare_linear(w) for w in weights)
+    scale = torch.ones(d, device=GPU, dtype=torch.bfloat16)
+    start = torch.randn(3, d, device=GPU).bfloat16()
+
+    def layers(up_, down_, out_, linear_, gap) -> torch.Tensor:
+        x, residual = start.clone(), start.clone()
+        for _ in range(40):
+            x, residual = norm.add_rms_norm(x, residual, scale, 1e-5)
+            gap()
+            x = linear_(out_, x)
+            gap()
+            x = linear_(up_, x)
+            gap()
+            x = activation.silu_mul(x)
+            gap()
+            x = linear_(down_, x)
+            gap()
+        return residual
+
+    wanted = layers(up, down, out, lambda w, x: linear.linear(x, w), torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = layers(up, down, out, lambda w, x: linear.linear(x, w), lambda: None)
+    for _ in range(30):
+        got.zero_()
+        graph.replay()
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 300, 32000, 128256, 151936])
+def test_logprobs(cases, vocabulary):
+    for kind in (torch.bfloat16, torch.float32):
+        cases.check_logprobs(GPU, kind, 12, vocabulary, 20)
+
+
+@pytest.mark.parametrize("vocabulary, width", [(300, 3), (128256, 200)])
+def test_adjust(cases, vocabulary, width):
+    for kind in (torch.bfloat16, torch.float32):
+        cases.check_adjust(GPU, kind, 48, vocabulary, width)

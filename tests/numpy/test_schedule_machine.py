@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schedule_drive import EOS, VOCAB, Drive, submit_random
 
 from penstock.request import SamplingParams
+from penstock.schedule import lineup
 from penstock.schedule.limits import Limits
 
 RANDOMS = st.randoms(use_true_random=False)
@@ -151,3 +152,12 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"
+
+
+def test_prefix_groups_that_are_found_anew_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with very many units: rows come and go between two findings, and fork groups' slots are used again."""
+    monkeypatch.setattr(lineup, "_FEW", 0)
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        seen += happened(tight_replay(seed, lag=1)) + happened(random_replay(seed, lag=1))
+    assert seen["grouped"] > 0

@@ -1,0 +1,76 @@
+"""The order of a step's rows between two findings of the prefix groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.request import Request, SamplingParams
+from penstock.schedule import lineup as lineup_file
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.groups import ForkGroup, Groups, LiveRequest
+from penstock.schedule.lineup import Lineup
+from penstock.schedule.rows import FREE, RUNNING, Rows
+
+
+class Scene:
+    """Fork groups of running tails, two blocks of prefix each, without a scheduler."""
+
+    def __init__(self) -> None:
+        self.rows, self.groups, self.pool = Rows(32, 8), Groups(), BlockPool(64)
+        self.lineup = Lineup(self.rows, self.groups, self.pool, grouping=True)
+        self.step = 0
+
+    def add(self, tails: int) -> tuple[ForkGroup, np.ndarray]:
+        tokens = np.arange(33, dtype=np.int32)
+        request = Request(request_id=1, prompt=tokens.tobytes(), sampling=SamplingParams(n=tails))
+        samples = np.arange(tails, dtype=np.int32)
+        group = self.groups.add(LiveRequest.of(request, 0, 0, 100, -1), tokens, samples, 33)
+        group.blocks, group.running = self.pool.take(2), tails
+        rows = self.rows.take(tails)
+        self.rows.state[rows], self.rows.group[rows] = RUNNING, group.slot
+        self.lineup.came(group)
+        return group, rows
+
+    def remove(self, group: ForkGroup, rows: np.ndarray) -> None:
+        self.rows.free(rows)
+        group.running -= rows.size
+        self.lineup.left(np.array([group.slot]), np.array([rows.size]))
+        if not group.running:
+            self.groups.drop(group)
+
+    def grouped(self) -> list[tuple[list[int], list[int]]]:
+        """(rows, blocks) of each prefix group of the next step; every running row must stand in it once."""
+        order = self.lineup.order(self.lineup.running(), self.step)
+        self.step += 1
+        assert sorted(order.rows.tolist()) == np.flatnonzero(self.rows.state == RUNNING).tolist()
+        bounds = zip(order.start[:-1], order.start[1:], order.blocks, order.length, strict=True)
+        return [(sorted(order.rows[a:b].tolist()), blocks[: n // 16].tolist()) for a, b, blocks, n in bounds]
+
+
+def test_a_slot_used_again_does_not_inherit_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineup_file, "_FEW", 0)
+    scene = Scene()
+    first, rows = scene.add(5)
+    for _ in range(9):
+        found = scene.grouped()
+    assert found == [(sorted(rows.tolist()), first.blocks.tolist())]
+    scene.remove(first, rows)
+    second, others = scene.add(4)
+    assert second.slot == first.slot
+    assert scene.grouped() == [], "rows were put behind the prefix of those that had their slot before"
+    for _ in range(9):
+        found = scene.grouped()
+    assert found == [(sorted(others.tolist()), second.blocks.tolist())]
+
+
+def test_tails_that_leave_and_join_keep_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineup_file, "_FEW", 0)
+    scene = Scene()
+    group, rows = scene.add(6)
+    other, _ = scene.add(1)
+    for _ in range(9):
+        scene.grouped()
+    scene.remove(group, rows[:2])
+    assert scene.grouped() == [(sorted(rows[2:].tolist()), group.blocks.tolist())]
+    assert other.running == 1 and np.count_nonzero(scene.rows.state != FREE) == 5

@@ -20,7 +20,6 @@ from execute_drive import Ask, Host, tiny_runner
 from penstock import LLM, SamplingParams
 from penstock.demo.problems import shipped
 from penstock.execute.runner import TorchRunner
-from penstock.execute.sizes import padded
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN
 
 ASKS = [
@@ -169,8 +168,3 @@ def test_memory_is_enough_for_the_worst_mix() -> None:
         free = torch.cuda.mem_get_info()[0]
     assert all(len(out.outputs) == 4 and len(out.outputs[0].token_ids) == 24 for out in outs)
     assert total - free <= 0.93 * total
-
-
-def test_sizes_hold_their_rows() -> None:
-    for rows in range(1, 9000):
-        assert rows <= padded(rows) <= max(rows + 8, rows * 17 // 16 + 1)

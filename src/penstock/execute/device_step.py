@@ -48,8 +48,8 @@ class Columns:
 
     @classmethod
     def of(cls, rows: int, tokens: int, device: torch.device) -> Columns:
-        wide = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
-        return cls(*wide, torch.zeros(rows, dtype=torch.int32, device=device))
+        ids, positions, slots = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
+        return cls(ids, positions, slots, torch.zeros(rows, dtype=torch.int32, device=device))
 
 
 class DeviceStep:
@@ -208,7 +208,7 @@ class DeviceStep:
         if captured is not None and not most and not (every and self.draw.pool_moved):
             captured.draw[every].replay()
         else:
-            ids, top = self.draw.launch(self.staging.rows[:size], hidden, plan.wants, most)
+            ids, top = self.draw.launch(self.staging.rows[:size], hidden, EVERY if every else PLAIN, most)
         if not where.size:
             return None
         return Logprobs(where, k, self.draw.chosen[:rows], self.draw.rank[:rows], ids[:rows], top[:rows], where)

@@ -228,16 +228,18 @@ def _to_host(x: Tensor, pinned: bool) -> Tensor:
 def _logprobs_to_host(found: Logprobs | None, pinned: bool) -> Logprobs | None:
     if found is None:
         return None
-    on_host = (_to_host(x, pinned) for x in (found.chosen, found.rank, found.top_ids, found.top))
-    return Logprobs(found.where, found.k, *on_host, place=found.place)
+    chosen, rank, ids, top = (_to_host(x, pinned) for x in (found.chosen, found.rank, found.top_ids, found.top))
+    return Logprobs(found.where, found.k, chosen, rank, ids, top, found.place)
 
 
 def _read(found: Logprobs | None) -> TokenLogprobs | None:
-    """Each token is told of its own k: past it, ids are -1 and values -inf."""
+    """Each token is told of its own k: past it, ids are -1 and values -inf, as wide as the largest k."""
     if found is None:
         return None
     lines = (found.chosen.numpy(), found.rank.numpy(), found.top_ids.numpy(), found.top.numpy())
     chosen, rank, ids, top = (line.copy() if found.place is None else line[found.place] for line in lines)
+    width = int(found.k.max(initial=0))
+    ids, top = ids[:, :width], top[:, :width]
     for k in set(found.k.tolist()):
         rows = found.k == k
         ids[rows, k:] = -1

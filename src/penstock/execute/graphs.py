@@ -11,6 +11,7 @@ It knows how to launch a step of a size, and replays it; nothing of what is in i
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ class Graphs:
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
+        self._sizes: list[int] = []  # in order
         self.seconds, self.bytes = 0.0, 0
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -62,12 +64,14 @@ class Graphs:
             for every in (False, True):
                 captured.draw[every] = self._one(lambda: draw(size, self.hidden[:size], every))  # noqa: B023
             self.by_size[size] = captured
+            insort(self._sizes, size)
         torch.cuda.current_stream().synchronize()
         self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
 
     def size_for(self, rows: int) -> int | None:
         """The smallest captured size that holds `rows` rows."""
-        return min((size for size in self.by_size if size >= rows), default=None)
+        at = bisect_left(self._sizes, rows)
+        return self._sizes[at] if at < len(self._sizes) else None
 
     def _forward(self, size: int, grouped: bool, forward: Callable[[int, bool], Tensor]) -> None:
         self.hidden[:size].copy_(forward(size, grouped))

@@ -18,8 +18,8 @@ ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
 CPU_SHARE = 0.25  # of free memory: other programs live on a CPU's
 GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so much of its memory
-# Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last block, and the block
-# of its next token, so that a cache of max_model_len tokens really runs a sequence of that length.
+# Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last block, and its next
+# token's block, so that a cache of max_model_len tokens really runs a sequence of that length.
 SPARE_BLOCKS = 3
 
 

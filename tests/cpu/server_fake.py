@@ -130,7 +130,7 @@ class FakeEngine:
         return made
 
     def stats(self) -> dict[str, float]:
-        names = "prompt_tokens generation_tokens prefix_hit_tokens prefix_query_tokens preemptions steps"
+        names = "prompt_tokens generation_tokens prefix_hit_tokens prefix_query_tokens preemptions steps wasted_tokens"
         return {"running": len(self.open), "waiting": 0, "kv_usage": 0.25, **dict.fromkeys(names.split(), 7)}
 
     async def close(self) -> None:

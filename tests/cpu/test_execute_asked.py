@@ -23,7 +23,7 @@ def test_biases_are_those_of_the_last_join() -> None:
         found = asked.bias(rows)
         expected = [(place, t, v) for place, row in enumerate(rows.tolist()) for t, v in twin[row].items()]
         assert list(zip(found.where.tolist(), found.ids.tolist(), found.values.tolist(), strict=True)) == expected
-    assert asked._bias_ids.size <= 4 * 20 * 40  # what nobody owns is given up
+    assert asked.bias_ids.size <= 4 * 20 * 40  # what nobody owns is given up
 
 
 def test_columns_are_those_of_the_last_join() -> None:

@@ -267,17 +267,24 @@ def chain() -> None:
 
         return step
 
-    for m in (1, 4, 16):
-        tell(f"chain {m} cuBLAS", timed([run(m, layers, head, F.linear)], least=1), size)
-        for ahead in (0, 16384, 32768, 65536):
-            small_module.AHEAD = ahead
-            ready = [[prepare_small(w) for w in layer] for layer in layers]
-            tell(
-                f"chain {m} linear_small, {ahead} B ahead",
-                timed([run(m, ready, prepare_small(head), linear_small)], least=1),
-                size,
-            )
-        small_module.AHEAD = 32768
+    simple = (norm, activation, rotary)
+    for m in (1, 16):
+        for others in (0, 1, 2):
+            for module in simple:
+                module.can_start_early = lambda device, level=others: level
+            tell(f"chain {m} cuBLAS, others {others}", timed([run(m, layers, head, F.linear)], least=1), size)
+            for level, ahead in ((0, 0), (1, 0), (2, 0), (1, 32768), (2, 32768)):
+                small_module.AHEAD, small_module.can_start_early = ahead, lambda device, level=level: level
+                for name, cut in (
+                    ("", None),
+                    ("64x128 split 1", Cut(64, 128, 1, 4, 4)),
+                    ("32x256", Cut(32, 256, 1, 4, 3)),
+                ):
+                    if cut and level != 2:
+                        continue
+                    ready = [[prepare_small(w, cut) for w in layer] for layer in layers]
+                    ms = timed([run(m, ready, prepare_small(head), linear_small)], least=1)
+                    tell(f"chain {m} others {others}, small {level}, {ahead} B ahead {name}", ms, size)
 
 
 def rotary_sweep() -> None:

@@ -42,16 +42,16 @@ def test_noise():
     cases.check_noise(CPU, 128 * 8)
 
 
-@pytest.mark.parametrize("vocabulary", [1, 130, 1000])
+@pytest.mark.parametrize("vocabulary", [1, 130, 700])
 def test_tokens_of_all_kinds_of_rows(vocabulary):
-    logits = cases.drawn(40, vocabulary, seed=2, by=2.0)
-    logits[20:] = logits[20:].bfloat16().float()  # equal logits
-    cases.check_sample(CPU, logits, cases.mixed(40), near=0.0)
+    logits = cases.drawn(16, vocabulary, seed=2, by=2.0)
+    logits[8:] = logits[8:].bfloat16().float()  # equal logits
+    cases.check_sample(CPU, logits, cases.mixed(16), near=0.0)
 
 
 @pytest.mark.parametrize("filters", [{"top_p": 0.1}, {"top_k": 5}, {"min_p": 0.9}, {"top_k": 9, "top_p": 0.5}], ids=str)
 def test_flat_rows_that_miss_all_attempts(filters):
-    cases.check_sample(CPU, cases.drawn(24, 700, seed=3, by=0.2), asked(24, temperature=0.9, seed=5, **filters))
+    cases.check_sample(CPU, cases.drawn(4, 300, seed=3, by=0.2), asked(4, temperature=0.9, seed=5, **filters))
 
 
 def test_bad_logits():
@@ -68,7 +68,7 @@ def test_logprobs():
 
 
 def test_adjust():
-    cases.check_adjust(CPU, F32, 24, 300, 3)
+    cases.check_adjust(CPU, F32, 12, 300, 3)
 
 
 @pytest.mark.parametrize("cut", [Cut(16, 32, 1, 4, 2), Cut(16, 32, 3, 4, 2)], ids=str)

@@ -32,6 +32,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if rows:
         early = can_start_early(gate_up.device)
         _silu_mul[(rows, triton.cdiv(width, _BLOCK))](
-            gate_up, out, width, gate_up.stride(0), EARLY=early, BLOCK=_BLOCK, num_warps=4, launch_pdl=early
+            gate_up, out, width, gate_up.stride(0), EARLY=early, BLOCK=_BLOCK, num_warps=4, launch_pdl=bool(early)
         )
     return out

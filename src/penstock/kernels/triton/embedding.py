@@ -31,6 +31,6 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
         block = min(_BLOCK, triton.next_power_of_2(d))
         early = can_start_early(table.device)
         _embed[(ids.shape[0], triton.cdiv(d, block))](
-            ids, table, out, d, EARLY=early, BLOCK=block, num_warps=4, launch_pdl=early
+            ids, table, out, d, EARLY=early, BLOCK=block, num_warps=4, launch_pdl=bool(early)
         )
     return out

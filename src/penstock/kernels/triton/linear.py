@@ -20,5 +20,5 @@ def prepare_linear(weight: Tensor) -> SmallWeight:
 def linear(x: Tensor, weight: SmallWeight, bias: Tensor | None = None) -> Tensor:
     """x [T, in] -> x @ weight.T + bias, [T, out]."""
     if 0 < x.shape[0] <= MOST_ROWS and x.dtype != torch.float32:
-        return linear_small(x.contiguous(), weight, bias)
+        return linear_small(x, weight, bias)
     return F.linear(x, weight.weight, bias)

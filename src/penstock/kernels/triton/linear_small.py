@@ -14,17 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.early import can_start_early, fetch, release, wait
+from penstock.kernels.triton.early import can_start_early, release, wait
 
 MOST_ROWS = 16
-AHEAD = 32768  # bytes of weights that a program asks for before it may read x
 
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_small(
-    x, weight, bias, out, parts, arrived, M, N, K, each,
+    x, weight, bias, out, parts, arrived, M, N, K, x_stride, each,
     BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-    EVEN_N: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    EVEN_N: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
@@ -32,10 +31,7 @@ def _linear_small(
     m = tl.arange(0, 16)
     lane = tl.arange(0, BK)
     w_row = weight + (n if EVEN_N else tl.minimum(n, N - 1))[:, None].to(tl.int64) * K
-    x_row = x + m[:, None] * K
-    if AHEAD > 0:  # weights are constants: they may come while the kernel ahead still runs
-        head = weight + (n if EVEN_N else tl.minimum(n, N - 1)).to(tl.int64) * K + part * each
-        fetch(head, tl.full((BN,), AHEAD, tl.int32), EARLY)
+    x_row = x + m[:, None] * x_stride
     wait(EARLY)
     sums = tl.zeros((16, BN), tl.float32)
     for at in tl.range(part * each, tl.minimum(part * each + each, K), BK, num_stages=STAGES):
@@ -109,21 +105,18 @@ def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:
 
 
 def linear_small(x: Tensor, small: SmallWeight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] contiguous, 1 <= M <= 16, of the weight's dtype; bias [N] -> x @ weight.T + bias, [M, N]."""
+    """x [M, K], 1 <= M <= 16, of the weight's dtype; bias [N] -> x @ weight.T + bias, [M, N]."""
     (m, k), n, cut = x.shape, small.weight.shape[0], small.cut
-    assert 1 <= m <= MOST_ROWS and x.is_contiguous() and k == small.weight.shape[1]
+    assert 1 <= m <= MOST_ROWS and x.stride(1) == 1 and k == small.weight.shape[1]
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     each = triton.cdiv(triton.cdiv(k, cut.split), cut.inputs) * cut.inputs
     split = triton.cdiv(k, each)
-    early = can_start_early(x.device)
-    # A bulk fetch wants addresses and sizes of 16 bytes: K a multiple of 8.
-    ahead = min(AHEAD // cut.outputs, 2 * min(each, k - (split - 1) * each)) // 16 * 16
+    early = 2 * can_start_early(x.device)
     _linear_small[(triton.cdiv(n, cut.outputs), split)](
         x, small.weight, x if bias is None else bias, out, x if split == 1 else small.parts,
-        x if split == 1 else small.arrived, m, n, k, each,
+        x if split == 1 else small.arrived, m, n, k, x.stride(0), each,
         BN=cut.outputs, BK=cut.inputs, SPLIT=split, HAS_BIAS=bias is not None, EVEN_K=k % cut.inputs == 0,
         EVEN_N=n % cut.outputs == 0, STAGES=cut.stages, EARLY=early,
-        AHEAD=ahead if early and x.element_size() == 2 and k % 8 == 0 else 0,
-        num_warps=cut.warps, launch_pdl=early,
+        num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out

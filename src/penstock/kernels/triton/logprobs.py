@@ -138,5 +138,5 @@ def _launch(
         logits, tokens if row_ids is None else row_ids, tokens if asked is None else asked,
         tokens if done is None else done, tokens, peaks, *out, vocabulary, logits.stride(0), tiles, most,
         BY_ROW=row_ids is not None, SOME=_SOME, TILE=TILE, NT=triton.next_power_of_2(tiles), EARLY=early,
-        num_warps=_WARPS, launch_pdl=early,
+        num_warps=_WARPS, launch_pdl=bool(early),
     )  # fmt: skip

@@ -56,6 +56,6 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
             x, x if residual is None else residual, weight, out, rows, x.stride(0), d, eps,
-            ADD=residual is not None, EARLY=early, ROWS=each, D=width, num_warps=warps, launch_pdl=early,
+            ADD=residual is not None, EARLY=early, ROWS=each, D=width, num_warps=warps, launch_pdl=bool(early),
         )  # fmt: skip
     return out

@@ -122,5 +122,5 @@ def adjust(
             rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
             rows.is_end, rows.stop_ids, vocabulary, logits.stride(0),
             ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, SLOTS=BLOCK_SIZE,
-            STOPS=_STOPS, BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS, launch_pdl=early,
+            STOPS=_STOPS, BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS, launch_pdl=bool(early),
         )  # fmt: skip

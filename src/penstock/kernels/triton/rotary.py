@@ -1,6 +1,6 @@
 """Rotary embedding, the optional norms of q and k, and the KV store, straight from the fused qkv product: one launch.
 
-A program is a token and up to 16 of its heads (q's, then k's, then v's, as they lie in the product). q is turned in
+A program is a token and some of its heads (q's, then k's, then v's, as they lie in the product). q is turned in
 place; k and v go to the cache and nowhere else. It knows heads, positions and slots; no layer.
 Source: RoFormer, arXiv:2104.09864; the halves of a head turn together, as HF does.
 """
@@ -16,6 +16,7 @@ from penstock.kernels.inputs import AttentionInputs
 from penstock.kernels.triton.early import can_start_early, release, wait
 
 _HEADS, _WARPS = 16, 4
+_MANY = 512  # tokens, from which on a program takes all heads of one: 0.0302 ms against 0.0319 at 8,192
 
 
 @triton.jit
@@ -82,13 +83,13 @@ def rotary_and_store(
     assert qkv.is_contiguous() and kv[:1].is_contiguous() and cos_sin.is_contiguous()
     if tokens:
         early = can_start_early(qkv.device)
-        piece = min(_HEADS, triton.next_power_of_2(parts))
+        piece = min(_HEADS if tokens < _MANY else 64, triton.next_power_of_2(parts))
         half = triton.next_power_of_2(width // 2)
         _rotary_and_store[(tokens, triton.cdiv(parts, piece))](
             qkv, cos_sin, inputs.positions, inputs.slots, kv,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, kv.stride(0),
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
             Q_NORM=q_norm is not None, K_NORM=k_norm is not None, EARLY=early, PIECE=piece,
-            num_warps=max(1, min(_WARPS, piece * half // 128)), launch_pdl=early,
+            num_warps=max(1, min(_WARPS, piece * half // 128)), launch_pdl=bool(early),
         )  # fmt: skip
     return qkv.view(tokens, parts, width)[:, :heads]

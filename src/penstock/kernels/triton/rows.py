@@ -75,7 +75,7 @@ def prepare(
         _prepare[(triton.cdiv(count, _BLOCK),)](
             row_ids, rows.last_token, rows.length, rows.done, rows.block_table, rows.block_table.stride(0), slot_token,
             token_ids, positions, slots, lengths, count, dump_block, SLOTS=BLOCK_SIZE, BLOCK=_BLOCK, EARLY=early,
-            num_warps=4, launch_pdl=early,
+            num_warps=4, launch_pdl=bool(early),
         )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def advance(row_ids: Tensor, drawn: Tensor, rows: RowColumns, told: Tensor | Non
         _advance[(triton.cdiv(count, _BLOCK),)](
             row_ids, drawn, rows.last_token, rows.length, rows.done, rows.limit, rows.ignore_eos, rows.stop_ids,
             rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS, STOPS=_STOPS, BLOCK=_BLOCK, EARLY=early,
-            num_warps=4, launch_pdl=early,
+            num_warps=4, launch_pdl=bool(early),
         )  # fmt: skip
     return told
 

@@ -111,7 +111,7 @@ def _launch(
     early = can_start_early(logits.device)
     same = {
         "EARLY": early,
-        "launch_pdl": early,
+        "launch_pdl": bool(early),
         "ADJUSTS": ADJUSTS,
         "BY_ROW": by_row,
         "HAS_ADJUSTED": has_adjusted,

@@ -70,15 +70,12 @@ def decode_step(
     order = torch.randperm(rows, device="cuda", dtype=torch.int32)
     nothing = torch.zeros(rows, dtype=torch.int32, device="cuda")
     decode = DecodeInputs(
-        block_table=kv_table,
-        lengths=lengths,
-        skip=nothing if skip is None else skip,
-        max_length=bound,
-        max_own=bound,
-        groups=groups,
         rows=order,
         table=kv_table,
         length=lengths - 1,
+        skip=nothing if skip is None else skip,
+        max_own=bound,
+        groups=groups,
     )
     return AttentionInputs(nothing, nothing, rows, decode, None)
 

@@ -31,17 +31,17 @@ SMALL: dict[str, tuple[dict[str, Any], int | None]] = {
 
 
 def of_columns(case: Case, spare: int = 3, seed: int = 0) -> Case:
-    """The same step told by the device's own columns: rows scattered over whole tables, lengths before the step."""
+    """The same step with its rows scattered over the device's columns, among rows that are not of it."""
     decode = case.inputs.decode
     assert decode is not None
     rng = torch.Generator().manual_seed(seed)
-    count, width = decode.block_table.shape
+    count, width = decode.rows.shape[0], decode.table.shape[1]
     rows = torch.randperm(count + spare, generator=rng)[:count].to(torch.int32)
     table = torch.zeros(count + spare, width + 2, dtype=torch.int32)
-    table[rows.long(), :width] = decode.block_table
+    table[rows.long(), :width] = decode.table[decode.rows]
     length = torch.zeros(count + spare, dtype=torch.int32)
-    length[rows.long()] = decode.lengths - 1
-    told = replace(decode, block_table=table[:0], lengths=length[:0], rows=rows, table=table, length=length)
+    length[rows.long()] = decode.length[decode.rows]
+    told = replace(decode, rows=rows, table=table, length=length)
     return replace(case, inputs=replace(case.inputs, decode=told, notes={}))
 
 

@@ -165,10 +165,10 @@ def _decode_inputs(
     if not lengths:
         return None
     return DecodeInputs(
-        block_table=padded(tables, extra),
-        lengths=torch.tensor(lengths, dtype=torch.int32),
+        rows=torch.arange(len(lengths), dtype=torch.int32),
+        table=padded(tables, extra),
+        length=torch.tensor(lengths, dtype=torch.int32) - 1,
         skip=torch.tensor(skip, dtype=torch.int32),
-        max_length=max(lengths),
         max_own=max(n - s for n, s in zip(lengths, skip, strict=True)),
         groups=GroupInputs(
             start=torch.tensor(start, dtype=torch.int32),

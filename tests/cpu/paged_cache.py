@@ -46,13 +46,12 @@ class PagedCache:
         return self.model.logits(hidden)
 
     def _decode(self, sequences: list[int]) -> DecodeInputs:
-        lengths = [self.lengths[s] + 1 for s in sequences]
         return DecodeInputs(
-            block_table=self.tables[sequences],
-            lengths=torch.tensor(lengths, dtype=torch.int32),
+            rows=torch.tensor(sequences),
+            table=self.tables,
+            length=torch.tensor(self.lengths, dtype=torch.int32),
             skip=torch.zeros(len(sequences), dtype=torch.int32),
-            max_length=max(lengths),
-            max_own=max(lengths),
+            max_own=1 + max(self.lengths[s] for s in sequences),
             groups=None,
         )
 

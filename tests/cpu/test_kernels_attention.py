@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from attention_cases import SMALL, of_columns
 from kernels_naive import Case, assert_close, make_case
 
 from penstock.kernels.choose import choose
@@ -118,6 +119,14 @@ def test_a_chunk_in_pieces_is_the_chunk_whole(dtype):
             ops = choose(torch.device("cpu"), dtype, "auto")
             got = ops.attention(whole.q[begin:end], whole.kv, piece.inputs, whole.scale, None)
             assert_close(got, want[begin:end].double())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rows_are_found_in_the_devices_columns(name, dtype):
+    told, window = SMALL[name]
+    if told["lengths"]:
+        case = make_case(**told, dtype=dtype)
+        assert torch.equal(attend(of_columns(case), window), attend(case, window))
 
 
 def test_strided_queries_and_two_layers_of_one_step(dtype):

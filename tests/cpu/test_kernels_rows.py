@@ -32,17 +32,16 @@ def threads(request):
 def only(case: Case, rows: list[int]) -> AttentionInputs:
     """The same rows of the same cache, alone: no groups, nothing skipped."""
     decode = case.inputs.decode
-    lengths = decode.lengths[rows]
     return AttentionInputs(
         positions=case.inputs.positions[rows],
         slots=case.inputs.slots[rows],
         rows=len(rows),
         decode=DecodeInputs(
-            block_table=decode.block_table[rows],
-            lengths=lengths,
-            skip=torch.zeros_like(lengths),
-            max_length=int(lengths.max()),
-            max_own=int(lengths.max()),
+            rows=decode.rows[rows],
+            table=decode.table,
+            length=decode.length,
+            skip=torch.zeros(len(rows), dtype=torch.int32),
+            max_own=int(decode.length[rows].max()) + 1,
             groups=None,
         ),
         prefill=None,

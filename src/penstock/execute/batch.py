@@ -40,9 +40,8 @@ def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
     decode, slots, max_length = None, [], 0
     if plan.rows.size:
         max_length = min(int(plan.lengths.max()) + 1, rows.max_model_len)
-        table = rows.block_table[:, : -(-max_length // BLOCK_SIZE)].index_select(0, row)
-        slots.append(_slots(table, positions[0], done, dump_block))
-        decode = _decode(plan, table, length, max_length)
+        slots.append(_slots(rows.block_table, row, positions[0], done, dump_block))
+        decode = _decode(plan, rows, row, max_length)
     prefill = None
     if plan.chunks is not None and plan.chunks.tokens.size:
         at = _chunk_positions(plan.chunks)
@@ -60,13 +59,13 @@ def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
     return Batch(torch.cat(tokens), inputs, row, length, done, max_length)
 
 
-def _slots(table: Tensor, position: Tensor, done: Tensor, dump_block: int) -> Tensor:
+def _slots(table: Tensor, row: Tensor, position: Tensor, done: Tensor, dump_block: int) -> Tensor:
     """Where each row's token goes; rows that run too far write to the dump."""
-    block = table.gather(1, (position // BLOCK_SIZE)[:, None])[:, 0]
+    block = table[row, position // BLOCK_SIZE]
     return torch.where(done, dump_block, block) * BLOCK_SIZE + position % BLOCK_SIZE
 
 
-def _decode(plan: StepPlan, table: Tensor, length: Tensor, max_length: int) -> DecodeInputs:
+def _decode(plan: StepPlan, rows: DeviceRows, row: Tensor, max_length: int) -> DecodeInputs:
     members = np.diff(plan.group_start)
     skip = np.zeros(plan.rows.size, np.int32)
     grouped = int(plan.group_start[-1]) if plan.group_start.size else 0
@@ -74,17 +73,17 @@ def _decode(plan: StepPlan, table: Tensor, length: Tensor, max_length: int) -> D
     groups = None
     if grouped:
         groups = GroupInputs(
-            start=to_device(plan.group_start, table.device),
-            blocks=to_device(plan.group_blocks, table.device),
-            length=to_device(plan.group_length, table.device),
+            start=to_device(plan.group_start, rows.device),
+            blocks=to_device(plan.group_blocks, rows.device),
+            length=to_device(plan.group_length, rows.device),
             start_list=plan.group_start.tolist(),
             length_list=plan.group_length.tolist(),
         )
     return DecodeInputs(
-        block_table=table,
-        lengths=length + 1,
-        skip=to_device(skip, table.device),
-        max_length=max_length,
+        rows=row,
+        table=rows.block_table,
+        length=rows.length,
+        skip=to_device(skip, rows.device),
         max_own=int((np.minimum(plan.lengths + 1, max_length) - skip).max()),
         groups=groups,
     )

@@ -225,13 +225,10 @@ class DeviceStep:
                 length_list=[],
             )
         return DecodeInputs(
-            block_table=rows.block_table,
-            lengths=self.columns.lengths[:size],
-            skip=staging.skip[:size],
-            max_length=rows.max_model_len,
-            max_own=rows.max_model_len,
-            groups=groups,
             rows=staging.rows[:size],
             table=rows.block_table,
             length=rows.length,
+            skip=staging.skip[:size],
+            max_own=rows.max_model_len,
+            groups=groups,
         )

@@ -26,19 +26,17 @@ class GroupInputs:
 
 @dataclass(slots=True)
 class DecodeInputs:
-    """S rows with one query each. A row attends to `lengths` tokens, its own new one (already stored) included."""
+    """S rows with one query each. A row attends to its stored tokens and its own new one (stored by then too).
 
-    block_table: Tensor  # [S, width] int32: the rows' tables, wide enough for max_length
-    lengths: Tensor  # [S] int32: stored tokens + 1
+    `table` and `length` are the device's whole columns, which `rows` picks from: nothing is gathered to tell a step.
+    """
+
+    rows: Tensor  # [S] int32 or int64: the rows' numbers
+    table: Tensor  # [rows, width] int32: every row's table
+    length: Tensor  # [rows] int32: tokens stored before the step
     skip: Tensor  # [S] int32: tokens of the group's prefix that a row's own part skips (0 where it stands alone)
-    max_length: int  # host: max(lengths)
-    max_own: int  # host: max(lengths - skip), or a bound of it
+    max_own: int  # host: max(length[rows] + 1 - skip), or a bound of it
     groups: GroupInputs | None
-    # The device's own columns, for columns of kernels that index them themselves (triton); all three or none. With them
-    # nothing is gathered for a step, and block_table and lengths are not read there.
-    rows: Tensor | None = None  # [S] int32 or int64: the rows' numbers
-    table: Tensor | None = None  # [rows, width] int32: every row's table
-    length: Tensor | None = None  # [rows] int32: tokens stored before the step
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ def plan_decode(decode: DecodeInputs, q: Tensor, kv: Tensor, window: int | None)
         raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
     plan = DecodePlan(cut(decode, q.shape[1], kv.shape[1], window, exact=q.dtype != torch.bfloat16))
     order = np.concatenate([tile.rows for tile in plan.tiles])
-    rows = decode.lengths.shape[0]
+    rows = decode.rows.shape[0]
     if not np.array_equal(order, np.arange(rows)):
         back = np.empty(rows, np.int64)
         back[order] = np.arange(len(order))

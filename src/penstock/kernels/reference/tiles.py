@@ -56,7 +56,8 @@ class _Part:
 
 def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exact: bool) -> list[Tile]:
     """The tiles of a step. `exact`: fp32 sums; pad own tokens only to lengths that leave each bit of them alone."""
-    lengths = decode.lengths.cpu().numpy().astype(np.int64)
+    row_ids = decode.rows.to(torch.int64)
+    lengths = decode.length.index_select(0, row_ids).cpu().numpy().astype(np.int64) + 1
     skip = decode.skip.cpu().numpy().astype(np.int64)
     first = skip if window is None else np.maximum(skip, lengths - window)
     first_block = first // BLOCK_SIZE
@@ -64,7 +65,7 @@ def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exa
     if exact:
         own_blocks = _safe_blocks(own_blocks)
     parts = [*_group_parts(decode, own_blocks, heads, kv_heads), *_alone_parts(decode, own_blocks, kv_heads)]
-    return [_tile(part, decode, first, first_block, lengths, kv_heads) for part in parts]
+    return [_tile(part, decode, row_ids, first, first_block, lengths, kv_heads) for part in parts]
 
 
 def _safe_blocks(blocks: Int) -> Int:
@@ -132,13 +133,15 @@ def _alone_parts(decode: DecodeInputs, own_blocks: Int, kv_heads: int) -> list[_
     return parts
 
 
-def _tile(part: _Part, decode: DecodeInputs, first: Int, first_block: Int, lengths: Int, kv_heads: int) -> Tile:
-    device = decode.block_table.device
+def _tile(
+    part: _Part, decode: DecodeInputs, row_ids: Tensor, first: Int, first_block: Int, lengths: Int, kv_heads: int
+) -> Tile:
+    device = decode.table.device
     flat = part.rows.reshape(-1)
-    rows = torch.from_numpy(flat).to(device)
+    rows = row_ids.index_select(0, torch.from_numpy(flat).to(device))
     own = part.own_blocks * BLOCK_SIZE
     columns = torch.from_numpy(first_block[flat]).to(device)[:, None] + torch.arange(part.own_blocks, device=device)
-    table = decode.block_table.index_select(0, rows).gather(1, columns.clamp_(max=decode.block_table.shape[1] - 1))
+    table = decode.table[rows[:, None], columns.clamp_(max=decode.table.shape[1] - 1)]
     begin, end = (first - first_block * BLOCK_SIZE)[flat], (lengths - first_block * BLOCK_SIZE)[flat]
     clear = int(end.min()) if not begin.any() else 0
     tile = Tile(
@@ -160,7 +163,7 @@ def _tile(part: _Part, decode: DecodeInputs, first: Int, first_block: Int, lengt
 
 def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) -> None:
     assert decode.groups is not None
-    device = decode.block_table.device
+    device = decode.table.device
     groups = torch.from_numpy(part.group).to(device)
     tile.prefix_index = _index(decode.groups.blocks.index_select(0, groups)[:, : part.prefix_blocks], kv_heads)
     prefixes = np.array([decode.groups.length_list[group] for group in part.group])

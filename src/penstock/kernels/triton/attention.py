@@ -39,11 +39,8 @@ def _decode(
         groups = decode.groups
         prefix = _prefix_state(q, inputs)
         attend_prefixes(q, kv, groups.start, groups.blocks, groups.length, scale, *prefix)
-    if decode.rows is None or decode.table is None or decode.length is None:
-        rows, table, length, added = _identity(q, inputs), decode.block_table, decode.lengths, 0
-    else:
-        rows, table, length, added = decode.rows, decode.table, decode.length, 1
-    attend_rows(q, kv, rows, table, length, added, decode.skip, prefix, scale, window, decode.max_own, out)
+    rows, table, length = decode.rows, decode.table, decode.length
+    attend_rows(q, kv, rows, table, length, 1, decode.skip, prefix, scale, window, decode.max_own, out)
 
 
 def _prefix_state(q: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
@@ -56,11 +53,3 @@ def _prefix_state(q: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         )
     state: tuple[Tensor, Tensor] = inputs.notes[key]
     return state
-
-
-def _identity(q: Tensor, inputs: AttentionInputs) -> Tensor:
-    """Row numbers of a step whose tables were gathered already."""
-    if "triton rows" not in inputs.notes:
-        inputs.notes["triton rows"] = torch.arange(q.shape[0], dtype=torch.int32, device=q.device)
-    rows: Tensor = inputs.notes["triton rows"]
-    return rows

@@ -77,7 +77,7 @@ def _case(runner: TorchRunner, args: argparse.Namespace, rows: int, groups: int)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         _run(runner, plans, args.profiled, [])
         torch.cuda.synchronize()
-    parts, gap, kernels = _parts(profile, args.profiled)
+    parts, gap, kernels = _parts(profile)
     print(kernels)
     return {
         "rows": rows, "groups": groups, "ms": round(wall, 3), "tok_s": round(rows / wall * 1e3),
@@ -100,11 +100,19 @@ def _run(runner: TorchRunner, plans: _Plans, steps: int, host: list[float]) -> N
     before.fetch()
 
 
-def _parts(profile: Any, steps: int) -> tuple[dict[str, float], float, str]:
-    """ms a step by part, idle ms a step, and the largest kernels."""
+def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
+    """ms a step by part, idle ms a step, and the largest kernels. Parts may overlap: few rows' kernels start early.
+
+    A step begins with its copy to the device. The first two, in which the host has no lead yet, and the last, behind which
+    nothing waits, are left out.
+    """
     spans, total, names = [], Counter[str](), Counter[str]()
-    for event in profile.events():
-        if event.device_type != torch.autograd.DeviceType.CUDA:
+    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    begins = sorted(event.time_range.start for event in events if "HtoD" in event.name)
+    first, last = begins[2], begins[-1]
+    steps = len(begins) - 3
+    for event in events:
+        if not first <= event.time_range.start < last:
             continue
         length = event.time_range.end - event.time_range.start
         part = next((p for p, words in PARTS.items() if any(w in event.name for w in words)), "elementwise")
@@ -112,10 +120,11 @@ def _parts(profile: Any, steps: int) -> tuple[dict[str, float], float, str]:
         names[event.name[:40]] += length / steps / 1e3
         spans.append((event.time_range.start, event.time_range.end))
     spans.sort()
+    spans.append((last, last))
     idle, end = 0.0, spans[0][1]
-    for first, last in spans:
-        idle += max(0.0, first - end)
-        end = max(end, last)
+    for start, stop in spans:
+        idle += max(0.0, start - end)
+        end = max(end, stop)
     largest = "; ".join(f"{name} {ms:.3f}" for name, ms in names.most_common(14))
     return {p: round(ms, 3) for p, ms in total.items()}, round(idle / steps / 1e3, 3), largest
 
@@ -179,7 +188,7 @@ def _sampling(args: argparse.Namespace, n: int, wants: int) -> SamplingColumns:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (
-        ("rows", 0), ("groups", 0), ("shared", 656), ("own", 96), ("alone", 640), ("steps", 32), ("profiled", 6),
+        ("rows", 0), ("groups", 0), ("shared", 656), ("own", 96), ("alone", 640), ("steps", 32), ("profiled", 9),
         ("logprobs", -1), ("max-rows", 8192),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)

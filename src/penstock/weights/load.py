@@ -42,7 +42,7 @@ def load_model(
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise CapacityError(
                 f"the weights of {folder} in {str(dtype).removeprefix('torch.')} don't fit the memory of {device}: "
-                "take a smaller model or dtype"
+                "take a smaller model or dtype" + (", or --device cpu" if device.type == "cuda" else "")
             ) from error
         raise
     return model

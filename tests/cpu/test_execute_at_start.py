@@ -1,0 +1,48 @@
+"""What may fail while a GPU engine starts is one line that names it and the way out. Needs no GPU."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.execute.ranks import _named_failures, find_device
+from penstock.kernels.choose import choose, choose_rows
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("penstock.kernels.triton")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(UsageError, match=r"need triton, which isn't installed.*--kernels reference.*--device cpu"):
+        choose(CUDA, torch.bfloat16)
+    plain = choose(CUDA, torch.bfloat16, "reference")
+    assert choose_rows(plain) is None and {column for column, _ in plain.why.values()} == {"reference"}
+    assert choose_rows(choose(CPU, torch.bfloat16)) is None
+
+
+def test_a_kernel_that_does_not_compile_is_named() -> None:
+    Broken = type("CompilationError", (Exception,), {"__module__": "triton.compiler.errors"})
+    source = "def attend_rows(error):\n    raise error\n"
+    scope: dict[str, object] = {}
+    exec(compile(source, "/anywhere/penstock/kernels/triton/decode.py", "exec"), scope)
+    with pytest.raises(EngineError, match=r"kernel decode.attend_rows does not compile on cuda:0 \(no such dot\)"), \
+            _named_failures(CUDA):  # fmt: skip
+        scope["attend_rows"](Broken("at 3:4:\n  x = dot\nno such dot"))  # type: ignore[operator]
+
+
+def test_other_failures_stay_what_they_are() -> None:
+    with pytest.raises(KeyError), _named_failures(CPU):
+        raise KeyError("row")
+    with pytest.raises(CapacityError, match="lower"), _named_failures(CPU):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_why_there_is_no_gpu_is_said() -> None:
+    with pytest.raises(UsageError, match=r"'cuda' was asked for and .*: use device='cpu' or 'auto'"):
+        find_device("cuda")

@@ -103,8 +103,8 @@ def _run(runner: TorchRunner, plans: _Plans, steps: int, host: list[float]) -> N
 def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
     """ms a step by part, idle ms a step, and the largest kernels. Parts may overlap: few rows' kernels start early.
 
-    A step begins with its copy to the device. Left out are the first two, in which the host has no lead yet, and the last,
-    behind which nothing waits.
+    A step begins with its copy to the device. Left out are the first two, in which the host has no lead yet, and the
+    last, behind which nothing waits.
     """
     spans, total, names = [], Counter[str](), Counter[str]()
     events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]

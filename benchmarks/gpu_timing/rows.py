@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cpu"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from penstock.kernels.triton import activation, blocks, embedding, logprobs, norm, penalties, rotary
-from penstock.kernels.triton import linear_small as small_module
 from penstock.kernels.triton import rows as step_rows
 from penstock.kernels.triton import sample as sampler
+from penstock.kernels.triton.linear import linear as linear_op
+from penstock.kernels.triton.linear import prepare_linear
 from penstock.kernels.triton.linear_small import Cut, linear_small, prepare_small
 
 B, GPU = torch.bfloat16, torch.device("cuda")
@@ -233,7 +234,8 @@ def linear(sweep: bool) -> None:
                     if cut and cut.split > 1 and n > 30000:
                         continue
                     ready = [prepare_small(w, cut) for w in weights]
-                    ms = timed([lambda w=w, x=x: linear_small(x, w) for w in ready])
+                    product = linear_small if cut else linear_op
+                    ms = timed([lambda w=w, x=x: product(x, w) for w in ready])
                     found.append((ms, cut))
                 tell(f"linear {model} {m} x {n} x {k}", found[0][0], n * k * 2, plain)
                 for ms, cut in sorted(found[1:], key=lambda f: f[0])[:4]:
@@ -267,24 +269,15 @@ def chain() -> None:
 
         return step
 
-    simple = (norm, activation, rotary)
-    for m in (1, 16):
-        for others in (0, 1, 2):
-            for module in simple:
-                module.can_start_early = lambda device, level=others: level
-            tell(f"chain {m} cuBLAS, others {others}", timed([run(m, layers, head, F.linear)], least=1), size)
-            for level, ahead in ((0, 0), (1, 0), (2, 0), (1, 32768), (2, 32768)):
-                small_module.AHEAD, small_module.can_start_early = ahead, lambda device, level=level: level
-                for name, cut in (
-                    ("", None),
-                    ("64x128 split 1", Cut(64, 128, 1, 4, 4)),
-                    ("32x256", Cut(32, 256, 1, 4, 3)),
-                ):
-                    if cut and level != 2:
-                        continue
-                    ready = [[prepare_small(w, cut) for w in layer] for layer in layers]
-                    ms = timed([run(m, ready, prepare_small(head), linear_small)], least=1)
-                    tell(f"chain {m} others {others}, small {level}, {ahead} B ahead {name}", ms, size)
+    ready = [[prepare_linear(w) for w in layer] for layer in layers]
+    for m in (1, 2, 4, 16):
+        plain = timed([run(m, layers, head, F.linear)], least=1)
+        tell(
+            f"chain {m} (torch: with cuBLAS)",
+            timed([run(m, ready, prepare_linear(head), linear_op)], least=1),
+            size,
+            plain,
+        )
 
 
 def rotary_sweep() -> None:

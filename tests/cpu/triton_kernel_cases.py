@@ -18,7 +18,17 @@ from penstock.kernels.reference import logprobs as plain_logprobs
 from penstock.kernels.reference import noise as plain_noise
 from penstock.kernels.reference import penalties as plain_penalties
 from penstock.kernels.reference import sample as plain_sample
-from penstock.kernels.triton import activation, blocks, embedding, linear_small, logprobs, norm, penalties, rotary
+from penstock.kernels.triton import (
+    activation,
+    blocks,
+    embedding,
+    linear_one,
+    linear_small,
+    logprobs,
+    norm,
+    penalties,
+    rotary,
+)
 from penstock.kernels.triton import rows as step_rows
 from penstock.kernels.triton import sample as fast_sample
 
@@ -322,4 +332,7 @@ def check_linear(device: str, dtype: torch.dtype, m: int, n: int, k: int, cut: A
     wanted = x.double() @ weight.double().T + (0 if more is None else more.double())
     for _ in range(2):  # the counters are left as they were found
         got = linear_small.linear_small(x.to(device), small, None if more is None else more.to(device))
+        assert_close(got.cpu(), wanted)
+    if m == 1:
+        got = linear_one.linear_one(x.to(device), weight.to(device), None if more is None else more.to(device))
         assert_close(got.cpu(), wanted)

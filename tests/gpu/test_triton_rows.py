@@ -83,7 +83,7 @@ def test_small_products(cases, n, k):
 
     for m in (1, 2, 5, 16):
         for cut in (None, Cut(16, 128, 3, 4, 3), Cut(64, 64, 1, 4, 3)):
-            cases.check_linear(GPU, torch.bfloat16, m, n, k, cut, bias=m == 5)
+            cases.check_linear(GPU, torch.bfloat16, m, n, k, cut, bias=m in (1, 5))
 
 
 def test_a_split_product_is_the_same_each_time():
@@ -97,7 +97,8 @@ def test_a_split_product_is_the_same_each_time():
         assert torch.equal(linear_small(x, small), first)
 
 
-def test_a_layer_of_early_starts_is_the_same_each_time():
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_layer_of_early_starts_is_the_same_each_time(count):
     """Kernels that start before the one ahead has ended must still see all of it: hundreds of layers, in a graph."""
     from penstock.kernels.triton import activation, linear, norm
 
@@ -105,7 +106,7 @@ def test_a_layer_of_early_starts_is_the_same_each_time():
     weights = [torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16() for n, k in ((2 * inner, d), (d, inner), (d, d))]
     up, down, out = (linear.prepare_linear(w) for w in weights)
     scale = torch.ones(d, device=GPU, dtype=torch.bfloat16)
-    start = torch.randn(3, d, device=GPU).bfloat16()
+    start = torch.randn(count, d, device=GPU).bfloat16()
 
     def layers(up_, down_, out_, linear_, gap) -> torch.Tensor:
         x, residual = start.clone(), start.clone()

@@ -1,0 +1,70 @@
+"""The product of one row, without tensor cores: every weight that a program needs is on its way at once.
+
+A program takes one or two whole rows of W and adds them up itself, so there are no parts to join. Its first weights are
+asked for before the kernel ahead has ended: they are constants. It knows a matrix and a row; no layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.early import can_start_early, wait
+
+
+@triton.jit
+def _linear_one(
+    x, weight, bias, out, N,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    lane = tl.arange(0, BK)
+    w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K
+    w = tl.load(w_row + lane[None, :], mask=(lane < K)[None, :], other=0.0)
+    wait(EARLY)
+    row = tl.load(x + lane, mask=lane < K, other=0.0).to(tl.float32)
+    sums = tl.sum(w.to(tl.float32) * row[None, :], axis=1)
+    for at in tl.static_range(BK, K, BK):
+        k = at + lane
+        more = tl.load(w_row + k[None, :], mask=(k < K)[None, :], other=0.0).to(tl.float32)
+        row = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        sums += tl.sum(more * row[None, :], axis=1)
+    if HAS_BIAS:
+        sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, sums.to(out.dtype.element_ty), mask=n < N)
+
+
+@dataclass(slots=True, frozen=True)
+class Strip:
+    """How a product of one row is cut into programs."""
+
+    outputs: int  # of a program
+    inputs: int  # at once
+    warps: int
+
+
+def strip_of(k: int) -> Strip:
+    """Measured on an H200 over the products of a 1B and an 8B model: 58 to 108 % of copy speed (cuBLAS 32 to 103)."""
+    if k <= 1024:
+        return Strip(2, max(16, triton.next_power_of_2(k)), 4)
+    if k <= 4096:
+        return Strip(1, triton.next_power_of_2(k), 4)
+    return Strip(2, 4096, 8) if k % 4096 == 0 else Strip(2, 2048, 4)
+
+
+def linear_one(x: Tensor, weight: Tensor, bias: Tensor | None = None, strip: Strip | None = None) -> Tensor:
+    """x [1, K] of the weight's dtype, weight [N, K] contiguous, bias [N] -> x @ weight.T + bias, [1, N]."""
+    n, k = weight.shape
+    strip = strip or strip_of(k)
+    assert x.shape == (1, k) and x.stride(1) == 1 and weight.is_contiguous()
+    out = torch.empty((1, n), dtype=x.dtype, device=x.device)
+    early = can_start_early(x.device)
+    _linear_one[(triton.cdiv(n, strip.outputs),)](
+        x, weight, x if bias is None else bias, out, n, K=k, BN=strip.outputs, BK=strip.inputs,
+        HAS_BIAS=bias is not None, EARLY=early, num_warps=strip.warps, launch_pdl=bool(early),
+    )  # fmt: skip
+    return out

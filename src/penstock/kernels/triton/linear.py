@@ -12,9 +12,8 @@ from torch import Tensor
 from penstock.kernels.triton.linear_one import linear_one
 from penstock.kernels.triton.linear_small import MOST_ROWS, SmallWeight, linear_small, prepare_small
 
-# Of 2 to 16 rows, weights of these many elements are cuBLAS's: 28672 x 4096 takes it 0.055 ms and `linear_small` 0.059,
-# 4096 x 14336 0.0305 and 0.031. Smaller ones gain by early starts (a 1B model's kernels 0.84 ms against 0.92), a head by
-# 3 %.
+# For 2 to 16 rows, weights of more elements are cuBLAS's: 28672 x 4096 takes it 0.055 ms and `linear_small` 0.059, 4096
+# x 14336 0.0305 and 0.031. Smaller ones gain by early starts (a 1B model's kernels 0.84 ms against 0.92), heads by 3 %.
 _WIDE, _HEAD = 40_000_000, 65_536
 
 

@@ -7,6 +7,7 @@ knows the loop and the channel.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -43,6 +44,10 @@ def main() -> int:
         from penstock.engine.open import open_engine
 
         engine, facts = open_engine(Config.of(**start.knobs))
+        # What is loaded by now (torch's modules, the model) lives to the end. Looked through again in each full
+        # collection it made steps of 5 to 23 ms, 0.5 ms being usual: from here on the collector leaves it out.
+        gc.collect()
+        gc.freeze()
         end.send_up(Ready(facts))
         _turn(engine, end)
         engine.runner.close()

@@ -17,6 +17,8 @@ from penstock.execute.device_rows import DeviceRows, to_device
 from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
+_BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
+
 
 @dataclass(slots=True)
 class Batch:
@@ -34,8 +36,8 @@ def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
     """The plan's rows must be distinct; joins and new blocks are in `rows` already. dump_block: see `kv_cache`."""
     device = rows.device
     row = to_device(plan.rows, device).to(torch.int64)
-    length, done = rows.length[row], rows.done[row]
-    tokens = [rows.last_token[row].to(torch.int64)]
+    length, done = rows.length.index_select(0, row), rows.done.index_select(0, row)
+    tokens = [rows.last_token.index_select(0, row).to(torch.int64)]
     positions = [length.to(torch.int64)]
     decode, slots, max_length = None, [], 0
     if plan.rows.size:
@@ -61,8 +63,10 @@ def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
 
 def _slots(table: Tensor, row: Tensor, position: Tensor, done: Tensor, dump_block: int) -> Tensor:
     """Where each row's token goes; rows that run too far write to the dump."""
-    block = table[row, position // BLOCK_SIZE]
-    return torch.where(done, dump_block, block) * BLOCK_SIZE + position % BLOCK_SIZE
+    # Flat, and with shifts: at 8,192 rows on a CPU 17 us; table[row, position // BLOCK_SIZE] takes 49.
+    entry = row * table.shape[1] + (position >> _BLOCK_BITS)
+    block = table.view(-1).index_select(0, entry)
+    return (torch.where(done, dump_block, block) << _BLOCK_BITS) + (position & (BLOCK_SIZE - 1))
 
 
 def _decode(plan: StepPlan, rows: DeviceRows, row: Tensor, max_length: int) -> DecodeInputs:

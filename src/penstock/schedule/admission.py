@@ -128,11 +128,10 @@ class Admission:
         """Own blocks of the running rows, and the tokens that each is expected to make."""
         rows = self.rows
         live = np.flatnonzero(rows.state == RUNNING)
-        own = rows.blocks[live] - rows.shared[live]
-        length = rows.length[live]
-        left = rows.limit[live] - length
-        remaining = self.lengths.remaining(length + 1 - rows.prompt[live], left)
-        return own, np.where(rows.ignore_eos[live], left, remaining)
+        own = (rows.blocks - rows.shared).take(live)  # whole columns first: gathering costs more than subtracting
+        left = (rows.limit - rows.length).take(live)
+        remaining = self.lengths.remaining((rows.length + 1 - rows.prompt).take(live), left)
+        return own, np.where(rows.ignore_eos.take(live), left, remaining)
 
     def _expected(self, group: ForkGroup) -> int:
         """Tokens that a tail of this group is expected to make from here on."""

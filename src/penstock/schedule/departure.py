@@ -158,14 +158,15 @@ class Departure:
         self.pool.release(self.rows.own_blocks(rows))
         slots = self.rows.group[rows]
         by_group = np.argsort(slots, kind="stable")
-        samples = self.rows.sample[rows]
+        sorted_rows = rows[by_group]
+        samples = self.rows.sample[sorted_rows]
         at = 0
         for slot, count in zip(*_counted(slots), strict=True):
             group = self.groups[slot]
-            mine = by_group[at : at + count]
+            mine = slice(at, at + count)
             at += count
             current = group.live.row_of[samples[mine]]
-            group.live.row_of[samples[mine]] = np.where(current == rows[mine], -1, current)
+            group.live.row_of[samples[mine]] = np.where(current == sorted_rows[mine], -1, current)
             group.rows -= count
             self._close_if_over(group)
         self.rows.free(rows)

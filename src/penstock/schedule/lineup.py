@@ -15,7 +15,7 @@ from penstock.schedule.blocks import BlockPool
 from penstock.schedule.groups import ForkGroup, Groups
 from penstock.schedule.prefix_groups import PrefixGroup, Unit, find_groups
 from penstock.schedule.rows import RUNNING, Rows
-from penstock.schedule.step import SCRATCH_BLOCK, Int32, Int64
+from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
 
 _FEW = 64  # units whose grouping is found anew at every change; more of them: every _PATIENCE steps
 _PATIENCE = 8
@@ -46,6 +46,7 @@ class Lineup:
         self._place: Int32 = np.zeros(64, np.int32)  # fork group slot -> prefix group, or _alone
         self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> running tails
         self._first: Int32 = np.zeros(64, np.int32)  # fork group slot -> first full block, or the scratch block
+        self._whole: Bool = np.zeros(64, np.bool_)  # fork group slot -> it is a prefix group by itself, all its blocks
         self._alone = 0
         self._prefixes: list[PrefixGroup] = []
 
@@ -57,18 +58,23 @@ class Lineup:
         return self._running
 
     def came(self, group: ForkGroup) -> None:
-        """Tails of this group have joined."""
-        self.changed = self._stale = True
+        """Tails of this group have joined. More tails of a group that shares all its blocks change no grouping."""
+        self.changed = True
         slot = group.slot
         if slot not in self._units:
             self._units[slot] = group
+            self._stale = True
             if slot >= self._place.size:
                 more = np.zeros(slot + 64, np.int32)
                 self._place = np.concatenate((self._place, more))
                 self._tails = np.concatenate((self._tails, more))
                 self._first = np.concatenate((self._first, more))
+                self._whole = np.concatenate((self._whole, more.astype(np.bool_)))
             self._place[slot] = self._alone
+            self._whole[slot] = False
             self._first[slot] = group.blocks[0] if group.full else SCRATCH_BLOCK
+        elif not self._whole[slot]:
+            self._stale = True
         self._tails[slot] = group.running
 
     def left(self, slots: Int32, counts: Int64 | Int32) -> None:
@@ -108,11 +114,14 @@ class Lineup:
         self._prefixes = find_groups(units, self.pool.refs)
         self._alone = len(self._prefixes)
         self._place[:] = self._alone
+        self._whole[:] = False
         width = max((prefix.blocks.size for prefix in self._prefixes), default=0)
         self._blocks = np.full((self._alone, width), SCRATCH_BLOCK, np.int32)
         self._lengths = np.zeros(self._alone, np.int32)
         for index, prefix in enumerate(self._prefixes):
             self._place[prefix.slots] = index
+            if len(prefix.slots) == 1:
+                self._whole[prefix.slots[0]] = prefix.blocks.size == self._units[prefix.slots[0]].full
             self._blocks[index, : prefix.blocks.size] = prefix.blocks
             self._lengths[index] = prefix.blocks.size * BLOCK_SIZE
 

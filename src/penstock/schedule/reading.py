@@ -42,7 +42,7 @@ class Reading:
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused before this."""
         rows, tokens, positions = plan.rows, result.tokens, plan.lengths + np.int32(1)
-        lives = self.rows.state[rows]
+        lives = self.rows.state.take(rows)
         accepted = (tokens != NO_TOKEN) & (lives != ENDED) & (lives != FREE)
         where: Int32 | None = None
         if not accepted.all():
@@ -68,10 +68,10 @@ class Reading:
         columns = self.rows
         finish = np.full(rows.size, GOES_ON, np.int8)
         stop_id = np.full(rows.size, NO_STOP_ID, np.int32)
-        finish[positions + 1 >= columns.limit[rows]] = LENGTH
-        ends = self._eos.take(tokens) & ~columns.ignore_eos[rows]
+        finish[positions + 1 >= columns.limit.take(rows)] = LENGTH
+        ends = self._eos.take(tokens) & ~columns.ignore_eos.take(rows)
         finish[ends] = STOP
-        asks = np.flatnonzero(columns.stops[rows] & ~ends)
+        asks = np.flatnonzero(columns.stops.take(rows) & ~ends)
         if asks.size:
             hit = asks[(columns.stop_ids[rows[asks]] == tokens[asks, None]).any(axis=1)]
             finish[hit], stop_id[hit] = STOP, tokens[hit]
@@ -84,7 +84,7 @@ class Reading:
 
     def _news(self, rows: Int32, tokens: Int32, finish: NDArray[np.int8]) -> Int32:
         """Indices of rows whose tokens go up now."""
-        deliver = self.rows.deliver[rows]
+        deliver = self.rows.deliver.take(rows)
         goes_up = (finish != GOES_ON) | (deliver == EACH_TOKEN)
         watched = np.flatnonzero(deliver == ON_WATCH)
         if watched.size:
@@ -147,6 +147,6 @@ def _add_logprobs(deltas: Deltas, at: Int32, scored: TokenLogprobs) -> None:
 
 def drained(columns: Rows, rows: Int32) -> Int32:
     """Of rows just launched, those whose last step this was: the host knows without reading."""
-    last = rows[columns.length[rows] + 1 >= columns.limit[rows]]
+    last = rows[columns.length.take(rows) + 1 >= columns.limit.take(rows)]
     columns.state[last] = DRAINED
     return last

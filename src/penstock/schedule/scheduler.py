@@ -24,8 +24,8 @@ from penstock.schedule.lineup import Lineup
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.prompt_news import PromptNewsDesk
 from penstock.schedule.reading import Reading, drained
-from penstock.schedule.rows import Rows
-from penstock.schedule.step import Int32, Joins, StepPlan, StepTokens
+from penstock.schedule.rows import RUNNING, Rows
+from penstock.schedule.step import Bool, Int32, Joins, StepPlan, StepTokens
 from penstock.schedule.watch import WatchTables
 
 _NO_GROWTH: Int32 = np.zeros((0, 3), np.int32)
@@ -105,7 +105,7 @@ class Scheduler:
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
             self.departure.preempt(1)
-        rows, growth, stalled = self._grow(self.lineup.running())
+        rows, growth, stalled = self._grow(self.lineup.running(), self._short_of_blocks())
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
         joins = joins_of(admitted.pieces, self.rows)
         if joins is not None:
@@ -113,7 +113,7 @@ class Scheduler:
                 self.lineup.came(piece.group)
             self.news.joined(number, [piece.group for piece in admitted.pieces])
             rows = np.concatenate((rows, joins.rows))
-            _, more, _ = self._grow(joins.rows)
+            _, more, _ = self._grow(joins.rows, joins.rows[self._need_block()[joins.rows]])
             growth = np.concatenate((growth, more))
             # A resumed tail's last token may not have gone up yet: it is gathered from its slot like the ones to come.
             self.slot_token.reshape(-1)[self.rows.slots(joins.rows, joins.length)] = joins.last_token
@@ -144,7 +144,7 @@ class Scheduler:
     def _launch(self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted) -> StepPlan:
         order = self.lineup.order(rows, number)
         rows = order.rows
-        lengths = self.rows.length[rows]
+        lengths = self.rows.length.take(rows)
         self.rows.length[rows] = lengths + 1
         self.rows.last_flight[rows] = number
         if drained(self.rows, rows).size:
@@ -157,7 +157,7 @@ class Scheduler:
             number=number,
             rows=rows,
             lengths=lengths,
-            wants=int(np.bitwise_or.reduce(self.rows.wants[rows], initial=0)) & _WANTS_MASK,
+            wants=int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & _WANTS_MASK,
             group_start=order.start,
             group_blocks=order.blocks,
             group_length=order.length,
@@ -171,14 +171,21 @@ class Scheduler:
         if any(chunk.group.live.prompt_logprobs >= 0 for chunk in chunks):
             self.news.launched(number, chunks)
 
-    def _grow(self, rows: Int32) -> tuple[Int32, Int32, bool]:
-        """Gives each row the block that its coming token needs; rows that get none stall: (rows, new blocks, stalled).
+    def _need_block(self) -> Bool:
+        """Of all rows, those whose coming token needs a block more. Whole columns: gathering costs ten times as much.
 
-        The table covers the position after the one that this step stores: the host keeps the drawn token there.
+        The table covers the position after the one that a step stores: the host keeps the drawn token there.
         """
+        short: Bool = ((self.rows.length + 1) >> 4) >= self.rows.blocks
+        return short
+
+    def _short_of_blocks(self) -> Int32:
+        """The running rows whose coming token needs a block more."""
+        return np.flatnonzero(self._need_block() & (self.rows.state == RUNNING)).astype(np.int32)
+
+    def _grow(self, rows: Int32, needy: Int32) -> tuple[Int32, Int32, bool]:
+        """Gives `needy` of the rows a block each; those that get none stall: (rows, new blocks, stalled)."""
         columns = self.rows
-        index = (columns.length[rows] + 1) >> 4
-        needy = rows[index >= columns.blocks[rows]]
         if not needy.size:
             return rows, _NO_GROWTH, False
         stalled = needy.size > self.pool.available

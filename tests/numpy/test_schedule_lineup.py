@@ -21,16 +21,23 @@ class Scene:
         self.lineup = Lineup(self.rows, self.groups, self.pool, grouping=True)
         self.step = 0
 
-    def add(self, tails: int) -> tuple[ForkGroup, np.ndarray]:
-        tokens = np.arange(33, dtype=np.int32)
+    def add(self, tails: int, blocks: tuple[int, ...] = ()) -> tuple[ForkGroup, np.ndarray]:
+        """A group over these blocks, or over two of its own."""
+        tokens = np.arange(16 * (len(blocks) or 2) + 1, dtype=np.int32)
         request = Request(request_id=1, prompt=tokens.tobytes(), sampling=SamplingParams(n=tails))
         samples = np.arange(tails, dtype=np.int32)
-        group = self.groups.add(LiveRequest.of(request, 0, 0, 100, -1), tokens, samples, 33)
-        group.blocks, group.running = self.pool.take(2), tails
+        group = self.groups.add(LiveRequest.of(request, 0, 0, 100, -1), tokens, samples, tokens.size)
+        group.blocks = np.array(blocks, np.int32) if blocks else self.pool.take(2)
+        if blocks:
+            self.pool.refs[group.blocks] += 1
+        return group, self.join(group, tails)
+
+    def join(self, group: ForkGroup, tails: int) -> np.ndarray:
         rows = self.rows.take(tails)
+        group.running += tails
         self.rows.state[rows], self.rows.group[rows] = RUNNING, group.slot
         self.lineup.came(group)
-        return group, rows
+        return rows
 
     def remove(self, group: ForkGroup, rows: np.ndarray) -> None:
         self.rows.free(rows)
@@ -74,3 +81,31 @@ def test_tails_that_leave_and_join_keep_the_group(monkeypatch: pytest.MonkeyPatc
     scene.remove(group, rows[:2])
     assert scene.grouped() == [(sorted(rows[2:].tolist()), group.blocks.tolist())]
     assert other.running == 1 and np.count_nonzero(scene.rows.state != FREE) == 5
+
+
+def test_a_group_that_grows_is_grouped_anew_until_it_shares_all_its_blocks() -> None:
+    scene = Scene()
+    first, one = scene.add(1, (40, 41, 42, 43, 44, 45))
+    _, other = scene.add(1, (40, 41, 42, 43, 44, 46))
+    assert scene.grouped() == [(sorted([*one, *other]), [40, 41, 42, 43, 44])], "both over what they share"
+    eight = scene.join(first, 8)
+    assert scene.grouped() == [(sorted([*one, *eight]), first.blocks.tolist())], "the large one over all of its own"
+    more = scene.join(first, 3)
+    assert scene.grouped() == [(sorted([*one, *eight, *more]), first.blocks.tolist())]
+    second, alone = scene.add(1)
+    assert len(scene.grouped()) == 1
+    rest = scene.join(second, 5)
+    assert (sorted([*alone, *rest]), second.blocks.tolist()) in scene.grouped()
+
+
+def test_more_tails_of_a_group_that_shares_all_its_blocks_cost_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    group, _ = scene.add(6)
+    scene.grouped()
+    found = []
+    monkeypatch.setattr(lineup_file, "find_groups", lambda *told: found.append(told) or [])
+    scene.join(group, 4)
+    assert len(scene.grouped()[0][0]) == 10 and not found
+    scene.add(3)
+    scene.grouped()
+    assert len(found) == 1

@@ -94,10 +94,10 @@ class Lineup:
         if not alone:
             none = np.zeros(0, np.int32)
             return Order(rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), none)
-        place = self._place.take(self.rows.group[rows])
+        place = self._place.take(self.rows.group.take(rows))
         if alone < 2**15 - 1:
             place = place.astype(np.int16)  # numpy sorts 16-bit numbers by radix
-        rows = rows[np.argsort(place, kind="stable")]
+        rows = rows.take(np.argsort(place, kind="stable"))
         sizes = np.bincount(place, minlength=alone + 1)[:alone]
         present = np.flatnonzero(sizes)
         start = np.zeros(present.size + 1, np.int32)

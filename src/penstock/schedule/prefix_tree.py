@@ -71,9 +71,10 @@ class PrefixTree:
         self.enabled = enabled
         self.pool = pool
         self.slot_token = slot_token
-        self.place: Int64 = np.zeros(pool.num_blocks, np.int64)  # the entry's number, 0: not in the tree
-        self.parent: Int64 = np.zeros(pool.num_blocks, np.int64)  # the number of the entry before it
-        self.key_of: UInt64 = np.zeros(pool.num_blocks, np.uint64)
+        # Full, not zeros: their pages come here, not at the first touch amid a step.
+        self.place: Int64 = np.full(pool.num_blocks, 0, np.int64)  # the entry's number, 0: not in the tree
+        self.parent: Int64 = np.full(pool.num_blocks, 0, np.int64)  # the number of the entry before it
+        self.key_of: UInt64 = np.full(pool.num_blocks, 0, np.uint64)
         self._blocks: dict[int, int] = {}
         self._last = 0  # the last entry's number
         self._powers: UInt64 = np.ones(1, np.uint64)

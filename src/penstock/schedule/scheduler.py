@@ -45,7 +45,7 @@ class Scheduler:
             )
         self.rows = Rows(limits.max_rows, width)
         self.pool = BlockPool(limits.num_blocks)
-        self.slot_token = np.zeros((limits.num_blocks, 16), np.int32)
+        self.slot_token = np.full((limits.num_blocks, 16), 0, np.int32)  # full: pages now, not amid a step
         self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)

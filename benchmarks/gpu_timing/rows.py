@@ -122,7 +122,7 @@ def small() -> None:
         cols = columns(rows, 128256, 64, "cuda")
         ids = torch.arange(rows, device=GPU, dtype=torch.int32)
         slot_token = torch.zeros((rows + 1) * 64 + 2, 16, dtype=torch.int32, device=GPU)
-        out = [torch.zeros(rows, dtype=torch.int64, device=GPU) for _ in range(4)]
+        out = [torch.zeros(rows, dtype=torch.int64, device=GPU) for _ in range(3)]
         tell(f"prepare {rows}", timed([lambda: step_rows.prepare(ids, cols, slot_token, 0, *out)]))
         tell(f"advance {rows}", timed([lambda: step_rows.advance(ids, ids, cols)]))
     packed = torch.full((256, step_rows.JOIN_WORDS + 64), -1, dtype=torch.int32, device=GPU)

@@ -44,12 +44,10 @@ class Columns:
     tokens: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
     slots: Tensor  # [tokens] int64
-    lengths: Tensor  # [rows] int32
 
     @classmethod
-    def of(cls, rows: int, tokens: int, device: torch.device) -> Columns:
-        ids, positions, slots = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
-        return cls(ids, positions, slots, torch.zeros(rows, dtype=torch.int32, device=device))
+    def of(cls, tokens: int, device: torch.device) -> Columns:
+        return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
 
 
 class DeviceStep:
@@ -69,7 +67,7 @@ class DeviceStep:
         self.max_rows = rows.length.shape[0] - 1
         capacity, device = padded(self.max_rows), rows.device
         self.staging = Staging(capacity, group_capacity(capacity), device)
-        self.columns = Columns.of(capacity, padded_tokens(capacity + max_tokens), device)
+        self.columns = Columns.of(padded_tokens(capacity + max_tokens), device)
         self.draw = RowDraw(model, ops, rows, kv.slot_token, sampler.slice_rows, capacity)
         width = rows.block_table.shape[1]
         self.group_blocks = torch.zeros(group_capacity(capacity), width, dtype=torch.int32, device=device)
@@ -187,7 +185,7 @@ class DeviceStep:
         if size:
             self.ops.prepare(
                 self.staging.rows[:size], self.rows, self.kv.slot_token, self.kv.dump_block,
-                columns.tokens, columns.positions, columns.slots, columns.lengths,
+                columns.tokens, columns.positions, columns.slots,
             )  # fmt: skip
         decode = self._decode(size, grouped) if size else None
         inputs = AttentionInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)

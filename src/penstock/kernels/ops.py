@@ -90,7 +90,7 @@ class RowOps:
     pack_joins: Callable[..., None]  # joins, bias_start [k], out [k, words]: on the host
     join: Callable[..., None]  # packed [k, words], rows
     grow: Callable[..., None]  # new blocks [m, 3], rows
-    prepare: Callable[..., None]  # row_ids, rows, slot_token, dump block, -> token_ids, positions, slots, lengths
+    prepare: Callable[..., None]  # row_ids, rows, slot_token, dump block, -> token_ids, positions, slots
     advance: Callable[..., Tensor]  # row_ids, drawn, rows, told -> told
     sample_scratch: Callable[..., Any]  # rows, vocabulary, device, adjusts -> scratch of the three below
     adjust: Callable[..., None]  # logits, row_ids, rows, slot_token, bias_ids, bias_values, scratch.adjusted

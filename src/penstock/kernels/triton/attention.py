@@ -40,7 +40,7 @@ def _decode(
         prefix = _prefix_state(q, inputs)
         attend_prefixes(q, kv, groups.start, groups.blocks, groups.length, scale, *prefix)
     rows, table, length = decode.rows, decode.table, decode.length
-    attend_rows(q, kv, rows, table, length, 1, decode.skip, prefix, scale, window, decode.max_own, out)
+    attend_rows(q, kv, rows, table, length, decode.skip, prefix, scale, window, decode.max_own, out)
 
 
 def _prefix_state(q: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:

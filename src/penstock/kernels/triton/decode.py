@@ -19,9 +19,9 @@ MOST_SPLITS = 64  # programs that share a row
 
 
 @triton.jit
-def _extent(length, skip, row, item, added, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
+def _extent(length, skip, row, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
     """First and one past the last token that a row's own part sees."""
-    end = tl.minimum(tl.load(length + row) + added, capacity)
+    end = tl.minimum(tl.load(length + row) + 1, capacity)
     first = 0
     if SKIPS:
         first = tl.load(skip + item)
@@ -39,7 +39,7 @@ def _span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["added", "capacity", "window", "splits", "split_tokens", "stride_blocks"],
+    do_not_specialize=["capacity", "window", "splits", "split_tokens", "stride_blocks"],
     do_not_specialize_on_alignment=["rows", "blocks", "length", "skip"],
 )
 def _own(
@@ -54,7 +54,6 @@ def _own(
     rows,  # [S]
     length,  # [rows]
     skip,  # [S]
-    added,
     capacity,
     window,
     scale,
@@ -79,7 +78,7 @@ def _own(
     head = tl.program_id(0) % KV_HEADS
     item = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
-    first, end = _extent(length, skip, row, item, added, capacity, window, SKIPS, WINDOWED)
+    first, end = _extent(length, skip, row, item, capacity, window, SKIPS, WINDOWED)
     begin = first // 16 * 16
     last = end
     split = 0
@@ -136,7 +135,7 @@ def _own(
 
 
 @triton.jit(
-    do_not_specialize=["added", "capacity", "window", "splits", "split_tokens"],
+    do_not_specialize=["capacity", "window", "splits", "split_tokens"],
     do_not_specialize_on_alignment=["rows", "length", "skip"],
 )
 def _join(
@@ -146,7 +145,6 @@ def _join(
     rows,
     length,
     skip,
-    added,
     capacity,
     window,
     splits,
@@ -165,7 +163,7 @@ def _join(
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     row = tl.load(rows + item).to(tl.int64)
-    first, end = _extent(length, skip, row, item, added, capacity, window, SKIPS, WINDOWED)
+    first, end = _extent(length, skip, row, item, capacity, window, SKIPS, WINDOWED)
     tokens = end - first // 16 * 16
     span = _span(tokens, splits, split_tokens, TOKENS)
     if span < tokens:
@@ -197,7 +195,6 @@ def attend_rows(
     rows: Tensor,
     block_table: Tensor,
     length: Tensor,
-    added: int,
     skip: Tensor | None,
     prefix: tuple[Tensor, Tensor] | None,
     scale: float,
@@ -207,7 +204,7 @@ def attend_rows(
 ) -> None:
     """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into out [S, H, D]: item i is row rows[i] of the tables.
 
-    rows [S], block_table [rows, W] int32, length [rows] int32: a row sees length + `added` tokens, at most W * 16, less
+    rows [S], block_table [rows, W] int32, length [rows] int32: a row sees length + 1 tokens, at most W * 16, less
     the first skip[i] (skip [S] int32) where `prefix` (answer [S, H, D], lse [S, H] float32: `prefix.attend_prefixes`)
     stands for those. max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.
     """
@@ -224,7 +221,7 @@ def attend_rows(
     answer, lse = prefix if prefix is not None else (out, out)
     skips = skip is not None and prefix is not None
     step = (rows, length, skip if skips else rows)
-    sizes = (added, block_table.shape[1] * 16, window or 0)
+    sizes = (block_table.shape[1] * 16, window or 0)
     pad = max(16, triton.next_power_of_2(width))
     _own[(count * kv_heads, splits)](
         q, kv, out, answer, lse, part, part_lse, block_table, *step, *sizes, scale * LOG2_E, splits, split_tokens,

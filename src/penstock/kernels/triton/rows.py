@@ -33,7 +33,7 @@ JOIN_WORDS = len(_INTS) + len(_FLOATS) + len(_MORE) + _STOPS
 
 @triton.jit(do_not_specialize=["count"])
 def _prepare(
-    row_ids, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots, lengths,
+    row_ids, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots,
     count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
@@ -50,7 +50,6 @@ def _prepare(
     tl.store(token_ids + i, token, mask=there)
     tl.store(positions + i, stored, mask=there)
     tl.store(slots + i, slot, mask=there)
-    tl.store(lengths + i, stored + 1, mask=there)
     tl.store(slot_token + slot, token, mask=there)
 
 
@@ -62,10 +61,9 @@ def prepare(
     token_ids: Tensor,
     positions: Tensor,
     slots: Tensor,
-    lengths: Tensor,
 ) -> None:
-    """row_ids [S] int32 -> the first S entries of token_ids, positions, slots, lengths (of any integer dtype that holds
-    them; lengths = stored + 1), and each row's token stored beside its K and V, slot_token [blocks, 16] int32.
+    """row_ids [S] int32 -> the first S entries of token_ids, positions, slots (of any integer dtype that holds them),
+    and each row's token stored beside its K and V, slot_token [blocks, 16] int32.
 
     Rows that are done go to the dump block, at their own offset.
     """
@@ -74,7 +72,7 @@ def prepare(
         early = can_start_early(row_ids.device)
         _prepare[(triton.cdiv(count, _BLOCK),)](
             row_ids, rows.last_token, rows.length, rows.done, rows.block_table, rows.block_table.stride(0), slot_token,
-            token_ids, positions, slots, lengths, count, dump_block, SLOTS=BLOCK_SIZE, BLOCK=_BLOCK, EARLY=early,
+            token_ids, positions, slots, count, dump_block, SLOTS=BLOCK_SIZE, BLOCK=_BLOCK, EARLY=early,
             num_warps=4, launch_pdl=bool(early),
         )  # fmt: skip
 

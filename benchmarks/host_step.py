@@ -13,7 +13,7 @@ Medians on one core, prefix caching on, at `--context` tokens a row and again at
 Times are the processor's for the one thread that does it all, so that a busy machine measures the same. admit and
 finish are what their steps cost beyond as many steady ones. build is all of what a launch does before the
 model's forward: joins, growth, `execute.batch.build_batch`, on the CPU with torch on one thread, so what a GPU does
-itself (gathering the block tables) is in it. It asserts nothing.
+itself (writing the joining rows' columns and tables) is in it. It asserts nothing.
 """
 
 from __future__ import annotations

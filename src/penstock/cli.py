@@ -2,6 +2,7 @@
 
 Engine options are not written here: they are made from `penstock.config`'s fields, names, types and help alike. A
 PenstockError ends a command with `penstock: <its line>` on stderr and its exit code, Ctrl-C with 130 and how to go on.
+A command line that cannot be read ends the same way, with 2.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from penstock.config import Config
 from penstock.errors import PenstockError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
 
 app = typer.Typer(
     name="penstock",
@@ -43,7 +45,23 @@ Out = Annotated[Path, typer.Option(help="Folder for samples, summary and report;
 
 def main() -> None:
     """The entry point of `penstock` and `python -m penstock`."""
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except MISREAD as error:
+        sys.exit(_misread(error))
+    sys.exit(code)
+
+
+def _misread(error: Any) -> int:
+    """Says in one line what the parser makes of a command line that it cannot read."""
+    said: str = error.format_message()
+    if "\n" in said:  # no words at all were given: the parser's answer is the help
+        error.show()
+        return int(error.exit_code)
+    said = said.replace("Value error, ", "").rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "penstock"
+    print(f"penstock: {said[:1].lower()}{said[1:]}: see {command} -h", file=sys.stderr)
+    return int(error.exit_code)
 
 
 def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -98,7 +116,7 @@ def with_one_line(call: Callable[[], None]) -> None:
         print(f"penstock: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as stop:
-        print(f"penstock: {stop or 'stopped'}", file=sys.stderr)
+        print(f"penstock: {str(stop) or 'stopped'}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from stop
 
 
@@ -126,7 +144,9 @@ def demo(
     limit: Annotated[int, typer.Option(help="How many of the packaged problems, from the first on.")] = 16,
     knobs: dict[str, Any],
 ) -> None:
-    """Sample the packaged problems with the packaged model: the main job, offline, in a few minutes."""
+    """Sample packaged problems with the packaged model.
+
+    The main job, offline, in a few minutes."""
     from penstock.jobs.demo import run_demo
 
     run_demo(Config.of(**knobs), out, n=n, limit=limit)
@@ -162,7 +182,9 @@ def monkeys(
     ] = None,
     knobs: dict[str, Any],
 ) -> None:
-    """Sample each problem n times: coverage (pass@k), majority vote, speed, and a report to look at."""
+    """Sample each problem n times: coverage, majority vote, report.
+
+    Coverage is pass@k with its interval; the report has the speed too."""
     from penstock.jobs.monkeys import Options, run_monkeys
     from penstock.request import SamplingParams
 
@@ -188,7 +210,9 @@ def run_command(
     *,
     knobs: dict[str, Any],
 ) -> None:
-    """Run a file of prompts into a file of outputs: any size, each id exactly once, through kills."""
+    """Run a file of prompts into a file of outputs.
+
+    Files of any size, each id exactly once, through kills."""
     from penstock.jobs.run import run_file
 
     run_file(source, out, Config.of(**knobs))
@@ -218,7 +242,9 @@ def serve(
     "model", "skip_tokenizer_init", "seed", "enable_prefix_caching", "prefix_groups", "steps_ahead", "preempt_every"
 )
 def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
-    """Say what this machine is, which kernels it would run and why, and how many tokens fit."""
+    """Say what this machine is and how a model would run here.
+
+    Which kernels and why, and how many tokens fit."""
     config = Config.of(model=model, **knobs)
     from penstock.jobs.doctor import print_doctor
 
@@ -260,7 +286,9 @@ def shapes(
     serve_options: Annotated[str, typer.Option(help="More words for `penstock serve`, in one text.")] = "",
     knobs: dict[str, Any],
 ) -> None:
-    """Run models of named shapes with random weights: speed, parts of a step, per cent of the limit by arithmetic."""
+    """Run models of named shapes with random weights.
+
+    Speed, the parts of a step, and per cent of the limit by arithmetic."""
     import shlex
 
     from penstock.jobs.shapes import Options, run_shapes

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from penstock.errors import UsageError
 
+MAX_ROWS = 262_144  # a row takes memory before it runs: a slot in every batch array, a line of the block table
 BLOCK_SIZE = 16  # tokens of a block; the kernels and the prefix tree are made for it
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -63,7 +64,7 @@ class BatchingOptions:
     """How much of it at once."""
 
     max_num_seqs: int | None = _knob(
-        None, "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU.", low=1
+        None, "Rows: sequences that run at once. None: 1,024 on a CPU, 8,192 on a GPU.", low=1, high=MAX_ROWS
     )
     max_num_batched_tokens: int | None = _knob(
         None, "Tokens of a step, prompts and rows together. None: 2,048 on a CPU, 16,384 on a GPU.", low=16
@@ -124,10 +125,12 @@ def _check_knob(name: str, value: Any, hint: Any, metadata: dict[str, Any]) -> N
             raise UsageError(f"{name} must be one of {', '.join(choices)}, not {value!r}", param=name)
         return
     allowed = tuple(choices) or (hint,)
+    if float in allowed:
+        allowed += (int,)
     if value is None and type(None) in allowed:
         return
     if (isinstance(value, bool) and bool not in allowed) or not isinstance(value, allowed):
-        wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
+        wanted = " or ".join(t.__name__ for t in (choices or (hint,)) if t is not type(None))
         raise UsageError(f"{name} must be {wanted}, not {value!r}", param=name)
     low, high = metadata["low"], metadata["high"]
     if (low is not None and value < low) or (high is not None and value > high):

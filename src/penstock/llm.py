@@ -304,6 +304,8 @@ class _Bar:
 def _as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
     if isinstance(prompts, (str, dict)):
         prompts = [prompts]
+    if not isinstance(prompts, Iterable):
+        raise UsageError(f"prompts is {type(prompts).__name__}: give a text, a list of token ids, or a list of them")
     listed: list[Any] = list(prompts)
     if listed and all(isinstance(p, Integral) for p in listed):
         return [listed]
@@ -329,6 +331,8 @@ def _params_for(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise UsageError("sampling_params must be a SamplingParams, or a list with one for each prompt")
     if len(params) != len(prompts):
         raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each prompt")
     return list(params)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Literal
 
 from penstock.errors import UsageError
@@ -61,7 +62,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        self.logit_bias = {int(k): float(v) for k, v in self.logit_bias.items()} if self.logit_bias else None
+        self.logit_bias = _bias(self.logit_bias) if self.logit_bias else None
         self._check_counts()
         self._check_numbers()
         self._check_stops()
@@ -101,6 +102,9 @@ class SamplingParams:
             _real(f"logit_bias[{token}]", value, -100.0, 100.0, param="logit_bias")
 
     def _check_stops(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            if not isinstance(getattr(self, name), (list, tuple, NoneType)):
+                raise UsageError(f"{name} must be a list, not {getattr(self, name)!r}", param=name)
         if any(not isinstance(s, str) or not s for s in self.stop or ()):
             raise UsageError("stop holds an empty string or something that is no string: leave it out", param="stop")
         for token in self.stop_token_ids or ():
@@ -112,6 +116,13 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+
+
+def _bias(bias: object) -> dict[int, float]:
+    try:
+        return {int(token): float(value) for token, value in dict(bias).items()}  # type: ignore[call-overload]
+    except (TypeError, ValueError) as error:
+        raise UsageError("logit_bias must map token ids to numbers, as {17: -100.0}", param="logit_bias") from error
 
 
 def _whole(name: str, value: object, low: int, high: int | None) -> None:

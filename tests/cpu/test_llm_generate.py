@@ -211,6 +211,10 @@ def test_what_makes_no_sense_at_all_is_raised(llm: LLM, tmp_path: Path) -> None:
         run(llm, PROMPTS[:2], [greedy()] * 3)
     with pytest.raises(UsageError, match="prompt 1"):
         run(llm, [PROMPTS[0], 5])
+    with pytest.raises(UsageError, match="prompts is NoneType"):
+        llm.generate(None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="sampling_params must be a SamplingParams"):
+        llm.generate(PROMPTS[:1], {"n": 1})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="unknown option"):
         LLM("demo", tensor_parallel=2)
     with pytest.raises(CheckpointError):

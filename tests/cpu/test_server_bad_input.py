@@ -151,6 +151,15 @@ def test_chat_fields(http: httpx.Client, server: Running, fields: dict[str, Any]
     assert len(server.engine.submitted) == before
 
 
+def test_a_refusal_says_a_thing_once(http: httpx.Client) -> None:
+    def said(**fields: Any) -> str:
+        answer = http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], **fields})
+        return str(answer.json()["error"]["message"])
+
+    assert said(verbosity="low") == "verbosity is not served: say it in a message"
+    assert said(user=3).startswith("user is not served with this value: ")
+
+
 def test_fields_that_change_nothing_are_taken(http: httpx.Client) -> None:
     harmless = {
         "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x",

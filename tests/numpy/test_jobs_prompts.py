@@ -96,6 +96,7 @@ def test_digest_is_of_what_they_say(tmp_path: Path) -> None:
     [
         ("{no", "row 3 is no JSON"),
         ("[1]", "row 3: a row is a JSON object"),
+        ("[" * 100_000, "row 3 is no JSON"),
         ('{"question": "q"}', "row 3: answer must be a text"),
         ('{"answer": "#### 1"}', "row 3: question must be a text"),
         ('{"question": "q", "answer": "18"}', "row 3: answer doesn't end in `#### number`"),

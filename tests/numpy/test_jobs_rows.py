@@ -73,8 +73,8 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         ({"id": "a", "prompt": "x", "temperature": -1}, "temperature must be between"),
         ({"id": "a", "prompt": "x", "n": 0}, "n must be between"),
         ({"id": "a", "prompt": "x", "n": "2"}, "n must be a whole number"),
-        ({"id": "a", "prompt": "x", "stop": 5}, "wrong kind"),
-        ({"id": "a", "prompt": "x", "logit_bias": [1]}, "wrong kind"),
+        ({"id": "a", "prompt": "x", "stop": 5}, "stop must be a list"),
+        ({"id": "a", "prompt": "x", "logit_bias": [1]}, "logit_bias must map"),
         ({"id": "a", "messages": []}, "messages is empty"),
         ({"id": "a", "messages": "x"}, "messages must be a list"),
         ({"id": "a", "messages": ["x"]}, "messages[0] must be an object"),
@@ -101,7 +101,7 @@ def test_refusals(row: Any, says: str) -> None:
 
 
 def test_no_json() -> None:
-    for line in (b"{", b"\xff\xfe", b"{'id': 1}"):
+    for line in (b"{", b"\xff\xfe", b"{'id': 1}", b"[" * 100_000):
         with pytest.raises(UsageError, match="row 3 is no JSON"):
             parse_row(line, 3, seed=0)
 

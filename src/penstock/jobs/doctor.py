@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from penstock import __version__
 from penstock.config import BLOCK_SIZE, Config
 from penstock.demo import model_folder
+from penstock.errors import CapacityError
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,7 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     """What the model takes here, and how many tokens of KV fit beside its weights."""
-    from penstock.execute.limits import batch_limits, with_kv
+    from penstock.execute.limits import batch_limits, free_memory, with_kv
 
     folder = _folder(config)
     decoder = _shape(folder, dtype)
@@ -101,6 +102,11 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     block = layers * dtype.itemsize
     for size in shape:
         block *= size
+    if decoder.weights_bytes > free_memory(device):
+        raise CapacityError(
+            f"the weights of {folder} take {_size(decoder.weights_bytes)} in {_name(dtype)} and "
+            f"{_size(free_memory(device))} is free on {device}: take a smaller model or dtype"
+        )
     limits = batch_limits(config, decoder.config.context, device)
     sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device, decoder.weights_bytes)
     return [

@@ -87,7 +87,7 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{source} row {number} is no JSON ({error}): mend the row or take it out") from error
     except (EOFError, OSError) as error:
         raise UsageError(f"{source} cannot be read after row {number} ({error}): fetch the file again") from error

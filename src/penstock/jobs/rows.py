@@ -100,7 +100,7 @@ def parse_row(line: bytes, number: int, seed: int) -> Row:
     """Raises UsageError that begins with the row's number."""
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"row {number} is no JSON ({error}): mend it or take it out") from error
     try:
         if not isinstance(row, dict):

@@ -130,7 +130,7 @@ def sift(raw: Mapping[str, Any], known: Collection[str], fates: Mapping[str, Fat
         if fate is None:
             raise HttpError(f"unknown field {shown}: leave it out", param=shown, code="unknown_parameter")
         if value is not None and not fate.accepts(value):
-            raise HttpError(
-                f"{shown} is not served with this value: {fate.note}", param=shown, code="unsupported_parameter"
-            )
+            which = "" if not fate.harmless else " with this value"
+            note = fate.note.removeprefix("not served: ")
+            raise HttpError(f"{shown} is not served{which}: {note}", param=shown, code="unsupported_parameter")
     return kept

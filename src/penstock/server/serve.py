@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 import sys
@@ -50,6 +51,8 @@ def serve(
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
     """
+    if served_model_name == "":
+        raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
     if api_key is not None and (not api_key or not api_key.isascii()):
         raise UsageError("api_key must be at least one ASCII character", param="api_key")
     with (
@@ -80,7 +83,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _port_error(host: str, port: int, error: OSError) -> CapacityError:
-    return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): give another --port", param="port")
+    way_out = "give another --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        way_out = "give an address of this machine as --host, or 0.0.0.0 for all of them"
+    return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): {way_out}", param="port")
 
 
 async def _serve(

@@ -1,0 +1,51 @@
+"""The words of floor 0, Config and SamplingParams: a wrong one is a UsageError of one line that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.config import MAX_ROWS, Config
+from penstock.errors import UsageError
+from penstock.request import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"stop": 3}, "stop must be a list"),
+        ({"stop": {"a": 1}}, "stop must be a list"),
+        ({"stop": [1]}, "stop holds"),
+        ({"stop_token_ids": 3}, "stop_token_ids must be a list"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids must be a whole number"),
+        ({"logit_bias": {"a": 1}}, "logit_bias must map"),
+        ({"logit_bias": {1: "a"}}, "logit_bias must map"),
+        ({"logit_bias": [3]}, "logit_bias must map"),
+        ({"logit_bias": 3}, "logit_bias must map"),
+    ],
+)
+def test_sampling_params_of_a_wrong_type(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SamplingParams(**fields)
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
+    assert caught.value.param == next(iter(fields))
+
+
+def test_forms_of_stops_and_biases_that_are_taken() -> None:
+    params = SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2), logit_bias={"7": 1})  # type: ignore[arg-type, dict-item]
+    assert (params.stop_strings, params.logit_bias) == (("a", "b"), {7: 1.0})
+    assert SamplingParams(stop="a").stop_strings == ("a",)
+
+
+def test_a_whole_number_is_a_number() -> None:
+    with pytest.raises(UsageError, match=r"gpu_memory_utilization must be between 0\.05 and 0\.99, not 1"):
+        Config.of(gpu_memory_utilization=1)
+    with pytest.raises(UsageError, match="gpu_memory_utilization must be float, not True"):
+        Config.of(gpu_memory_utilization=True)
+
+
+def test_rows_beyond_any_machine_are_refused_before_they_take_its_memory() -> None:
+    assert Config.of(max_num_seqs=MAX_ROWS).batching.max_num_seqs == MAX_ROWS
+    with pytest.raises(UsageError, match="max_num_seqs must be between 1 and"):
+        Config.of(max_num_seqs=10**9)

@@ -1,4 +1,4 @@
-"""Config: every knob of an engine, grouped, typed, checked, and documented once (docs/config.md is generated from here).
+"""Config: every knob of an engine, grouped, typed, checked, and documented once (docs/config.md comes from here).
 
 It knows no room: it is handed to them. A knob's help is its field's metadata; None means "the engine decides, and says
 what it decided in its stats".

@@ -1,6 +1,6 @@
 """The error tree: every fault that a user can cause or must be told of.
 
-    PenstockError                    one clear line with the way out; the command line prints it and exits with `exit_code`
+    PenstockError                    one clear line with the way out; the command line prints it, exits with `exit_code`
     ├── UsageError                   what was asked cannot be (also a ValueError); over HTTP a 400 that names `param`
     │   └── ContextLengthError       a prompt that doesn't fit the model's context; ends that prompt alone
     ├── CheckpointError              a folder, config, shard or name that is missing, cut short or not understood

@@ -35,7 +35,7 @@ class SamplingParams:
     stop: strings that end a sample; the text is cut before them unless include_stop_str_in_output.
     stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
     seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.
-    logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: the same for the prompt.
+    logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
     """
 
     n: int = 1

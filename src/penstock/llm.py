@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
+from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, UsageError
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
 
@@ -266,8 +267,8 @@ def _collect(out: RequestOutput, delta: Delta, asked: Asked | None) -> None:
 def _output(delta: Delta) -> CompletionOutput:
     total = None
     if delta.logprobs is not None:
-        pairs = zip(delta.token_ids, delta.logprobs, strict=True)
-        total = sum(position[token].logprob for token, position in pairs)
+        assert isinstance(delta.logprobs, LazyLogprobs), "a client's logprobs are columns"
+        total = delta.logprobs.total
     return CompletionOutput(
         index=delta.index,
         text=delta.text,

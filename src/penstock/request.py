@@ -7,6 +7,7 @@ stdlib only; ids are plain ints, text is what somebody else made of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Literal
@@ -184,13 +185,16 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: Sequence[PositionLogprobs] | None = None
     error: str | None = None
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One finished sample. `token_ids` holds the end or stop token where there was one; `text` doesn't."""
+    """One finished sample. `token_ids` holds the end or stop token where there was one; `text` doesn't.
+
+    `logprobs` reads, compares and copies as a list; its dicts are made when they are looked at.
+    """
 
     index: int
     text: str
@@ -198,7 +202,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: Sequence[PositionLogprobs] | None = None
 
 
 @dataclass(slots=True)

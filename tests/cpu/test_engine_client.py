@@ -74,7 +74,7 @@ def feed(tokenizer: Tokenizer, params: SamplingParams, stream: bool, tokens: lis
     for place, token in enumerate(tokens):
         held.append(token)
         last = place == len(tokens) - 1
-        if not (last or stream or params.logprobs is not None or watched[token]):
+        if not (last or stream or watched[token]):
             continue
         scored = params.logprobs is not None
         out += client.take(news((asked, 0, held, finish if last else GOES_ON), scored=scored))
@@ -258,7 +258,6 @@ def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(UsageError):
         client.submit([5], SamplingParams(stop="a"))
     asked = client.submit([5], SamplingParams(logprobs=1))
-    client.take(news((asked, 0, [8], GOES_ON), scored=True))
-    (delta,) = client.take(news((asked, 0, [8], LENGTH), scored=True))
+    (delta,) = client.take(news((asked, 0, [8, 8], LENGTH), scored=True))
     assert (delta.text, delta.token_ids) == ("", [8, 8])
     assert delta.logprobs is not None and delta.logprobs[0][8].decoded_token is None

@@ -220,7 +220,7 @@ class FakeDevice:
 
 
 def _scores(where: list[int], positions: list[int], tokens: list[int]) -> TokenLogprobs:
-    """Three of the most likely tokens each, the drawn one among them."""
+    """Three of the most likely tokens each, whatever was asked for, the drawn one among them."""
     chosen = np.array([logprob_of(p, t) for p, t in zip(positions, tokens, strict=True)], np.float32)
     ids = np.array(tokens, np.int32).reshape(-1, 1) + np.arange(3, dtype=np.int32)
     return TokenLogprobs(

@@ -46,6 +46,9 @@ class Drive:
         self.device = FakeDevice(limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in)
         self.asked: dict[int, Asked] = {}
         self.parked = self.stalled = self.taken = 0
+        self.scored = self.kept_back = 0  # tokens with scores; those that did not go up when they were read
+        self.carried = 0  # scores that were brought to a resumed row's blocks
+        self._count_carried()
         self._named: deque[tuple[set[int], set[int]]] = deque()  # rows and blocks of each flight that is not read
         self._count_parks()
         if misled:  # the forecast expects short outputs, so that too much is admitted and blocks run out
@@ -151,6 +154,16 @@ class Drive:
 
         admission.park = counted  # type: ignore[method-assign]
 
+    def _count_carried(self) -> None:
+        reading = self.scheduler.reading
+        bring = reading.bring_scores
+
+        def counted(rows, group):  # type: ignore[no-untyped-def]
+            self.carried += 0 if group.scored is None else group.scored.chosen.size
+            bring(rows, group)
+
+        reading.bring_scores = counted  # type: ignore[method-assign]
+
     def _take(self, deltas: Deltas) -> None:
         for news in deltas.prompts:
             self._take_news(news)
@@ -162,7 +175,10 @@ class Drive:
             tokens = deltas.tokens[deltas.start[i] : deltas.start[i + 1]].tolist()
             self._take_sample(self.asked[number], sample, tokens, int(deltas.finish[i]), int(deltas.stop_id[i]))
             if self.asked[number].request.sampling.logprobs is not None:
-                self._take_scores(self.asked[number], sample, tokens, deltas, int(deltas.start[i]))
+                at, finish = int(deltas.start[i]), int(deltas.finish[i])
+                self._take_scores(self.asked[number], sample, tokens, finish, deltas, at)
+            elif deltas.chosen is not None:
+                assert np.isnan(deltas.chosen[deltas.start[i] : deltas.start[i + 1]]).all()
 
     def _take_sample(self, asked: Asked, sample: int, tokens: list[int], finish: int, stop_id: int) -> None:
         assert asked.told, "tokens came before the news of their prompt"
@@ -181,19 +197,27 @@ class Drive:
         self._check_delivery(asked, tokens, finish)
 
     def _check_delivery(self, asked: Asked, tokens: list[int], finish: int) -> None:
-        if asked.request.stream or asked.request.sampling.logprobs is not None:
+        if asked.request.stream:
             assert len(tokens) == 1, "a streamed token was kept back"
         else:
             assert not asked.watched & set(tokens[:-1]), "a watched token was kept back"
             assert finish != GOES_ON or tokens[-1] in asked.watched, "tokens went up that nobody waits for"
 
-    def _take_scores(self, asked: Asked, sample: int, tokens: list[int], deltas: Deltas, at: int) -> None:
-        if deltas.finish[np.searchsorted(deltas.start, at)] == ERROR:
-            return
-        assert deltas.chosen is not None and deltas.rank is not None and deltas.top_ids is not None
-        position = len(asked.prompt) + len(asked.got[sample]) - 1
-        assert deltas.chosen[at] == np.float32(logprob_of(position, tokens[0]))
-        assert deltas.rank[at] == position % 7 + 1 and deltas.top_ids[at, 0] == tokens[0]
+    def _take_scores(self, asked: Asked, sample: int, tokens: list[int], finish: int, deltas: Deltas, at: int) -> None:
+        """Every token that could be drawn has the score of its own position, however late it goes up."""
+        assert deltas.chosen is not None and deltas.rank is not None
+        assert deltas.top_ids is not None and deltas.top is not None
+        k = asked.request.sampling.logprobs
+        assert k is not None and deltas.top_ids.shape == deltas.top.shape and deltas.top.shape[1] >= k
+        first = len(asked.prompt) + len(asked.got[sample]) - len(tokens)
+        for i, token in enumerate(tokens[:-1] if finish == ERROR else tokens):
+            score = np.float32(logprob_of(first + i, token))
+            assert deltas.chosen[at + i] == score, "a score that isn't its token's"
+            assert deltas.rank[at + i] == (first + i) % 7 + 1
+            assert deltas.top_ids[at + i].tolist()[: k + 1] == [*range(token, token + k), -1][: deltas.top.shape[1]]
+            assert deltas.top[at + i, :k].tolist() == [score - np.float32(j) for j in range(k)]
+        self.scored += len(tokens)
+        self.kept_back += len(tokens) - 1
 
     def _take_news(self, news: PromptNews) -> None:
         asked = self.asked[news.request]
@@ -251,7 +275,7 @@ def random_params(rng: random.Random, rows: int, longest: int) -> SamplingParams
         stop_token_ids=stops,
         ignore_eos=rng.random() < 0.2,
         seed=rng.randrange(1000),
-        logprobs=rng.choice([None, None, None, 0, 2]),
+        logprobs=rng.choice([None, None, 0, 1, 2, 3]),
         prompt_logprobs=rng.choice([None, None, None, 0, 2]),
     )
 

@@ -121,7 +121,10 @@ def tight_replay(seed: int, lag: int) -> Drive:
     for number in range(6):
         prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
         scored = rng.choice([None, 1])
-        params = SamplingParams(n=rng.choice([1, 3, 10]), max_tokens=None, seed=number, prompt_logprobs=scored)
+        params = SamplingParams(
+            n=rng.choice([1, 3, 10]), max_tokens=None, seed=number, prompt_logprobs=scored,
+            logprobs=[None, 0, 2, 0, 3, 1][number],
+        )  # fmt: skip
         drive.submit(prompt, params, stream=rng.random() < 0.3)
     drive.finish(lag)
     return drive
@@ -138,6 +141,8 @@ def happened(drive: Drive) -> Counter[str]:
         cached=int(stats["prefix_hit_tokens"]),
         wasted=int(stats["wasted_tokens"]),
         grouped=drive.device.grouped,
+        kept_back=drive.kept_back,
+        carried=drive.carried,
     )
 
 
@@ -148,7 +153,7 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         seen += happened(random_replay(seed, lag))
     for seed in range(8):
         seen += happened(tight_replay(seed, lag))
-    for what in ("preempted", "forced", "parked", "cached", "grouped"):
+    for what in ("preempted", "forced", "parked", "cached", "grouped", "kept_back", "carried"):
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
-from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP
+from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas
 from penstock.schedule.groups import Groups, LiveRequest
 from penstock.schedule.limits import Limits
 from penstock.schedule.reading import Reading
@@ -97,7 +97,7 @@ class Scene:
             min_tokens=0,
             stop_token_ids=stop_ids,
             ignore_eos=rng.random() < 0.4,
-            logprobs=2 if row % 5 == 0 else None,
+            logprobs=row % 3 if row % 5 == 0 else None,
         )
         params.min_tokens = rng.randrange(0, 4)
         packed = np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes() if rng.random() < 0.4 else None
@@ -121,6 +121,8 @@ class Scene:
         columns.length[row] = columns.read[row] = live.prompt_length - 1
         columns.prompt[row] = columns.sent[row] = live.prompt_length
         columns.limit[row], columns.deliver[row], columns.watch[row] = live.limit, live.deliver, live.watch
+        columns.top[row] = record["logprobs"][0]
+        self.reading.scores.ask(int(columns.top[row]))  # one after the other: the store grows wider
         columns.wants[row], columns.ignore_eos[row] = live.flags, record["ignore_eos"][0]
         columns.stops[row], columns.stop_ids[row] = record["stop_ids"][0, 0] >= 0, record["stop_ids"][0]
 
@@ -156,10 +158,7 @@ class Scene:
             tokens = deltas.tokens[deltas.start[i] : deltas.start[i + 1]].tolist()
             got[row] = (tokens, int(deltas.finish[i]), int(deltas.stop_id[i]))
             assert deltas.sample[i] == row % 3
-            if row % 5 == 0 and deltas.finish[i] != ERROR:
-                at = int(deltas.start[i + 1]) - 1
-                assert deltas.chosen is not None and deltas.chosen[at] == -tokens[-1] - 1
-                assert deltas.top_ids is not None and deltas.top_ids[at].tolist() == [tokens[-1], tokens[-1] + 1]
+            self._compare_scores(deltas, i, row, tokens)
         assert got == want
         assert sorted(read.ended.tolist()) == sorted(row for row, up in want.items() if up[1] != GOES_ON)
         assert (read.taken, read.wasted) == (n, len(some) - n)
@@ -167,6 +166,17 @@ class Scene:
             assert self.rows.read[twin.row] == twin.position and self.rows.sent[twin.row] == twin.sent
             if twin.row in want and want[twin.row][1] != GOES_ON:
                 twin.state = self.rows.state[twin.row] = ENDED
+
+    def _compare_scores(self, deltas: Deltas, i: int, row: int, tokens: list[int]) -> None:
+        """All tokens of a row that asks have scores, those that waited too; those of others are told as none."""
+        if row % 5:
+            assert deltas.chosen is None or np.isnan(deltas.chosen[deltas.start[i] : deltas.start[i + 1]]).all()
+            return
+        assert deltas.chosen is not None and deltas.top_ids is not None
+        k = row % 3
+        for at, token in enumerate(tokens[:-1] if deltas.finish[i] == ERROR else tokens, int(deltas.start[i])):
+            assert deltas.chosen[at] == -token - 1
+            assert deltas.top_ids[at].tolist() == [token, token + 1][:k] + [-1] * (deltas.top_ids.shape[1] - k)
 
 
 def empty_plan(number: int, rows: np.ndarray, lengths: np.ndarray) -> StepPlan:

@@ -17,8 +17,9 @@ import numpy as np
 
 from penstock import errors
 from penstock.engine.engine import Refused
+from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.open import EngineFacts
-from penstock.engine.sample_text import LogprobColumns, SampleText
+from penstock.engine.sample_text import SampleText
 from penstock.errors import ContextLengthError, PenstockError, UsageError
 from penstock.request import FINISH_REASONS, Delta, PositionLogprobs, Request, SamplingParams
 from penstock.schedule.deltas import ERROR, GOES_ON, STOP, Deltas, PromptNews
@@ -111,11 +112,14 @@ class Client:
             finish, stop_id = int(up.finish[i]), int(up.stop_id[i])
             if finish == ERROR:
                 tokens = tokens[:-1]  # the last stands for the one that could not be drawn
-            if asked.stops is None and not asked.stream and asked.params.logprobs is None:
-                delta = Delta(asked.request_id, index, token_ids=tokens)
+            scores = None
+            if asked.params.logprobs is not None:
+                scores = LazyLogprobs.of(up, i, asked.params.logprobs, self.tokenizer)[: len(tokens)]
+            if asked.stops is None and not asked.stream:
+                delta = Delta(asked.request_id, index, token_ids=tokens, logprobs=scores)
                 late.append((delta, asked))
             else:
-                delta = self._news(asked, index, tokens, finish, LogprobColumns.of(up, i), out)
+                delta = self._news(asked, index, tokens, finish, scores, out)
             self._finish(asked, delta, finish, stop_id)
         self._decode(late)
         out += [delta for delta, _ in late]
@@ -124,9 +128,9 @@ class Client:
     # --- one sample ---------------------------------------------------------------------------------------------------
 
     def _news(
-        self, asked: Asked, index: int, tokens: list[int], finish: int, scores: LogprobColumns | None, out: list[Delta]
+        self, asked: Asked, index: int, tokens: list[int], finish: int, scores: LazyLogprobs | None, out: list[Delta]
     ) -> Delta:
-        """News of a sample that keeps a state: streamed, with stop strings, or with logprobs."""
+        """News of a sample that keeps a state: streamed, or with stop strings."""
         text = asked.samples.get(index)
         if text is None:
             text = asked.samples[index] = SampleText(asked.params, asked.stops, self.tokenizer, asked.stream)
@@ -195,10 +199,9 @@ class Client:
         if asked is None:
             return
         asked.num_cached_tokens = news.cached_tokens
-        columns = LogprobColumns.of_prompt(news)
-        if columns is not None:
-            k = asked.params.prompt_logprobs or 0
-            asked.prompt_logprobs = [None, *columns.positions(asked.prompt_ids[1:], k, self.tokenizer)]
+        found = LazyLogprobs.of_prompt(asked.prompt_ids, news, asked.params.prompt_logprobs or 0, self.tokenizer)
+        if found is not None:
+            asked.prompt_logprobs = [None, *found]
 
 
 def spoken(tokens: list[int], finish: str | None, params: SamplingParams) -> list[int]:

@@ -7,54 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from penstock.request import Delta, Logprob, PositionLogprobs, SamplingParams
-from penstock.schedule.deltas import GOES_ON, STOP, Deltas, PromptNews
-from penstock.schedule.step import Float32, Int32
+from penstock.engine.logprobs import LazyLogprobs
+from penstock.request import Delta, SamplingParams
+from penstock.schedule.deltas import GOES_ON, STOP
 
 if TYPE_CHECKING:
     from penstock.text.stop_strings import StopStrings
     from penstock.text.tokenizer import Tokenizer
-
-
-class LogprobColumns:
-    """Logprobs of t tokens that follow each other, as they came up."""
-
-    def __init__(self, chosen: Float32, rank: Int32, top_ids: Int32, top: Float32) -> None:
-        self.chosen, self.rank, self.top_ids, self.top = chosen, rank, top_ids, top
-
-    @classmethod
-    def of(cls, up: Deltas, i: int) -> LogprobColumns | None:
-        """Those of the message's sample i; None where it has none."""
-        if up.chosen is None or up.rank is None or up.top_ids is None or up.top is None:
-            return None
-        mine = slice(int(up.start[i]), int(up.start[i + 1]))
-        if mine.start == mine.stop or np.isnan(up.chosen[mine]).all():
-            return None
-        return cls(up.chosen[mine], up.rank[mine], up.top_ids[mine], up.top[mine])
-
-    @classmethod
-    def of_prompt(cls, news: PromptNews) -> LogprobColumns | None:
-        if news.chosen is None or news.rank is None or news.top_ids is None or news.top is None:
-            return None
-        return cls(news.chosen, news.rank, news.top_ids, news.top)
-
-    def positions(self, tokens: list[int], k: int, tokenizer: Tokenizer | None) -> list[PositionLogprobs]:
-        """For each token a dict of itself and the k most likely, most likely first, as vLLM's."""
-
-        def text(token: int) -> str | None:
-            return None if tokenizer is None else tokenizer.token_text(token)
-
-        out: list[PositionLogprobs] = []
-        for at, token in enumerate(tokens):
-            found: PositionLogprobs = {token: Logprob(float(self.chosen[at]), int(self.rank[at]), text(token))}
-            ids, values = self.top_ids[at, :k].tolist(), self.top[at, :k].tolist()
-            for rank, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
-                if other >= 0 and other != token:
-                    found[other] = Logprob(value, rank, text(other))
-            out.append(found)
-        return out
 
 
 class SampleText:
@@ -68,7 +27,7 @@ class SampleText:
 
         self.params, self.stops, self.tokenizer, self.stream = params, stops, tokenizer, stream
         self.ids: list[int] = []
-        self.scores: list[PositionLogprobs] = []
+        self.scores: list[LazyLogprobs] = []
         spoken = tokenizer is not None and params.detokenize
         self._detokenizer = (
             Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
@@ -79,23 +38,21 @@ class SampleText:
             StopChecker(stops, include=params.include_stop_str_in_output) if stops is not None and stream else None
         )
 
-    def take(self, request_id: int, index: int, tokens: list[int], finish: int, scores: LogprobColumns | None) -> Delta:
+    def take(self, request_id: int, index: int, tokens: list[int], finish: int, scores: LazyLogprobs | None) -> Delta:
         """News of the sample: streamed, what is new; else all of it, of use only where it has ended."""
-        positions: list[PositionLogprobs] = []
-        if scores is not None:
-            positions = scores.positions(tokens, self.params.logprobs or 0, self.tokenizer)
         delta = Delta(request_id, index)
         if self.stream:
             self._stream(delta, tokens, finish)
-            positions = positions[: len(delta.token_ids)]
         else:
             self.ids += tokens
-            self.scores += positions
+            if scores is not None:
+                self.scores.append(scores)
             if finish != GOES_ON or (self.stops is not None and self.stops.completes(self.ids)):
                 self._whole(delta, finish)
-            positions = self.scores[: len(delta.token_ids)]
-        if self.params.logprobs is not None:
-            delta.logprobs = positions
+            if scores is not None and delta.token_ids:
+                scores = LazyLogprobs.joined(self.scores)
+        if scores is not None:
+            delta.logprobs = scores[: len(delta.token_ids)]
         return delta
 
     def _stream(self, delta: Delta, tokens: list[int], finish: int) -> None:

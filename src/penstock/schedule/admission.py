@@ -199,6 +199,7 @@ class Admission:
         columns.deliver[rows] = live.deliver
         columns.watch[rows] = live.watch
         columns.wants[rows] = live.flags
+        columns.top[rows] = live.record["logprobs"][0]
         columns.single[rows] = live.row_of.size == 1
         columns.ignore_eos[rows] = live.record["ignore_eos"][0]
         columns.request[rows] = live.request_id
@@ -255,8 +256,7 @@ class Admission:
         if self.tree.enabled and not group.keys and group.full:
             sums = self.tree.sums(tokens[: group.full])
             group.keys, group.base = self.tree.keys(sums), int(sums[-1])
-        scored = group.live.prompt_logprobs >= 0 and not group.resumed
-        known = self.tree.match(tokens[: group.full], [] if scored else group.keys)
+        known = self.tree.match(tokens[: group.full], self._may_share(group))
         self.pool.share(known)
         fresh = self.pool.take(len(tokens) - known.size)
         self.tree.slot_token[fresh] = tokens[known.size :]
@@ -268,6 +268,13 @@ class Admission:
         if not group.resumed:
             group.live.cached_tokens = group.stored
         forecast.add(1, 2, self._expected(group), len(tokens) - known.size)
+
+    def _may_share(self, group: ForkGroup) -> list[int]:
+        """Keys of the blocks that may be found in the tree: cached prompt tokens have no logits to score, and tokens
+        that go up with scores lie in blocks of their own: others' scores would lie in the same slots."""
+        if group.live.prompt_logprobs >= 0 and not group.resumed:
+            return []
+        return group.keys if group.scored is None else group.keys[: group.sent // BLOCK_SIZE]
 
     def _advance(self, group: ForkGroup, count: int, number: int) -> None:
         """Plans `count` more tokens of a prompt: blocks they fill can be found from now on, as steps run in order."""

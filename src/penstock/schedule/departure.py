@@ -19,6 +19,7 @@ from penstock.schedule.lineup import Lineup
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.reading import Reading
 from penstock.schedule.rows import ENDED, PREEMPTED, RUNNING, Rows
+from penstock.schedule.scores import NO_SCORES
 from penstock.schedule.step import Int32
 
 _TREE_BUDGET = 512  # generated blocks that go into the tree a step
@@ -189,7 +190,10 @@ class Departure:
         _, output = self.reading.gather(one, columns.prompt[one], columns.read[one] + 1)
         tokens = np.concatenate((group.tokens[: group.live.prompt_length], output))
         sample = columns.sample[one].copy()
-        self.admission.push(self.groups.add(group.live, tokens, sample, int(columns.sent[row])))
+        resumed = self.groups.add(group.live, tokens, sample, int(columns.sent[row]))
+        if columns.top[row] != NO_SCORES and columns.sent[row] <= columns.read[row]:
+            resumed.scored = self.reading.scores_of(row)
+        self.admission.push(resumed)
 
     # --- generated blocks ---------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
 from penstock.schedule.prefix_tree import ROOT
 from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
+from penstock.schedule.scores import Scored
 from penstock.schedule.step import (
     WANTS_BIAS,
     WANTS_FILTER,
@@ -142,7 +143,7 @@ class LiveRequest:
 
 
 def _delivery(request: Request) -> int:
-    if request.stream or request.sampling.logprobs is not None:
+    if request.stream:
         return EACH_TOKEN
     return ON_WATCH if request.watch is not None else AT_END
 
@@ -166,6 +167,7 @@ class ForkGroup:
     rows: int = 0  # rows that are not released, ended ones in flight included
     running: int = 0  # rows that are in the steps
     last_flight: int = -1
+    scored: Scored | None = None  # scores of the tokens from `sent` on, where its request asks for them
     ready_from: int = 0  # the first flight that tails may join
     finished: int = 0
     finished_tokens: int = 0

@@ -1,7 +1,8 @@
 """Reading: a flight's tokens find their samples, ends are seen, and what goes up is gathered, all in whole columns.
 
-Output tokens lie in the pool's geometry (`slot_token [blocks, 16]`) and are gathered from there when they go up. It
-knows rows, tokens and requests' delivery; not who is admitted, nor who gets the freed blocks.
+Output tokens lie in the pool's geometry (`slot_token [blocks, 16]`), and so do their scores where a row asks for
+logprobs (scores.py); both are gathered from there when they go up. It knows rows, tokens and requests' delivery; not
+who is admitted, nor who gets the freed blocks.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
-from penstock.schedule.groups import Groups
+from penstock.schedule.groups import ForkGroup, Groups
 from penstock.schedule.limits import Limits
 from penstock.schedule.rows import DRAINED, EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows, spread
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, StepPlan, StepTokens, TokenLogprobs
+from penstock.schedule.scores import NO_SCORES, Places, Scored, Scores
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, Int64, StepPlan, StepTokens, TokenLogprobs
 from penstock.schedule.watch import WatchTables
 
 _BY_BLOCKS = 8  # tokens a row from which on they are gathered block by block
@@ -36,6 +38,7 @@ class Reading:
 
     def __init__(self, limits: Limits, rows: Rows, groups: Groups, slot_token: Int32, watch: WatchTables) -> None:
         self.rows, self.groups, self.slot_token, self.watch = rows, groups, slot_token, watch
+        self.scores = Scores(len(slot_token))
         self._eos: Bool = np.zeros(limits.vocab_size, np.bool_)
         self._eos[[t for t in limits.eos_token_ids if t < limits.vocab_size]] = True
 
@@ -51,17 +54,31 @@ class Reading:
         bad = tokens == BAD_LOGITS
         if bad.any():
             tokens = np.where(bad, 0, tokens)
-        self.slot_token.reshape(-1)[self.rows.slots(rows, positions)] = tokens
+        slots = self.rows.slots(rows, positions)
+        self.slot_token.reshape(-1)[slots] = tokens
+        if result.logprobs is not None:
+            self._keep_scores(result.logprobs, slots, where, plan.rows.size)
+        if bad.any():
+            self.scores.blank(slots[bad])
         self.rows.read[rows] = positions
         finish, stop_id = self._ends(rows, tokens, positions, bad)
         ended = rows[finish != GOES_ON]
         news = self._news(rows, tokens, finish)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
-        if result.logprobs is not None:
-            at = np.full(plan.rows.size, -1, np.int32)
-            at[news if where is None else where[news]] = deltas.start[1:] - 1
-            _add_logprobs(deltas, at, result.logprobs)
         return Read(ended, deltas, rows.size, plan.rows.size - rows.size)
+
+    def _keep_scores(self, found: TokenLogprobs, slots: Int64, where: Int32 | None, count: int) -> None:
+        """Logprobs of a flight of `count` rows, to the slots of their tokens; `where`: the rows that took theirs."""
+        if where is not None:
+            every = np.full(count, -1, np.int64)
+            every[where] = slots
+            slots = every
+        targets = slots[found.where]
+        taken = targets >= 0
+        if not taken.all():
+            parts = (found.where, found.chosen, found.rank, found.top_ids, found.top)
+            found, targets = TokenLogprobs(*(part[taken] for part in parts)), targets[taken]
+        self.scores.put(targets, found)
 
     def _ends(self, rows: Int32, tokens: Int32, positions: Int32, bad: Bool) -> tuple[NDArray[np.int8], Int32]:
         """Why each row ends with this token, as in Deltas.finish, and the stop id that did it."""
@@ -94,55 +111,86 @@ class Reading:
     def _deltas(self, rows: Int32, positions: Int32, finish: NDArray[np.int8], stop_id: Int32) -> Deltas:
         if not rows.size:
             return empty_deltas()
-        start, tokens = self.gather(rows, self.rows.sent[rows], positions + 1)
-        self.rows.sent[rows] = positions + 1
-        return Deltas(
+        first, stop = self.rows.sent[rows], positions + np.int32(1)
+        start, places = self._places(rows, first, stop)
+        self.rows.sent[rows] = stop
+        deltas = Deltas(
             request=self.rows.request[rows],
             sample=self.rows.sample[rows],
             finish=finish,
             stop_id=stop_id,
             start=start,
-            tokens=tokens,
+            tokens=places.of(self.slot_token),
         )
+        if self.scores.kept:
+            self._add_scores(deltas, rows, first, stop, places)
+        return deltas
+
+    def _add_scores(self, deltas: Deltas, rows: Int32, first: Int32, stop: Int32, places: Places) -> None:
+        """Puts logprobs beside the tokens of the rows that ask; NaN beside the others'."""
+        tops, counts = self.rows.top.take(rows), stop - first
+        asks = tops != NO_SCORES
+        if not asks.any():
+            return
+        if not asks.all():
+            _, places = self._places(rows[asks], first[asks], stop[asks])
+        found = self.scores.take(places, np.repeat(tops[asks], counts[asks]))
+        if not asks.all():
+            found = _among(found, np.repeat(asks, counts))
+        deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = found.chosen, found.rank, found.top_ids, found.top
 
     def gather(self, rows: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:
         """CSR (start, tokens) of output positions first : stop of each row."""
+        start, places = self._places(rows, first, stop)
+        return start, places.of(self.slot_token)
+
+    def scores_of(self, row: int) -> Scored:
+        """Scores of a row's tokens that have been read and have not gone up."""
+        one = np.array([row], np.int32)
+        first, stop = self.rows.sent[one], self.rows.read[one] + np.int32(1)
+        _, places = self._places(one, first, stop)
+        return self.scores.take(places, np.repeat(self.rows.top[one], stop - first))
+
+    def bring_scores(self, rows: Int32, group: ForkGroup) -> None:
+        """A resumed row joins: scores of what it had made and not sent, to where its tokens lie now."""
+        if group.scored is None:
+            return
+        positions = np.arange(group.sent, group.tokens.size, dtype=np.int32)
+        self.scores.put(self.rows.slots(np.repeat(rows, positions.size), positions), group.scored)
+
+    def _places(self, rows: Int32, first: Int32, stop: Int32) -> tuple[Int32, Places]:
+        """CSR start of output positions first : stop of each row, and where they lie."""
         counts = (stop - first).astype(np.int64)
         start = np.zeros(rows.size + 1, np.int32)
         np.cumsum(counts, out=start[1:])
         if start[-1] > _BY_BLOCKS * rows.size:
             return start, self._by_blocks(rows, first, stop)
         positions = np.repeat(first, counts) + spread(counts).astype(np.int32)
-        slots = self.rows.slots(np.repeat(rows, counts), positions)
-        return start, self.slot_token.reshape(-1).take(slots)
+        return start, Places(slots=self.rows.slots(np.repeat(rows, counts), positions))
 
-    def _by_blocks(self, rows: Int32, first: Int32, stop: Int32) -> Int32:
-        """gather's tokens, from whole blocks: a third of the time where a row has many (1,000 rows of 100: 0.4 ms)."""
+    def _by_blocks(self, rows: Int32, first: Int32, stop: Int32) -> Places:
+        """Whole blocks: a third of the time where a row has many tokens (1,000 rows of 100: 0.4 ms)."""
         low = first >> 4
         counts = (((stop + 15) >> 4) - low).astype(np.int64)
         index = np.repeat(low, counts) + spread(counts)
         blocks = self.rows.table.reshape(-1).take(np.repeat(rows.astype(np.int64) * self.rows.width, counts) + index)
         position = (index << 4).astype(np.int32)[:, None] + np.arange(16, dtype=np.int32)
         mine = (position >= np.repeat(first, counts)[:, None]) & (position < np.repeat(stop, counts)[:, None])
-        tokens: Int32 = self.slot_token.take(blocks, axis=0)[mine]
-        return tokens
+        return Places(blocks=blocks, mine=mine)
 
 
-def _add_logprobs(deltas: Deltas, at: Int32, scored: TokenLogprobs) -> None:
-    """Puts logprobs beside the tokens. `at [S]`: where a planned row's token lies in the deltas, -1 where it doesn't.
-
-    A row that asks for logprobs sends every token, so its newest token is the only one of its delta.
-    """
-    places = at[scored.where]
-    source = np.flatnonzero(places >= 0)
-    places = places[source]
-    total, width = deltas.tokens.size, scored.top_ids.shape[1]
-    deltas.chosen = np.full(total, np.nan, np.float32)
-    deltas.rank = np.zeros(total, np.int32)
-    deltas.top_ids = np.full((total, width), -1, np.int32)
-    deltas.top = np.full((total, width), np.nan, np.float32)
-    deltas.chosen[places], deltas.rank[places] = scored.chosen[source], scored.rank[source]
-    deltas.top_ids[places], deltas.top[places] = scored.top_ids[source], scored.top[source]
+def _among(found: Scored, asks: Bool) -> Scored:
+    """Scores of the tokens that have some, among all of them: asks [t]."""
+    width = found.top.shape[1]
+    every = Scored(
+        np.full(asks.size, np.nan, np.float32),
+        np.zeros(asks.size, np.int32),
+        np.full((asks.size, width), -1, np.int32),
+        np.full((asks.size, width), np.nan, np.float32),
+    )
+    every.chosen[asks], every.rank[asks] = found.chosen, found.rank
+    every.top_ids[asks], every.top[asks] = found.top_ids, found.top
+    return every
 
 
 def drained(columns: Rows, rows: Int32) -> Int32:

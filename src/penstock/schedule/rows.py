@@ -44,6 +44,7 @@ class Rows:
         self.deliver: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.watch: Int32 = ints()  # slot of its watch table
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.top: Int32 = np.full(count, -1, np.int32)  # logprobs asked for: of so many likely tokens; -1: none
         self.single: Bool = np.zeros(count, np.bool_)  # its request's only sample
         self.ignore_eos: Bool = np.zeros(count, np.bool_)
         self.stops: Bool = np.zeros(count, np.bool_)  # has stop ids

@@ -78,6 +78,7 @@ class Scheduler:
         live = LiveRequest.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch)
         samples = np.arange(request.sampling.n) if request.samples is None else np.array(request.samples)
         self.live[request.request_id] = live
+        self.reading.scores.ask(int(live.record["logprobs"][0]))
         self.admission.push(self.groups.add(live, tokens, samples.astype(np.int32), tokens.size))
         self.counts["requests"] += 1
         self.counts["prompt_tokens"] += tokens.size
@@ -117,6 +118,8 @@ class Scheduler:
             growth = np.concatenate((growth, more))
             # A resumed tail's last token may not have gone up yet: it is gathered from its slot like the ones to come.
             self.slot_token.reshape(-1)[self.rows.slots(joins.rows, joins.length)] = joins.last_token
+            for piece in admitted.pieces:
+                self.reading.bring_scores(piece.rows, piece.group)
         if not rows.size and not admitted.chunks:
             if not self.in_flight:
                 self.departure.unblock(self._read)

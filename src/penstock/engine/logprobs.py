@@ -1,0 +1,121 @@
+"""LazyLogprobs: logprobs of a sample's tokens as they came up, in columns; a position's dict is made when looked at.
+
+    output.logprobs[3] -> {token: Logprob, ...}     a step of 8,192 rows would make 8,192 dicts that few users look at
+
+It knows numbers and how a token is spelt; nothing of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from penstock.request import Logprob, PositionLogprobs
+from penstock.schedule.deltas import Deltas, PromptNews
+from penstock.schedule.step import Float32, Int32
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
+
+
+class LazyLogprobs(Sequence[PositionLogprobs]):
+    """Of t tokens. Equal to a list of the same dicts, and copied or pickled as one; each look makes new dicts."""
+
+    def __init__(
+        self,
+        tokens: Int32,
+        chosen: Float32,
+        rank: Int32,
+        top_ids: Int32,
+        top: Float32,
+        spell: Callable[[int], str] | None,
+    ) -> None:
+        self._tokens, self._chosen, self._rank = tokens, chosen, rank  # [t]
+        self._top_ids, self._top = top_ids, top  # [t, k]
+        self._spell = spell
+
+    @classmethod
+    def of(cls, up: Deltas, i: int, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs:
+        """Those of a message's sample i, with the k most likely. Copies: one sample doesn't keep the message alive."""
+        assert up.chosen is not None and up.rank is not None and up.top_ids is not None and up.top is not None, (
+            "tokens came up without the logprobs that were asked for"
+        )
+        mine = slice(up.start[i], up.start[i + 1])
+        return cls(
+            up.tokens[mine].copy(),
+            up.chosen[mine].copy(),
+            up.rank[mine].copy(),
+            up.top_ids[mine, :k].copy(),
+            up.top[mine, :k].copy(),
+            None if tokenizer is None else tokenizer.token_text,
+        )
+
+    @classmethod
+    def of_prompt(cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs | None:
+        """Those of prompt tokens 1, 2, ...; None where the news has none."""
+        if news.chosen is None or news.rank is None or news.top_ids is None or news.top is None:
+            return None
+        spell = None if tokenizer is None else tokenizer.token_text
+        tokens = np.array(prompt[1:], np.int32)
+        return cls(tokens, news.chosen, news.rank, news.top_ids[:, :k], news.top[:, :k], spell)
+
+    @classmethod
+    def joined(cls, parts: list[LazyLogprobs]) -> LazyLogprobs:
+        """Parts of one sample, one after the other; at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = zip(*(part._columns() for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns), parts[0]._spell)
+
+    def _columns(self) -> tuple[Any, ...]:
+        return self._tokens, self._chosen, self._rank, self._top_ids, self._top
+
+    @property
+    def total(self) -> float:
+        """The sum of the chosen tokens' logprobs."""
+        return float(self._chosen.sum(dtype=np.float64))
+
+    def __len__(self) -> int:
+        return self._tokens.size
+
+    @overload
+    def __getitem__(self, at: int) -> PositionLogprobs: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> LazyLogprobs: ...
+
+    def __getitem__(self, at: int | slice) -> PositionLogprobs | LazyLogprobs:
+        if isinstance(at, slice):
+            return LazyLogprobs(*(column[at] for column in self._columns()), self._spell)
+        at = range(len(self))[at]  # an index as a list takes it, or a list's IndexError
+        (position,) = self[at : at + 1]
+        return position
+
+    def __iter__(self) -> Iterator[PositionLogprobs]:
+        """For each token a dict of itself and the k most likely, most likely first, as vLLM's."""
+        spell = self._spell if self._spell is not None else _unspelt
+        for token, chosen, rank, ids, values in zip(*(column.tolist() for column in self._columns()), strict=True):
+            found: PositionLogprobs = {token: Logprob(chosen, rank, spell(token))}
+            for place, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
+                if other >= 0 and other != token:
+                    found[other] = Logprob(value, place, spell(other))
+            yield found
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LazyLogprobs | list):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list's
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def _unspelt(_: int) -> None:
+    return None

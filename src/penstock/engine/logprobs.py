@@ -11,30 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.request import Logprob, PositionLogprobs
 from penstock.schedule.deltas import Deltas, PromptNews
-from penstock.schedule.step import Float32, Int32
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 
+Columns = tuple[NDArray[Any], ...]  # tokens [t], chosen [t], rank [t], top_ids [t, k], top [t, k]
+
+
 class LazyLogprobs(Sequence[PositionLogprobs]):
     """Of t tokens. Equal to a list of the same dicts, and copied or pickled as one; each look makes new dicts."""
 
-    def __init__(
-        self,
-        tokens: Int32,
-        chosen: Float32,
-        rank: Int32,
-        top_ids: Int32,
-        top: Float32,
-        spell: Callable[[int], str] | None,
-    ) -> None:
-        self._tokens, self._chosen, self._rank = tokens, chosen, rank  # [t]
-        self._top_ids, self._top = top_ids, top  # [t, k]
-        self._spell = spell
+    def __init__(self, columns: Columns, spell: Callable[[int], str] | None) -> None:
+        self._columns, self._spell = columns, spell
 
     @classmethod
     def of(cls, up: Deltas, i: int, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs:
@@ -43,14 +36,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
             "tokens came up without the logprobs that were asked for"
         )
         mine = slice(up.start[i], up.start[i + 1])
-        return cls(
-            up.tokens[mine].copy(),
-            up.chosen[mine].copy(),
-            up.rank[mine].copy(),
-            up.top_ids[mine, :k].copy(),
-            up.top[mine, :k].copy(),
-            None if tokenizer is None else tokenizer.token_text,
-        )
+        views = (up.tokens[mine], up.chosen[mine], up.rank[mine], up.top_ids[mine, :k], up.top[mine, :k])
+        return cls(tuple(view.copy() for view in views), None if tokenizer is None else tokenizer.token_text)
 
     @classmethod
     def of_prompt(cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs | None:
@@ -59,26 +46,23 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
             return None
         spell = None if tokenizer is None else tokenizer.token_text
         tokens = np.array(prompt[1:], np.int32)
-        return cls(tokens, news.chosen, news.rank, news.top_ids[:, :k], news.top[:, :k], spell)
+        return cls((tokens, news.chosen, news.rank, news.top_ids[:, :k], news.top[:, :k]), spell)
 
     @classmethod
     def joined(cls, parts: list[LazyLogprobs]) -> LazyLogprobs:
         """Parts of one sample, one after the other; at least one."""
         if len(parts) == 1:
             return parts[0]
-        columns = zip(*(part._columns() for part in parts), strict=True)
-        return cls(*(np.concatenate(column) for column in columns), parts[0]._spell)
-
-    def _columns(self) -> tuple[Any, ...]:
-        return self._tokens, self._chosen, self._rank, self._top_ids, self._top
+        columns = zip(*(part._columns for part in parts), strict=True)
+        return cls(tuple(np.concatenate(column) for column in columns), parts[0]._spell)
 
     @property
     def total(self) -> float:
         """The sum of the chosen tokens' logprobs."""
-        return float(self._chosen.sum(dtype=np.float64))
+        return float(self._columns[1].sum(dtype=np.float64))
 
     def __len__(self) -> int:
-        return self._tokens.size
+        return int(self._columns[0].size)
 
     @overload
     def __getitem__(self, at: int) -> PositionLogprobs: ...
@@ -88,7 +72,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     def __getitem__(self, at: int | slice) -> PositionLogprobs | LazyLogprobs:
         if isinstance(at, slice):
-            return LazyLogprobs(*(column[at] for column in self._columns()), self._spell)
+            return LazyLogprobs(tuple(column[at] for column in self._columns), self._spell)
         at = range(len(self))[at]  # an index as a list takes it, or a list's IndexError
         (position,) = self[at : at + 1]
         return position
@@ -96,7 +80,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
     def __iter__(self) -> Iterator[PositionLogprobs]:
         """For each token a dict of itself and the k most likely, most likely first, as vLLM's."""
         spell = self._spell if self._spell is not None else _unspelt
-        for token, chosen, rank, ids, values in zip(*(column.tolist() for column in self._columns()), strict=True):
+        for token, chosen, rank, ids, values in zip(*(column.tolist() for column in self._columns), strict=True):
             found: PositionLogprobs = {token: Logprob(chosen, rank, spell(token))}
             for place, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
                 if other >= 0 and other != token:

@@ -76,9 +76,10 @@ class Reading:
         targets = slots[found.where]
         taken = targets >= 0
         if not taken.all():
-            parts = (found.where, found.chosen, found.rank, found.top_ids, found.top)
-            found, targets = TokenLogprobs(*(part[taken] for part in parts)), targets[taken]
-        self.scores.put(targets, found)
+            kept = Scored(found.chosen[taken], found.rank[taken], found.top_ids[taken], found.top[taken])
+            self.scores.put(targets[taken], kept)
+        else:
+            self.scores.put(targets, found)
 
     def _ends(self, rows: Int32, tokens: Int32, positions: Int32, bad: Bool) -> tuple[NDArray[np.int8], Int32]:
         """Why each row ends with this token, as in Deltas.finish, and the stop id that did it."""

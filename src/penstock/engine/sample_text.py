@@ -1,4 +1,4 @@
-"""SampleText: one sample's text as it grows, for samples that are streamed, watched for stop strings, or scored.
+"""SampleText: one sample's text as it grows, for samples that are streamed or watched for stop strings.
 
 It knows one sample's tokens; nothing of requests and channels.
 """

@@ -92,4 +92,7 @@ $(VENV)/runtime.stamp: pyproject.toml $(VENV)/torch.stamp
 $(VENV)/development.stamp: $(VENV)/runtime.stamp
 	@echo "setup: what tests and checks need"
 	@$(PIP) -e ".[dev]"
+	@if [ "$$(uname -sm)" = "Linux x86_64" ] && ! $(PY) -c 'import triton' 2>/dev/null; then \
+	  echo "setup: Triton, whose interpreter runs the CUDA kernels' tests here"; $(PIP) "triton==3.6.0"; \
+	fi
 	@touch $@

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Literal
 
-from penstock.errors import UsageError
+from penstock.errors import ContextLengthError, UsageError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
@@ -161,6 +161,29 @@ class Request:
     stream: bool = False
     watch: bytes | None = None
     samples: list[int] | None = None
+
+
+def check_request(
+    size: int, span: tuple[int, int] | None, params: SamplingParams, longest: int, vocabulary: int
+) -> None:
+    """Refuses what a model of `vocabulary` tokens and a context of `longest` can never run.
+
+    `size` of the prompt in tokens, `span` its lowest and highest id (None where it is empty). Both ends of the engine
+    ask: the client, so that a caller hears at once, and the scheduler, which trusts no channel. Raises
+    ContextLengthError for a prompt that leaves no room for a token, UsageError for the rest.
+    """
+    if span is None:
+        raise UsageError("the prompt is empty: give at least one token", param="prompt")
+    if size >= longest:
+        raise ContextLengthError(
+            f"the prompt has {size} tokens and the context {longest}: shorten it, or raise max_model_len",
+            param="prompt",
+        )
+    if span[0] < 0 or span[1] >= vocabulary:
+        raise UsageError(f"the prompt names a token outside 0 to {vocabulary - 1}", param="prompt")
+    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        if ids and max(ids) >= vocabulary:
+            raise UsageError(f"{name} names a token outside 0 to {vocabulary - 1}", param=name)
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from penstock.engine.engine import Refused
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.open import EngineFacts
 from penstock.engine.sample_text import SampleText
-from penstock.errors import ContextLengthError, PenstockError, UsageError
-from penstock.request import FINISH_REASONS, Delta, PositionLogprobs, Request, SamplingParams
+from penstock.errors import PenstockError, UsageError
+from penstock.request import FINISH_REASONS, Delta, PositionLogprobs, Request, SamplingParams, check_request
 from penstock.schedule.deltas import ERROR, GOES_ON, STOP, Deltas, PromptNews
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class Client:
         samples: Sequence[int] | None = None,
     ) -> Asked:
         """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served."""
-        self._check(prompt_ids, params)
+        span = (min(prompt_ids), max(prompt_ids)) if len(prompt_ids) else None
+        check_request(len(prompt_ids), span, params, self.facts.max_model_len, self.facts.vocab_size)
         stops = None
         if params.stop:
             if self.tokenizer is None:
@@ -171,22 +172,6 @@ class Client:
                 delta.text = text
 
     # --- the rest -----------------------------------------------------------------------------------------------------
-
-    def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        longest, vocab = self.facts.max_model_len, self.facts.vocab_size
-        if not len(prompt_ids):
-            raise UsageError("the prompt is empty: give at least one token", param="prompt")
-        if len(prompt_ids) >= longest:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens and the context {longest}: shorten it, "
-                "or raise max_model_len",
-                param="prompt",
-            )
-        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
-            raise UsageError(f"the prompt names a token outside 0 to {vocab - 1}", param="prompt")
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            if ids and max(ids) >= vocab:
-                raise UsageError(f"{name} names a token outside 0 to {vocab - 1}", param=name)
 
     def _refused(self, refused: Refused) -> list[Delta]:
         asked = self.asked.pop(refused.request_id, None)

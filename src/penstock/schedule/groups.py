@@ -109,7 +109,6 @@ class LiveRequest:
     row_of: Int32  # [n] sample index -> row, -1: none
     news: bool = True  # PromptNews still to be sent
     cached_tokens: int = 0
-    cancelled: bool = False
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
 

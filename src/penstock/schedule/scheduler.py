@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.errors import ContextLengthError, UsageError
-from penstock.request import Request
+from penstock.errors import UsageError
+from penstock.request import Request, check_request
 from penstock.schedule.admission import Admission, Admitted, Chunk, chunks_of, joins_of
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.deltas import Deltas
@@ -207,18 +207,8 @@ class Scheduler:
         return rows, np.stack((needy, place, blocks), axis=1), stalled
 
     def _check(self, request: Request, tokens: Int32) -> None:
-        longest = self.limits.max_model_len
-        if not tokens.size:
-            raise UsageError("the prompt is empty: give at least one token", param="prompt")
-        if tokens.size >= longest:
-            raise ContextLengthError(
-                f"the prompt has {tokens.size} tokens and the context {longest}: shorten it, or raise max_model_len",
-                param="prompt",
-            )
-        if tokens.min() < 0 or tokens.max() >= self.limits.vocab_size:
-            raise UsageError(f"the prompt names a token outside 0 to {self.limits.vocab_size - 1}", param="prompt")
-        if max(request.sampling.logit_bias or (0,)) >= self.limits.vocab_size:
-            raise UsageError(f"logit_bias names a token outside 0 to {self.limits.vocab_size - 1}", param="logit_bias")
+        span = (int(tokens.min()), int(tokens.max())) if tokens.size else None
+        check_request(tokens.size, span, request.sampling, self.limits.max_model_len, self.limits.vocab_size)
         samples = request.samples
         if samples is not None and (
             not samples or len(set(samples)) < len(samples) or min(samples) < 0 or max(samples) >= request.sampling.n

@@ -7,6 +7,7 @@
     │   └── TokenizerError           a tokenizer that is missing or disagrees with the model's vocabulary
     ├── CapacityError                this machine has no room: memory, disk, a port in use
     ├── JournalError                 a journal or an output that cannot be written, or belongs to another run
+    ├── RecordError                  a record, or raw data of a run, that is malformed, impossible or contradicts itself
     └── EngineError                  the engine died or was closed; says what it said last
 
 It knows no room: stdlib only. A message is one line; nobody has to read a traceback to know what to do next.
@@ -47,6 +48,10 @@ class CapacityError(PenstockError):
 
 class JournalError(PenstockError):
     """A journal or output that cannot be written, or that another run wrote."""
+
+
+class RecordError(PenstockError):
+    """A record or samples of a measured run that cannot be believed; names the file and the field."""
 
 
 class EngineError(PenstockError):

@@ -1,0 +1,228 @@
+"""A record: one measured run of one engine, model, machine and shape, as one JSON file. This is its form, version 1.
+
+    Record ── engine, model, machine, shape      what was measured; enough to run it again
+           ── client, method                     how; with the client's own ceiling
+           ── points ── figures, goals           numbers, all derived from the raw samples (figures.py)
+           │         └─ sample                   up to 500 requests as joint rows, so that a page can ask more
+           ── failures                           what went wrong, with the log's tail: a crash is a result too
+           ── raw                                the checksum of the Parquet file that the numbers came from
+
+Every text has a longest length, every number a range, unknown fields are refused. It knows the form alone; whether the
+numbers are true is validate.py's. Times are seconds, rates are a second, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = "penstock-almanac/1"
+SAMPLE_ROWS = 500
+
+Word = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:+@,()/=-]*$")]
+Line = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Text = Annotated[str, Field(max_length=20_000)]
+Time = Annotated[float, Field(ge=0, le=1e6)]
+Rate = Annotated[float, Field(ge=0, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Date = Annotated[str, Field(pattern=r"^20\d\d-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\dZ$")]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class Configuration(Form):
+    """name: "default", or a word for what was tuned. files: those that the flags name, by name."""
+
+    name: Word
+    flags: list[Line] = Field(max_length=200)
+    files: dict[Word, Text] = {}
+    environment: dict[Word, Line] = {}
+
+
+class Engine(Form):
+    """command: what started the server, as one would type it; for a server found running: how it was reached."""
+
+    name: Word
+    version: Word
+    commit: Word | None = None
+    command: Line
+    configuration: Configuration
+
+
+class Model(Form):
+    name: Word
+    weights: Literal["real", "random"]
+    parameters: Count | None = None
+    dtype: Word
+    source: Line = ""
+
+
+class Gpu(Form):
+    name: Word
+    count: Annotated[int, Field(ge=1, le=4096)]
+    memory_mib: Count
+    driver: Word
+    clocks: Line = ""  # as the driver told them before the run
+
+
+class Machine(Form):
+    gpu: Gpu | None
+    cpu: Line
+    cores: Annotated[int, Field(ge=1, le=100_000)]
+    memory_mib: Count
+    system: Line
+    python: Word
+
+
+class Shape(Form):
+    """exact: `input` tokens in, `output` out, end-of-sequence ignored. monkeys: n samples of a shared prompt that end
+    by themselves or at `output`. dataset: lengths of a file's rows; input and output are their means."""
+
+    name: Word
+    kind: Literal["exact", "monkeys", "dataset"]
+    input: Annotated[float, Field(ge=1, le=1e7)]
+    output: Annotated[float, Field(ge=1, le=1e7)]
+    n: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    source: Line = ""
+    prompts: Literal["ids", "text"]
+
+
+class Client(Form):
+    """Who measured, and what it could have: its ceiling against a server that does nothing, on this machine."""
+
+    penstock: Word
+    commit: Word | None = None
+    command: Line
+    processes: Annotated[int, Field(ge=1, le=1024)]
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    ceiling_events: Rate | None = None  # streamed events a second; None: not calibrated
+    ceiling_requests: Rate | None = None
+
+
+class Method(Form):
+    warm_up: Time
+    window: Time  # the longest window of a point
+    enough: Count  # requests that a point near a crossing aimed at
+    starts: Annotated[int, Field(ge=1, le=100)]  # starts of the server that each point was measured on
+    quantile: Share
+    goals: list[Time] = Field(max_length=20)  # first token within so many seconds
+    short: bool  # windows or counts below the method's: to be read as a hint
+    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None  # of the whole machine, in dollars
+
+
+class Interval(Form):
+    """A value, and its 95 % interval. None: too few requests to say."""
+
+    value: Annotated[float, Field(ge=0, le=1e9)]
+    low: Annotated[float, Field(ge=0, le=1e9)] | None
+    high: Annotated[float, Field(ge=0, le=1e9)] | None
+
+
+class Spread(Form):
+    """Of a time: its mean and quantiles over the window's complete requests."""
+
+    mean: Interval
+    p50: Interval
+    p90: Interval
+    p95: Interval
+    p99: Interval
+
+
+class Figures(Form):
+    """Definitions: docs/metrics.md. None: it cannot be had (nothing was streamed, no request was complete)."""
+
+    request_rate: Interval | None
+    output_rate: Interval | None
+    total_rate: Interval | None
+    first_token: Spread | None  # from the intended start
+    first_token_actual: Spread | None  # from the actual start
+    inter_token: Spread | None  # gaps between events, of all requests together
+    per_token: Spread | None  # (end - first) / (output tokens - 1)
+    end_to_end: Spread | None  # from the intended start
+    end_to_end_actual: Spread | None
+
+
+class Goal(Form):
+    """Which share of the window's requests (failed ones too) had their first token within `seconds`; 95 % interval."""
+
+    seconds: Time
+    share: Share
+    low: Share
+    high: Share
+    goodput: Rate  # requests a second that met it
+
+
+class Look(Form):
+    """What the client says of itself at this point. short: it may have been the bottleneck; never ranked."""
+
+    lag_p99: Time  # of its event loops
+    busy: Share  # CPU of its busiest process
+    headroom: Annotated[float, Field(ge=0, le=1e9)] | None  # ceiling over what was asked of it; None: not calibrated
+    late_p99: Time  # actual start behind the intended
+    short: bool
+
+
+class Sample(Form):
+    """Joint rows, drawn evenly from the window's requests. A failed request has end_to_end -1."""
+
+    first: list[Annotated[float, Field(ge=-1, le=1e6)]] = Field(max_length=SAMPLE_ROWS)
+    per_token: list[Annotated[float, Field(ge=-1, le=1e6)]] = Field(max_length=SAMPLE_ROWS)
+    end_to_end: list[Annotated[float, Field(ge=-1, le=1e6)]] = Field(max_length=SAMPLE_ROWS)
+
+
+class Point(Form):
+    """saturation: all at once. single: one at a time. open: Poisson arrivals at `rate`. closed: `concurrency` at once."""
+
+    name: Word
+    kind: Literal["saturation", "single", "open", "closed"]
+    rate: Rate | None = None  # offered requests a second
+    concurrency: Count | None = None
+    seconds: Time  # of the window, all starts together
+    requests: Count  # issued in the window
+    complete: Count
+    outcomes: dict[Word, Count]  # those that were not complete, by outcome
+    output_tokens: Count  # of the complete ones
+    prompt_tokens: Count
+    cached_tokens: Count
+    figures: Figures
+    goals: list[Goal] = Field(max_length=20)
+    client: Look
+    marks: list[Line] = Field(max_length=50)  # why to read it with care: "cached prompts", "few requests", ...
+    sample: Sample
+
+
+class Failure(Form):
+    """point: None where the server did not even start."""
+
+    point: Word | None
+    kind: Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused"]
+    message: Line
+    log: Text
+
+
+class Raw(Form):
+    """The Parquet file of samples.py that every number came from."""
+
+    sha256: Hash
+    rows: Count
+
+
+class Record(Form):
+    schema_: Literal["penstock-almanac/1"] = Field(alias="schema")
+    run: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")]
+    when: Date
+    engine: Engine
+    model: Model
+    machine: Machine
+    shape: Shape
+    client: Client
+    method: Method
+    points: list[Point] = Field(max_length=200)
+    failures: list[Failure] = Field(max_length=200)
+    raw: Raw | None

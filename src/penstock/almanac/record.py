@@ -177,7 +177,7 @@ class Sample(Form):
 
 
 class Point(Form):
-    """saturation: all at once. single: one at a time. open: Poisson arrivals at `rate`. closed: `concurrency` at once."""
+    """saturation: all at once. single: one at a time. open: Poisson, at `rate`. closed: `concurrency` in flight."""
 
     name: Word
     kind: Literal["saturation", "single", "open", "closed"]

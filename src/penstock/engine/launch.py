@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,16 +22,19 @@ from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
 from penstock.errors import CapacityError, EngineError
 
+ENGINE = (sys.executable, "-m", "penstock.engine.process")
 
-async def launch(config: Config) -> AsyncClient:
-    """Starts the engine and waits until it is ready. Raises what the engine raised while it loaded."""
+
+async def launch(config: Config, engine: Sequence[str] = ENGINE) -> AsyncClient:
+    """Starts the engine and waits until it is ready. Raises what the engine raised while it loaded.
+
+    `engine` is the command of its process; benchmarks bring one that computes nothing.
+    """
     config.check()
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # readable by this user alone, and so is the socket in it
     end = ClientEnd(f"ipc://{folder / 'engine'}")
     try:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock.engine.process", stdin=asyncio.subprocess.PIPE
-        )
+        process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE)
     except OSError as error:
         end.close()
         shutil.rmtree(folder, ignore_errors=True)

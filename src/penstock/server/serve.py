@@ -12,14 +12,14 @@ import errno
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import uvicorn
 import uvloop
 
 from penstock.config import Config
-from penstock.engine.launch import launch
+from penstock.engine.launch import ENGINE, launch
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.server.app import build_app
 from penstock.server.exchange import Service
@@ -45,8 +45,11 @@ def serve(
     api_key: str | None = None,
     limits: Limits | None = None,
     out: TextIO | None = None,
+    engine: Sequence[str] = ENGINE,
 ) -> None:
     """Serves until SIGINT or SIGTERM, then returns. Port 0 takes a free one; the line printed at the start names it.
+
+    `engine` is the command of the engine's process; benchmarks bring one that computes nothing.
 
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
@@ -59,7 +62,7 @@ def serve(
         contextlib.closing(bind(host, port)) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        runner.run(_serve(config, listener, served_model_name, api_key, limits or Limits(), out or sys.stdout))
+        runner.run(_serve(config, listener, served_model_name, api_key, limits or Limits(), out or sys.stdout, engine))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -90,10 +93,16 @@ def _port_error(host: str, port: int, error: OSError) -> CapacityError:
 
 
 async def _serve(
-    config: Config, listener: socket.socket, name: str | None, key: str | None, limits: Limits, out: TextIO
+    config: Config,
+    listener: socket.socket,
+    name: str | None,
+    key: str | None,
+    limits: Limits,
+    out: TextIO,
+    engine: Sequence[str],
 ) -> None:
     with _signals() as stop:
-        client = await _unless_stopped(launch(config), stop)
+        client = await _unless_stopped(launch(config, engine), stop)
         if client is None:
             return
         try:

@@ -78,6 +78,13 @@ class BlockPool:
         """The prefix tree takes held blocks: once released they stay idle instead of free."""
         self.kept[blocks] = True
 
+    def unkeep(self, blocks: Int32) -> None:
+        """The prefix tree lets go of `blocks` (distinct ones, kept): they are free now, or once they are released."""
+        self.kept[blocks] = False
+        idle = blocks[self.refs[blocks] == 0]
+        self._idle -= idle.size
+        self._push(idle)
+
     def _push(self, blocks: Int32) -> None:
         self._stack[self._top : self._top + blocks.size] = blocks
         self._top += blocks.size

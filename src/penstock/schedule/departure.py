@@ -43,6 +43,7 @@ class Departure:
         self.admission, self.lineup, self.lengths, self.reading = admission, lineup, lengths, reading
         self.limbo = Limbo()
         self.preemptions = 0
+        self._distrusted: set[int] = set()  # rows, until they are free
         self._to_keep: list[int] = []  # rows whose generated blocks the tree will take before they go
 
     @property
@@ -62,6 +63,18 @@ class Departure:
             lives.append(live)
         self._leave(rows, ENDED)
         return lives
+
+    def distrust(self, rows: Int32) -> None:
+        """Rows whose logits were not finite: no block of theirs, prompt's or own, is found again by anybody.
+
+        A prompt's are in the tree from the moment they are planned, so whoever comes later computes them anew. Others
+        that share them by now keep them: what is wrong with them they tell by their own logits.
+        """
+        if not rows.size or not self.tree.enabled:
+            return
+        self._distrusted |= set(rows.tolist())
+        tables = [self.rows.table[row, : self.rows.blocks[row]] for row in rows.tolist()]
+        self.tree.drop(np.unique(np.concatenate(tables)))
 
     def _observe(self, rows: Int32) -> None:
         """Lets the forecast learn from samples that came to their end; a group's own mean counts if it has several."""
@@ -201,6 +214,9 @@ class Departure:
         """Of freed rows those that go at once; single samples with new full blocks wait for the tree to take them."""
         new = (self.rows.read[rows] >> 4) - self.rows.shared[rows]
         keep = (new > 0) & (self.rows.state[rows] == ENDED) & self.rows.single[rows]
+        if self._distrusted:
+            keep &= ~np.isin(rows, list(self._distrusted))
+            self._distrusted -= set(rows.tolist())
         self._to_keep += rows[keep].tolist()
         rest: Int32 = rows[~keep]
         return rest

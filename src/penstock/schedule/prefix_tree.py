@@ -179,6 +179,15 @@ class PrefixTree:
         ends = [(begin, begin + count) for begin, count in zip(begins.tolist(), counts, strict=True)]
         self._insert((keys[a:b], numbers[a:b], root) for (a, b), root in zip(ends, roots, strict=True))
 
+    def drop(self, blocks: Int32) -> None:
+        """Nobody finds `blocks`, nor what follows them, any more: what they hold is not to be trusted."""
+        gone = blocks[self.place[blocks] > 0]
+        while gone.size:
+            places = self.place[gone]
+            self._forget(gone)
+            self.pool.unkeep(gone)
+            gone = np.flatnonzero((self.place > 0) & np.isin(self.parent, places)).astype(np.int32)
+
     def _forget(self, blocks: Int32) -> None:
         for key in self.key_of[blocks].tolist():
             del self._blocks[key]

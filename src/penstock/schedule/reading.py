@@ -28,6 +28,7 @@ class Read:
     """What one flight brought: rows that ended, and the news."""
 
     ended: Int32  # rows
+    bad: Int32  # rows whose logits were not finite, those that had been cancelled included
     deltas: Deltas
     taken: int  # tokens that reached a sample
     wasted: int  # tokens computed for rows that had ended
@@ -46,6 +47,7 @@ class Reading:
         """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused before this."""
         rows, tokens, positions = plan.rows, result.tokens, plan.lengths + np.int32(1)
         lives = self.rows.state.take(rows)
+        distrusted = rows[(tokens == BAD_LOGITS) & (lives != FREE)]
         accepted = (tokens != NO_TOKEN) & (lives != ENDED) & (lives != FREE)
         where: Int32 | None = None
         if not accepted.all():
@@ -65,7 +67,7 @@ class Reading:
         ended = rows[finish != GOES_ON]
         news = self._news(rows, tokens, finish)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
-        return Read(ended, deltas, rows.size, plan.rows.size - rows.size)
+        return Read(ended, distrusted, deltas, rows.size, plan.rows.size - rows.size)
 
     def _keep_scores(self, found: TokenLogprobs, slots: Int64, where: Int32 | None, count: int) -> None:
         """Logprobs of a flight of `count` rows, to the slots of their tokens; `where`: the rows that took theirs."""

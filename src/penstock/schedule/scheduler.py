@@ -139,6 +139,7 @@ class Scheduler:
         read = self.reading.read(plan, result)
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
+        self.departure.distrust(read.bad)
         self._forget(self.departure.ended(read.ended))
         self.departure.drain(self._read)
         read.deltas.prompts = self.news.take(plan.number)

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
+from penstock.bench.serving import HOST, Server, free_port
 from penstock.errors import PenstockError
 from penstock.jobs.shapes import gpu_name
-from penstock.jobs.shapes_http import HOST, Server, free_port, penstock_command, run_http
+from penstock.jobs.shapes_http import penstock_command, run_http
 from penstock.jobs.shapes_model import Shape, load_format, write_model
 from penstock.jobs.shapes_tokenizer import rare_pair
 from penstock.jobs.shapes_works import STOP_SHARE, Family, Work, chosen, family

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
+from penstock.bench.serving import Server, free_port
 from penstock.config import Config
 from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
-from penstock.jobs.shapes_http import Server, free_port, penstock_command, run_http
+from penstock.jobs.shapes_http import penstock_command, run_http
 from penstock.jobs.shapes_llm import Session, spec_line
 from penstock.jobs.shapes_model import load_format, write_model
 from penstock.jobs.shapes_start import first_token_seconds

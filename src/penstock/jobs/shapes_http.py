@@ -8,27 +8,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from penstock.bench.serving import HOST, Server
 from penstock.errors import EngineError
 from penstock.jobs.shapes_gpu import GpuLog, tree_peak_mib
 from penstock.jobs.shapes_llm import rates
 from penstock.jobs.shapes_model import Shape
 from penstock.jobs.shapes_works import Work, body_of, prompts_of
 
-HOST = "127.0.0.1"
 CONNECTIONS = 256  # streams of one client process at most
-LOAD_PATIENCE = 300.0
 IDLE_PATIENCE = 30.0
 # Our figure -> the metric's name after the colon; a server may lack some.
 METRICS = {
@@ -53,95 +45,22 @@ def penstock_command(knobs: dict[str, Any], port: int, options: list[str]) -> li
     return words + options
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def metrics(server: Server) -> dict[str, float]:
+    """Figures of METRICS that this server has."""
+    found: dict[str, float] = {}
+    for name, value in _METRIC.findall(server.get("/metrics")):
+        found[name] = found.get(name, 0.0) + float(value)
+    return {ours: found[theirs] for ours, theirs in METRICS.items() if theirs in found}
 
 
-@dataclass
-class Server:
-    """A process that serves. Leave the context to end it. `log`: where it writes what it says."""
-
-    command: list[str]
-    port: int
-    model: str
-    log: Path
-    environment: dict[str, str] = field(default_factory=dict)
-    ready_seconds: float = 0.0
-
-    def __enter__(self) -> Server:
-        begin = time.monotonic()
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command, stdout=log, stderr=log, env={**os.environ, **self.environment}, start_new_session=True
-            )
-        try:
-            while not self._healthy():
-                self.check()
-                if time.monotonic() - begin > LOAD_PATIENCE:
-                    raise EngineError(f"the server was not ready after {LOAD_PATIENCE:.0f} s: see {self.log}")
-                time.sleep(0.1)
-        except BaseException:
-            self._end()
-            raise
-        self.ready_seconds = time.monotonic() - begin
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def check(self) -> None:
-        """Raises EngineError, with its last words, if the server has ended."""
-        if self._process.poll() is not None:
-            last = (self.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise EngineError(
-                f"the server ended with code {self._process.returncode}: {last[:300]} (all in {self.log})"
-            )
-
-    def metrics(self) -> dict[str, float]:
-        """Figures of METRICS that this server has."""
-        found: dict[str, float] = {}
-        for name, value in _METRIC.findall(self._get("/metrics")):
-            found[name] = found.get(name, 0.0) + float(value)
-        return {ours: found[theirs] for ours, theirs in METRICS.items() if theirs in found}
-
-    def wait_idle(self) -> None:
-        """Until no request runs: what was cut has to leave first. Raises EngineError."""
-        begin = time.monotonic()
-        while any(self.metrics().get(name, 0.0) for name in ("running", "waiting")):
-            self.check()
-            if time.monotonic() - begin > IDLE_PATIENCE:
-                raise EngineError(f"the server is still at work {IDLE_PATIENCE:.0f} s after its clients left")
-            time.sleep(0.1)
-
-    def _healthy(self) -> bool:
-        try:
-            self._get("/health")
-        except (OSError, urllib.error.URLError):
-            return False
-        return True
-
-    def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
-            text: str = answer.read().decode()
-        return text
-
-    def _end(self) -> None:
-        """Asks it to end, then ends its whole group, which is its own."""
-        for number, patience in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0)):
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, number)
-                try:
-                    self._process.wait(patience)
-                except subprocess.TimeoutExpired:
-                    continue
+def wait_idle(server: Server) -> None:
+    """Until no request runs: what was cut has to leave first. Raises EngineError."""
+    begin = time.monotonic()
+    while any(metrics(server).get(name, 0.0) for name in ("running", "waiting")):
+        server.check()
+        if time.monotonic() - begin > IDLE_PATIENCE:
+            raise EngineError(f"the server is still at work {IDLE_PATIENCE:.0f} s after its clients left")
+        time.sleep(0.1)
 
 
 def run_http(
@@ -152,13 +71,13 @@ def run_http(
     begin = time.monotonic()
     drive(server, warm, prompts_of(warm, shape, problems, shots, "warm"), stop, seconds)
     warmed = time.monotonic() - begin
-    server.wait_idle()
-    before = server.metrics()
+    wait_idle(server)
+    before = metrics(server)
     prompts = prompts_of(work, shape, problems, shots, "run")
     with GpuLog() as log:
         posts = drive(server, work, prompts, stop, seconds)
-        after = server.metrics()
-    server.wait_idle()
+        after = metrics(server)
+    wait_idle(server)
     changed = {name: after[name] - before[name] for name in after if name in before}
     row: dict[str, Any] = {"work": work.name, "way": "http", "shape": shape.name, "warm_up_seconds": round(warmed, 2)}
     row |= figures(work, posts, changed)

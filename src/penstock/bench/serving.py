@@ -1,0 +1,116 @@
+"""A server in a process group of its own: started by a command, awaited, asked, ended; its log kept.
+
+It knows a command, a port and HTTP's GET; not whose server it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from penstock.errors import EngineError
+
+HOST = "127.0.0.1"
+LOAD_PATIENCE = 600.0
+STOP_PATIENCE = 15.0
+LOG_TAIL = 4000  # characters
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """Leave the context to end it. model: its name there. log: where it writes what it says. ready: a path that answers
+    200 once it serves. stop: the signal that asks it to end."""
+
+    command: list[str]
+    port: int
+    model: str
+    log: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    ready: str = "/health"
+    stop: signal.Signals = signal.SIGTERM
+    ready_seconds: float = 0.0
+
+    def __enter__(self) -> Server:
+        begin = time.monotonic()
+        with self.log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    self.command, stdout=log, stderr=log, env={**os.environ, **self.environment}, start_new_session=True
+                )
+            except OSError as error:
+                raise EngineError(f"the server could not be started: {error}") from error
+        try:
+            while not self._answers():
+                self.check()
+                if time.monotonic() - begin > LOAD_PATIENCE:
+                    raise EngineError(f"the server was not ready after {LOAD_PATIENCE:.0f} s: see {self.log}")
+                time.sleep(0.1)
+        except BaseException:
+            self._end()
+            raise
+        self.ready_seconds = time.monotonic() - begin
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Raises EngineError, with its last words, if the server has ended."""
+        if not self.alive:
+            last = (self.tail().strip().splitlines() or ["it said nothing"])[-1]
+            raise EngineError(
+                f"the server ended with code {self._process.returncode}: {last[:300]} (all in {self.log})"
+            )
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-LOG_TAIL:]
+
+    def get(self, path: str) -> str:
+        """The body of a GET. Raises OSError (urllib's errors are some) where it isn't answered with 200."""
+        with urllib.request.urlopen(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    def _answers(self) -> bool:
+        try:
+            self.get(self.ready)
+        except (OSError, urllib.error.URLError):
+            return False
+        return True
+
+    def _end(self) -> None:
+        """Asks it to end, then ends its whole group, which is its own."""
+        for number, patience in ((self.stop, STOP_PATIENCE), (signal.SIGKILL, STOP_PATIENCE)):
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                break
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                continue

@@ -184,6 +184,8 @@ class Point(Form):
     rate: Rate | None = None  # offered requests a second
     concurrency: Count | None = None
     seconds: Time  # of the window, all starts together
+    opens: Time | None = None  # when it opened in each start; None: it ran from the first send to the last end
+    effective: Annotated[float, Field(ge=0, le=1e12)] | None = None  # independent requests that these are worth
     requests: Count  # issued in the window
     complete: Count
     outcomes: dict[Word, Count]  # those that were not complete, by outcome

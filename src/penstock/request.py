@@ -14,8 +14,9 @@ from typing import Literal
 
 from penstock.errors import ContextLengthError, UsageError
 
-FinishReason = Literal["stop", "length", "abort", "error"]
-FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+# numerical_error: its logits were not finite; error: the engine refused it. Both say why beside it.
+FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
+FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerical_error", "error")
 
 MAX_STOP_IDS = 8  # stop ids a row keeps on the device; further ones are looked at by the host
 MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs

@@ -193,7 +193,7 @@ def test_stop_ids_are_told_and_an_error_takes_its_token_back(tokenizer: Tokenize
         (ended,) = client.take(news((asked, 1, [8, 9], STOP), stop_id=9))
         assert (ended.finish_reason, ended.stop_reason, ended.token_ids) == ("stop", 9, [8, 9])
         (bad,) = client.take(news((asked, 0, [8, 0], ERROR)))
-        assert (bad.finish_reason, bad.token_ids, bad.text) == ("error", [8], tokenizer.decode([8]))
+        assert (bad.finish_reason, bad.token_ids, bad.text) == ("numerical_error", [8], tokenizer.decode([8]))
         assert bad.error is not None and not client.asked
 
 

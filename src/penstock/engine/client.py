@@ -150,7 +150,7 @@ class Client:
             delta.finish_reason = FINISH_REASONS[finish]
             if finish == STOP and stop_id >= 0:
                 delta.stop_reason = stop_id
-            if delta.finish_reason == "error":
+            if finish == ERROR:
                 delta.error = "the model's logits were not finite: try another dtype"
         if delta.finish_reason is None:
             return

@@ -77,6 +77,8 @@ def code_of(error: PenstockError) -> str | None:
         return "context_length_exceeded"
     if isinstance(error, EngineError):
         return "engine_dead"
+    if isinstance(error, SampleError):
+        return "numerical_error"
     return "shutting_down" if isinstance(error, ShuttingDownError) else None
 
 

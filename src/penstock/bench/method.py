@@ -1,0 +1,160 @@
+"""Which points a run measures, and in which order: everything at once, one at a time, a ladder, and Poisson rates
+between, placed by bisection around the crossing of each goal.
+
+    start 0   saturation ─ single ─ closed 2, 4, 8, ... ─ open: for each goal, halves of [passes | fails]
+    start 1+  saturation ─ single ─ the open points on both sides of each crossing, again
+
+The plan is a pure function of what was measured, so that a stopped run goes on by asking again. It knows numbers; no
+server and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
+GROWS = 1.05  # a rung of the ladder that adds less than this is its last
+NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
+BEYOND = 1.25  # no rate above this share of the saturated one is tried
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
+
+    window: a point's shortest.   longest: a point's longest, however few its requests.   enough: requests a point near
+    a crossing should have.   at_once: requests of the saturation point.   alone: of the single one.
+    """
+
+    goals: tuple[float, ...] = (0.3, 1.0, 3.0)
+    quantile: float = 0.95
+    starts: int = 3
+    warm_up: float = 10.0
+    window: float = 60.0
+    longest: float = 600.0
+    enough: int = 1000
+    at_once: int = 1000
+    alone: int = 20
+    bisections: int = 5
+    ladder: bool = True
+
+    @property
+    def short(self) -> bool:
+        """Whether it is less than the method asks for: to be read as a hint."""
+        full = Settings()
+        return any(getattr(self, name) < getattr(full, name) for name in ("starts", "window", "enough", "at_once"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A point to measure on one start of the server. requests: at most; 0: as many as the window takes."""
+
+    name: str
+    kind: str
+    start: int
+    window: float
+    rate: float | None = None
+    concurrency: int | None = None
+    requests: int = 0
+
+    @property
+    def key(self) -> str:
+        """Its file's name."""
+        return f"{self.name}.{self.start}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the planner needs to know of a measured plan. met: goal -> share of first tokens within it."""
+
+    plan: Plan
+    request_rate: float
+    met: dict[float, float]
+
+
+def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
+    """The next point, or None when the run is complete."""
+    for start in range(settings.starts):
+        done = [each for each in found if each.plan.start == start]
+        plan = _next_of(settings, start, done, [each for each in found if each.plan.start == 0])
+        if plan is not None:
+            return plan
+    return None
+
+
+def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Sequence[Found]) -> Plan | None:
+    kinds = {each.plan.kind for each in done}
+    if SATURATION not in kinds:
+        return Plan(SATURATION, SATURATION, start, settings.longest, requests=settings.at_once)
+    if SINGLE not in kinds:
+        return Plan(SINGLE, SINGLE, start, settings.longest, concurrency=1, requests=settings.alone)
+    if start == 0:
+        return (_rung(settings, done) if settings.ladder else None) or _bisect(settings, done)
+    again = [each.plan for each in first if each.plan.name in sides(settings, first)]
+    measured = {each.plan.name for each in done}
+    left = [plan for plan in again if plan.name not in measured]
+    return _open(settings, left[0].rate or 0.0, start) if left else None
+
+
+# --- the ladder
+
+
+def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
+    """2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
+    rungs = [each for each in done if each.plan.kind in (SINGLE, CLOSED)]
+    if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
+        return None
+    concurrency = 2 * (rungs[-1].plan.concurrency or 1)
+    if concurrency >= settings.at_once:
+        return None
+    return Plan(f"{CLOSED}-{concurrency}", CLOSED, 0, settings.window, concurrency=concurrency)
+
+
+# --- the crossings
+
+
+def bracket(settings: Settings, done: Sequence[Found], goal: float) -> tuple[float, float] | None:
+    """(highest rate that meets the goal, lowest that doesn't), below which nothing fails; None: not even one request at
+    a time meets it."""
+    single = next(each for each in done if each.plan.kind == SINGLE)
+    if single.met[goal] < settings.quantile:
+        return None
+    saturated = next(each for each in done if each.plan.kind == SATURATION)
+    opened = [(each.plan.rate or 0.0, each.met[goal] >= settings.quantile) for each in done if each.plan.kind == OPEN]
+    fails = min((rate for rate, met in opened if not met), default=BEYOND * saturated.request_rate)
+    meets = max((rate for rate, met in opened if met and rate < fails), default=0.0)
+    return meets, fails
+
+
+def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
+    """The middle of the first goal's bracket that is still wide; a goal has so many tries."""
+    tried = [each.plan for each in done if each.plan.kind == OPEN]
+    for goal in sorted(settings.goals, reverse=True):
+        sides_of = bracket(settings, done, goal)
+        if sides_of is None:
+            continue
+        meets, fails = sides_of
+        inside = sum(1 for plan in tried if plan.name.startswith(f"{OPEN}-"))
+        if fails - meets <= NARROW * fails or inside >= settings.bisections * len(settings.goals):
+            continue
+        return _open(settings, (meets + fails) / 2, 0)
+    return None
+
+
+def _open(settings: Settings, rate: float, start: int) -> Plan:
+    """Poisson arrivals at a rate, for as long as enough of them take, within the window's bounds."""
+    rate = float(f"{rate:.3g}")
+    window = min(settings.longest, max(settings.window, settings.enough / rate))
+    return Plan(f"{OPEN}-{rate:g}", OPEN, start, window, rate=rate)
+
+
+def sides(settings: Settings, done: Sequence[Found]) -> set[str]:
+    """Names of the open points next to a crossing."""
+    names: set[str] = set()
+    for goal in settings.goals:
+        pair = bracket(settings, done, goal)
+        for each in done:
+            if pair is not None and each.plan.kind == OPEN and each.plan.rate in pair:
+                names.add(each.plan.name)
+    return names

@@ -1,0 +1,95 @@
+"""Engines that the bench can start: a TOML file each, which lands here once the engine has been run by it.
+
+    says       what it is                     install   how one gets the pinned version
+    version    a command that prints it       command   what serves; words with {python} {model} {host} {port}
+    ready      a path that answers 200 once it serves        stop   the signal that ends it
+    path       of its completions             ids       whether prompts may be token ids
+    served     its name for the model; {model} unless said   [more]  fields that its bodies need besides
+    [environment]  variables of its process
+
+It knows these files; what an engine is otherwise is none of the bench's business.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import EngineError, UsageError
+
+FOLDER = Path(__file__).parent
+VERSION_PATIENCE = 120.0
+_VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str
+    says: str
+    install: str
+    version: list[str]
+    command: list[str]
+    ready: str
+    stop: str
+    path: str
+    ids: bool
+    served: str = "{model}"
+    more: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def words(self, python: str, model: str, host: str, port: int) -> list[str]:
+        """The command that serves."""
+        return _filled(self.command, python=python, model=model, host=host, port=str(port))
+
+    def served_as(self, model: str) -> str:
+        return self.served.replace("{model}", model)
+
+    def version_of(self, python: str) -> str:
+        """What its version command prints. Raises EngineError when it isn't installed."""
+        words = _filled(self.version, python=python)
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=VERSION_PATIENCE)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EngineError(f"{self.name} cannot be asked for its version ({error}): {self.install}") from error
+        told = _VERSION.search(done.stdout + done.stderr if done.returncode == 0 else "")
+        if told is None:
+            last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
+            raise EngineError(f"{self.name} isn't there for {python} ({last[:200]}): {self.install}, or name --python")
+        return told[0]
+
+    @property
+    def signal(self) -> signal.Signals:
+        return signal.Signals[self.stop]
+
+
+def known() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def peer(name: str) -> Peer:
+    """The peer of this name, or of this .toml file. Raises UsageError."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if (path.parent == FOLDER and path.stem not in known()) or not path.is_file():
+        raise UsageError(f"there is no engine {name!r}: there are {', '.join(known())}, or give a URL", param="engine")
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path.name} is no TOML: {error}", param="engine") from error
+    names = {each.name for each in fields(Peer)} - {"name"}
+    wrong = sorted(set(told) - names) + sorted(
+        each for each in names - set(told) if each not in ("served", "more", "environment")
+    )
+    if wrong:
+        raise UsageError(f"{path.name}: unknown or missing: {', '.join(wrong)}", param="engine")
+    return Peer(name=path.stem, **told)
+
+
+def _filled(words: list[str], **values: str) -> list[str]:
+    for name, value in values.items():
+        words = [word.replace("{" + name + "}", value) for word in words]
+    return words

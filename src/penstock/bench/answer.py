@@ -1,0 +1,263 @@
+"""How an answer is read: server-sent events or one JSON body, and what is wrong with it.
+
+An event is parsed as it comes, after its arrival was stamped: with a typed decoder that skips what it isn't asked
+for this costs 0.45 us an event of 250 bytes, as much as telling events apart by their bytes would (0.38 us), and no
+byte has to be kept. It knows OpenAI's bodies; no connection, no clock, no load.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Annotated, Any
+
+import msgspec
+
+LONGEST_LINE = 8 << 20
+LONGEST_BODY = 256 << 20
+_QUOTED = 200  # bytes of what is wrong that a message shows
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Details(msgspec.Struct):
+    cached_tokens: Tokens | None = None
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    total_tokens: Tokens | None = None
+    prompt_tokens_details: Details | None = None
+
+    @property
+    def cached(self) -> int:
+        """-1: it told none."""
+        details = self.prompt_tokens_details
+        return -1 if details is None or details.cached_tokens is None else details.cached_tokens
+
+
+class Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class Choice(msgspec.Struct):
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+    def brings(self) -> bool:
+        """Whether there is output in it: text of any kind, a tool's call, or tokens."""
+        if self.text or self.token_ids:
+            return True
+        delta = self.delta
+        if delta is None:
+            return False
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.refusal)
+
+
+class Event(msgspec.Struct):
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+class Body(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+_event = msgspec.json.Decoder(Event).decode
+_body = msgspec.json.Decoder(Body).decode
+
+
+class Answer:
+    """What both kinds share. times: arrival of each event with output, float64. fault: (outcome, message), the first
+    thing that was wrong."""
+
+    __slots__ = ("fault", "times", "usage")
+
+    def __init__(self) -> None:
+        self.times = array("d")
+        self.usage: Usage | None = None
+        self.fault: tuple[str, str] | None = None
+
+    def feed(self, data: bytes, now: float) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """The HTTP message is whole: what it lacks is a fault."""
+        raise NotImplementedError
+
+    def fail(self, outcome: str, message: str) -> None:
+        if self.fault is None:
+            self.fault = (outcome, message)
+
+    def _misread(self, data: bytes, what: str) -> None:
+        """Says why bytes that were to be an event or a body are none."""
+        try:
+            value = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:
+            self.fail("broken", f"{what} is no JSON ({error}): {data[:_QUOTED]!r}")
+            return
+        usage = value.get("usage") if isinstance(value, dict) else None
+        try:
+            msgspec.convert(usage, Usage | None)
+        except msgspec.ValidationError as error:
+            self.fail("usage", f"a usage that is none ({error}): {str(usage)[:_QUOTED]}")
+            return
+        self.fail("broken", f"{what} is of another form than OpenAI's: {data[:_QUOTED]!r}")
+
+    def _check_error(self, error: Any) -> None:
+        if error is not None:
+            self.fail("status", f"status 200, then an error in its place: {str(error)[:_QUOTED]}")
+
+
+class Stream(Answer):
+    """Server-sent events. An event counts when its line is whole. ended: `[DONE]` came."""
+
+    __slots__ = ("_rest", "ended", "finished")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+        self.finished = 0  # choices that told a finish_reason
+        self._rest = b""
+
+    def feed(self, data: bytes, now: float) -> None:
+        if not self._rest and data.startswith(b"data: {") and data.endswith(b"\n\n"):
+            try:
+                event = _event(memoryview(data)[6:])
+            except msgspec.DecodeError:
+                pass  # more than one event, or a broken one: the lines below tell
+            else:
+                self._take(event, now)
+                return
+        lines = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            self._line(line, now)
+        if len(self._rest) > LONGEST_LINE:
+            self.fail("broken", f"a line of more than {LONGEST_LINE} bytes: {self._rest[:_QUOTED]!r}")
+            self._rest = b""
+
+    def finish(self) -> None:
+        if self._rest.strip():
+            self.fail("cut", f"the stream ends within a line: {self._rest[:_QUOTED]!r}")
+        if not self.ended and not self.finished:
+            self.fail("cut", "the stream ends with neither [DONE] nor a finish_reason")
+
+    def _line(self, line: bytes, now: float) -> None:
+        line = line.rstrip(b"\r")
+        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+            return
+        if not line.startswith(b"data:"):
+            self.fail("broken", f"a line that is no server-sent event: {line[:_QUOTED]!r}")
+            return
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            self.ended = True
+            return
+        if self.ended:
+            self.fail("broken", f"an event after [DONE]: {data[:_QUOTED]!r}")
+            return
+        try:
+            event = _event(data)
+        except msgspec.DecodeError:
+            self._misread(data, "an event")
+            return
+        self._take(event, now)
+
+    def _take(self, event: Event, now: float) -> None:
+        brings = False
+        for choice in event.choices or ():
+            if choice.text or choice.brings():
+                brings = True
+            if choice.finish_reason is not None:
+                self.finished += 1
+        if brings:
+            self.times.append(now)
+        if event.usage is not None:
+            self.usage = event.usage
+        if event.error is not None:
+            self._check_error(event.error)
+
+
+class Whole(Answer):
+    """One JSON body. Of it only `usage` is wanted, so it is parsed and dropped once it is whole."""
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes, now: float) -> None:
+        self._size += len(data)
+        if self._size > LONGEST_BODY:
+            self.fail("broken", f"a body of more than {LONGEST_BODY} bytes")
+            self._pieces.clear()
+            return
+        self._pieces.append(data)
+
+    def finish(self) -> None:
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        if self.fault is not None:
+            return
+        try:
+            body = _body(data)
+        except msgspec.DecodeError:
+            self._misread(data, "the body")
+            return
+        self.usage = body.usage
+        self._check_error(body.error)
+        if not body.choices:
+            self.fail("broken", f"a body without choices: {data[:_QUOTED]!r}")
+
+
+class Refusal(Answer):
+    """The body of another status than 200: its beginning is kept to be shown."""
+
+    __slots__ = ("_kept", "_status")
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._kept = b""
+        self._status = status
+
+    def feed(self, data: bytes, now: float) -> None:
+        if len(self._kept) < _QUOTED:
+            self._kept += data[:_QUOTED]
+
+    def finish(self) -> None:
+        self.fail("status", f"status {self._status}: {self._kept[:_QUOTED]!r}")
+
+
+def judge(answer: Answer, asked_prompt: int, asked_output: int) -> tuple[str, str] | None:
+    """(outcome, message) of a whole answer that isn't what it should be; -1: of no fixed length."""
+    if answer.fault is not None:
+        return answer.fault
+    usage = answer.usage
+    if usage is None:
+        return "usage", "it told no usage"
+    prompt, output = usage.prompt_tokens, usage.completion_tokens
+    if len(answer.times) > output:
+        return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
+    if isinstance(answer, Stream) and output and not answer.times:
+        return "usage", f"no event with output, but a usage of {output} tokens"
+    if usage.total_tokens is not None and usage.total_tokens != prompt + output:
+        return "usage", f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all"
+    if usage.cached > prompt:
+        return "usage", f"a usage of {usage.cached} cached tokens of a prompt of {prompt}"
+    if asked_output not in (-1, output):
+        return "length", f"{output} tokens out, {asked_output} were asked for"
+    if asked_prompt not in (-1, prompt):
+        return "length", f"{prompt} tokens in, {asked_prompt} were sent"
+    return None

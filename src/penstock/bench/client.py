@@ -1,0 +1,108 @@
+"""A client process of the load: `python -m penstock.bench.client`, started by load.py, spoken to by wire.py.
+
+It reads its spec, opens connections, says that it is ready, waits for the word, and writes columns at the end. A load
+that has gone away ends it. It knows frames and columns; what is sent when is sending.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import os
+import resource
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from penstock.bench.sending import Client
+from penstock.bench.wire import Go, Part, Ready, Spec, Stop, pack, read
+
+
+def main() -> int:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    spec = read(sys.stdin.buffer)
+    if not isinstance(spec, Spec):
+        return 1  # the load is gone
+    client = Client(spec, write)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        part = runner.run(_serve(client))
+    if client.fault is not None:
+        raise client.fault
+    if part is not None:
+        write(part)
+    return 0
+
+
+async def _serve(client: Client) -> Part | None:
+    """A point's columns; None when the load went away first."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(client.crashed)
+    write(Ready(await client.open()))
+    go = await loop.run_in_executor(None, read, sys.stdin.buffer)
+    if not isinstance(go, Go):
+        return None
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a collection over all requests holds the loop for milliseconds; a point makes few cycles
+    threading.Thread(target=_listen, args=(loop, client), daemon=True).start()
+    await client.run(go.begin)
+    return part_of(client)
+
+
+def _listen(loop: asyncio.AbstractEventLoop, client: Client) -> None:
+    """A thread that waits for Stop, or for the load to go away."""
+    if not isinstance(read(sys.stdin.buffer), Stop):
+        os._exit(1)
+    loop.call_soon_threadsafe(client.stop)
+
+
+def part_of(client: Client) -> Part:
+    """Of all requests that were taken up, times since the point's begin."""
+    posts = [post for post in client.posts if not math.isnan(post.taken)]
+    times = [np.frombuffer(post.answer.times) if post.answer else np.empty(0) for post in posts]
+    usages = [post.answer.usage if post.answer else None for post in posts]
+    troubles: dict[str, str] = {}
+    for post in posts:
+        if post.outcome != "ok":
+            troubles.setdefault(str(post.outcome), post.message)
+    return Part(
+        number=_ints([post.number for post in posts]),
+        intended=_instants([post.intended for post in posts], client.begin),
+        actual=_instants([post.actual for post in posts], client.begin),
+        first=_instants([each[0] if len(each) else math.nan for each in times], client.begin),
+        end=_instants([post.end for post in posts], client.begin),
+        events=_ints([len(each) for each in times]),
+        gaps=b"".join(np.diff(each).astype(np.float32).tobytes() for each in times),
+        prompt_tokens=_ints([usage.prompt_tokens if usage else -1 for usage in usages]),
+        output_tokens=_ints([usage.completion_tokens if usage else -1 for usage in usages]),
+        cached_tokens=_ints([usage.cached if usage else -1 for usage in usages]),
+        outcome=[str(post.outcome) for post in posts],
+        late=client.late.tobytes(),
+        lags=client.lags.tobytes(),
+        troubles=troubles,
+        again=client.again,
+        cpu=client.cpu,
+        wall=client.wall,
+    )
+
+
+def _ints(values: list[int]) -> bytes:
+    return np.array(values, np.int32).tobytes()
+
+
+def _instants(values: list[float], begin: float) -> bytes:
+    return (np.array(values, np.float64) - begin).tobytes()
+
+
+def write(message: Any) -> None:
+    sys.stdout.buffer.write(pack(message))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

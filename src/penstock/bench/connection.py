@@ -1,0 +1,159 @@
+"""One connection of a client process: a request out, an answer in, times stamped as bytes come.
+
+httptools parses HTTP; what the body says is answer.py's. It knows one request at a time; not which comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import httptools
+
+from penstock.bench.answer import Answer, Refusal, Stream, Whole, judge
+
+RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote
+NEVER = float("nan")
+
+
+@dataclass(slots=True, eq=False)
+class Post:
+    """One request and what came of it. Instants are of the monotonic clock; `outcome` is None while it goes on."""
+
+    number: int
+    body: bytes
+    asked_prompt: int
+    asked_output: int
+    intended: float
+    window: bool = False
+    taken: float = NEVER  # when the client took it up: what it is late by
+    actual: float = NEVER
+    heard: float = NEVER  # the last byte
+    end: float = NEVER
+    answer: Answer | None = None
+    connection: Connection | None = None
+    outcome: str | None = None
+    message: str = ""
+    again: bool = False  # sent a second time: see RACE
+
+
+class Owner(Protocol):
+    """Whom a connection tells."""
+
+    head: bytes
+    stream: bool
+
+    def ended(self, connection: Connection, post: Post) -> None:
+        """`post` has an outcome. The connection may be used again if `connection.reusable`."""
+
+
+class Connection(asyncio.Protocol):
+    """httptools calls on_header, on_headers_complete, on_body and on_message_complete."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._post: Post | None = None
+        self._answer: Answer | None = None
+        self._framed = False  # the message's length is told, so its end is not the connection's
+        self._whole = False
+        self._now = 0.0
+        self.used = 0  # requests that it has carried
+        self.kept = False  # it has waited for a request
+        self.reusable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
+
+    def send(self, post: Post) -> None:
+        assert self._transport is not None and self._post is None
+        self._post, post.connection = post, self
+        self._answer, self._framed, self._whole = None, False, False
+        self.used += 1
+        self._transport.write(b"%b%d\r\n\r\n%b" % (self._owner.head, len(post.body), post.body))
+        post.actual = post.heard = time.monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        self._now = now = time.monotonic()
+        post = self._post
+        if post is None:
+            self.close()  # nobody asked
+            return
+        post.heard = now
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise RuntimeError("a callback of the parser failed") from error  # our fault, not the server's
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._settle("broken", f"no HTTP ({error}): {data[:200]!r}")
+            return
+        if self._whole:
+            self._complete(post)
+        elif self._answer is not None and self._answer.fault is not None and not isinstance(self._answer, Refusal):
+            self._settle(*self._answer.fault)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            return
+        self.reusable = self._parser.should_keep_alive()
+        self._answer = Refusal(status) if status != 200 else Stream() if self._owner.stream else Whole()
+        if self._post is not None:
+            self._post.answer = self._answer
+
+    def on_body(self, data: bytes) -> None:
+        if self._answer is not None:
+            self._answer.feed(data, self._now)
+
+    def on_message_complete(self) -> None:
+        self._whole = self._answer is not None  # a 100 Continue is no answer
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport, self.reusable = None, False
+        post = self._post
+        if post is None:
+            return  # it was idle: who takes it next sees that it isn't reusable
+        if self._answer is not None and not self._framed and error is None:
+            self._whole = True
+            self._complete(post)  # its end is the message's end
+        else:
+            told = "nothing of an answer had come" if self._answer is None else "in the middle of the answer"
+            self._settle("cut", f"the connection ended, {told} ({error or 'closed by the server'})")
+
+    def abandon(self, outcome: str, message: str) -> None:
+        """Ends the request, if there is one, and the connection."""
+        if self._post is None:
+            self.close()
+        else:
+            self._settle(outcome, message)
+
+    def close(self) -> None:
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def was_raced(self, post: Post) -> bool:
+        """Whether the server may have closed the connection, for it was idle, before it saw this request."""
+        return self._answer is None and self.kept and not post.again and post.end - post.actual < RACE
+
+    def _complete(self, post: Post) -> None:
+        assert self._answer is not None
+        self._answer.finish()
+        self._settle(*(judge(self._answer, post.asked_prompt, post.asked_output) or ("ok", "")))
+
+    def _settle(self, outcome: str, message: str) -> None:
+        post = self._post
+        assert post is not None
+        self._post, post.connection = None, None
+        post.outcome, post.message = outcome, message
+        post.end = post.heard if self._whole else time.monotonic()
+        if not self._whole:
+            self.close()  # nobody knows what else comes on it
+        self._owner.ended(self, post)

@@ -1,0 +1,355 @@
+"""A load: planned requests out of k client processes, and what came of them as samples.
+
+    asks ── shared out ──▶ client processes ──▶ columns ── put together, in order ──▶ Samples, Seen
+
+It knows processes, shares and columns; not what a request asks (workload.py) nor which points a run has (method.py).
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import IO, Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.almanac.record import Look
+from penstock.almanac.samples import Samples, from_lists
+from penstock.bench.target import Target
+from penstock.bench.wire import Go, Message, News, Part, Ready, Spec, Stop, pack, read
+from penstock.errors import EngineError, UsageError
+
+LAG = 0.005  # seconds: a client whose loop ticks later than this at p99 was short
+LATE = 0.005  # seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
+LATE_SHARE = 0.05
+HEADROOM = 2.0
+BUSY = 0.5  # where no ceiling is known: the share of a core that stands for a headroom of 2
+LEAD = 0.05  # seconds between the word and the point's begin
+OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
+PATIENCE = 60.0  # seconds for a client process to start, or to come back after the point
+
+
+@dataclass(frozen=True)
+class Ask:
+    """intended: seconds from the point's begin; NaN in a closed loop. asked_*: -1 where no length is fixed."""
+
+    intended: float
+    body: bytes
+    asked_prompt: int
+    asked_output: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """closed: slots in flight; None: an open loop, each ask at its time. stop_after, stall: seconds; what hasn't ended
+    by then is unfinished, what hears no byte for so long is stalled. window: asks that are intended in it count; once
+    it is over and they have ended, the rest is cut. connections: opened beforehand (None: we choose)."""
+
+    asks: list[Ask]
+    closed: int | None
+    stop_after: float
+    stall: float
+    window: tuple[float, float]
+    stream: bool
+    connections: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.asks:
+            raise UsageError("a load has no asks: give at least one")
+        if self.closed is not None and self.closed < 1:
+            raise UsageError(f"a closed loop has {self.closed} slots: it takes 1 or more", param="closed")
+        if self.closed is None and not all(0 <= ask.intended < math.inf for ask in self.asks):
+            raise UsageError("an ask of an open loop has no intended time: give seconds from 0 on", param="asks")
+        if not (self.stop_after > 0 and self.stall > 0):
+            raise UsageError("stop_after and stall are seconds above 0", param="stop_after")
+        if not self.window[0] < self.window[1]:
+            raise UsageError(f"the window {self.window} is empty: its first second lies before its end", param="window")
+        if (self.connections or 0) < 0:
+            raise UsageError("connections is a number from 0 on", param="connections")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of all processes together, at `seconds` since the point's begin. firsts: first-token times of requests that ended
+    since the last progress, a sample of them."""
+
+    seconds: float
+    asked: int
+    sent: int
+    ended: int
+    failed: int
+    in_flight: int
+    events: int
+    output_tokens: int
+    firsts: list[float]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the clients say of themselves and of the point. busy: CPU share of the busiest process. late_limit: what
+    late_p99 may be here. troubles: outcome -> one of its messages. again: requests that were sent twice, for the server
+    had closed the idle connection. cpu: seconds of all processes."""
+
+    lag_p99: float
+    busy: float
+    late_p99: float
+    late_limit: float
+    events_per_second: float
+    requests_per_second: float
+    processes: int
+    cpu: float
+    seconds: float
+    again: int
+    begin: float
+    troubles: dict[str, str] = field(default_factory=dict)
+
+    def look(self, ceiling_events: float | None, ceiling_requests: float | None) -> Look:
+        """With the headroom that a calibrated ceiling gives: the smaller of events' and requests'."""
+        asked = ((ceiling_events, self.events_per_second), (ceiling_requests, self.requests_per_second))
+        rooms = [ceiling / rate for ceiling, rate in asked if ceiling is not None and rate > 0]
+        headroom = min(1e9, *rooms, 1e9) if rooms else None
+        cramped = self.busy > BUSY if headroom is None else headroom < HEADROOM
+        short = cramped or self.lag_p99 > LAG or self.late_p99 > self.late_limit
+        busy, late = min(1.0, self.busy), self.late_p99
+        return Look(lag_p99=self.lag_p99, busy=busy, headroom=headroom, late_p99=late, short=short)
+
+
+def run_load(
+    target: Target,
+    load: Load,
+    *,
+    point: str,
+    start: int,
+    processes: int,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[Samples, Seen]:
+    """Sends the load's asks and hears the answers. A request that fails is a line of the samples, whatever the reason;
+    one that was never due has none. Raises EngineError when a client process of ours ends by itself."""
+    specs = shares(target, load, processes)
+    clients = Clients(specs)
+    try:
+        parts = clients.run(load, progress)
+    finally:
+        clients.end()
+    return gather(load, parts, point, start), see(load, parts, clients.begin)
+
+
+def shares(target: Target, load: Load, processes: int) -> list[Spec]:
+    """Ask i goes to process i modulo k, so that each offers a k-th of the rate. A closed loop has no more processes
+    than slots; each has its share of them, and of the asks."""
+    count = max(1, min(processes, len(load.asks), load.closed or len(load.asks)))
+    opened = beforehand(load)
+    specs = []
+    for at in range(count):
+        numbers = list(range(at, len(load.asks), count))
+        asks = [load.asks[number] for number in numbers]
+        if load.closed is None:
+            order = sorted(range(len(asks)), key=lambda index: asks[index].intended)
+            numbers, asks = [numbers[index] for index in order], [asks[index] for index in order]
+        slots = None if load.closed is None else _share(load.closed, at, count)
+        specs.append(Spec(
+            host=target.host, port=target.port, tls=target.tls, ca_file=target.ca_file, keep_alive=target.keep_alive,
+            head=target.head(), connections=_share(opened, at, count), closed=slots,
+            stop_after=load.stop_after, stall=load.stall, window=load.window, stream=load.stream, number=numbers,
+            intended=[ask.intended for ask in asks], body=[ask.body for ask in asks],
+            asked_prompt=[ask.asked_prompt for ask in asks], asked_output=[ask.asked_output for ask in asks],
+        ))  # fmt: skip
+    return specs
+
+
+def _share(whole: int, at: int, count: int) -> int:
+    return whole // count + (at < whole % count)
+
+
+def beforehand(load: Load) -> int:
+    """Connections that are opened before the point: a slot one in a closed loop; in an open loop one for each ask of
+    the first tenth of a second, and some more."""
+    if load.connections is not None:
+        return load.connections
+    if load.closed is not None:
+        return min(load.closed, len(load.asks))
+    at_once = sum(ask.intended < 0.1 for ask in load.asks)
+    return max(at_once, min(OPENED, len(load.asks)))
+
+
+class Clients:
+    """The client processes of a point; `end` them whatever happens."""
+
+    def __init__(self, specs: list[Spec]) -> None:
+        self.begin = 0.0
+        self._specs = specs
+        self._told: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
+        self._errors: list[IO[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for at in range(len(specs)):
+            errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+            self._errors.append(errors)
+            self._processes.append(_client(errors))
+            threading.Thread(target=self._hear, args=(at,), daemon=True).start()
+
+    def run(self, load: Load, progress: Callable[[Progress], None] | None) -> list[Part]:
+        for at, spec in enumerate(self._specs):
+            self._tell(at, spec)
+        for _ in self._specs:
+            at, message = self._next(PATIENCE)
+            if not isinstance(message, Ready):
+                raise EngineError(f"a client process said {type(message).__name__} before it was ready")
+        self.begin = time.monotonic() + LEAD
+        for at in range(len(self._specs)):
+            self._tell(at, Go(self.begin))
+        return self._gather(load, progress)
+
+    def _gather(self, load: Load, progress: Callable[[Progress], None] | None) -> list[Part]:
+        parts: dict[int, Part] = {}
+        news: dict[int, News] = {}
+        stopped = False
+        until = self.begin + load.stop_after + PATIENCE
+        while len(parts) < len(self._specs):
+            at, message = self._next(until - time.monotonic())
+            if isinstance(message, Part):
+                parts[at] = message
+            elif isinstance(message, News):
+                news[at] = message
+                if progress is not None:
+                    progress(self._progress(load, news, message.firsts))
+            if not stopped and self._has_all(load, news, parts):
+                stopped = True
+                for each in range(len(self._specs)):
+                    if each not in parts:
+                        self._tell(each, Stop())
+        return [parts[at] for at in range(len(self._specs))]
+
+    def _has_all(self, load: Load, news: dict[int, News], parts: dict[int, Part]) -> bool:
+        """The window is over and nothing of it goes on, in any process."""
+        if time.monotonic() - self.begin < load.window[1]:
+            return False
+        return all(at in parts or (at in news and not news[at].waiting) for at in range(len(self._specs)))
+
+    def _progress(self, load: Load, news: dict[int, News], firsts: list[float]) -> Progress:
+        totals = {
+            name: sum(getattr(each, name) for each in news.values())
+            for name in ("sent", "ended", "failed", "in_flight", "events", "output_tokens")
+        }
+        return Progress(seconds=time.monotonic() - self.begin, asked=len(load.asks), firsts=firsts, **totals)
+
+    def _next(self, patience: float) -> tuple[int, Message]:
+        try:
+            at, message = self._told.get(timeout=max(0.0, patience))
+        except queue.Empty as error:
+            raise EngineError("a client process of the load did not come back: try again with fewer") from error
+        if message is None:
+            code = self._processes[at].wait()
+            self._errors[at].seek(0)
+            lines = self._errors[at].read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise EngineError(f"a client process of the load ended with code {code}: {lines[-1][:300]}")
+        return at, message
+
+    def _hear(self, at: int) -> None:
+        """A thread a process: what it says, and None when it has ended before its part."""
+        out = self._processes[at].stdout
+        assert out is not None
+        message: Message | None = None
+        while not isinstance(message, Part):
+            message = read(cast(BinaryIO, out))
+            self._told.put((at, message))
+            if message is None:
+                return
+
+    def _tell(self, at: int, message: Message) -> None:
+        pipe = self._processes[at].stdin
+        assert pipe is not None
+        try:
+            pipe.write(pack(message))
+            pipe.flush()
+        except BrokenPipeError:
+            return  # it has ended: what it said last comes from _hear
+
+    def end(self) -> None:
+        for process, errors in zip(self._processes, self._errors, strict=True):
+            if process.poll() is None:
+                try:
+                    process.wait(0.0 if process.stdout is None else 1.0)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            for pipe in (process.stdin, process.stdout, errors):
+                if pipe is not None:
+                    try:
+                        pipe.close()
+                    except BrokenPipeError:
+                        continue  # bytes for one that has gone
+
+
+def _client(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """In a session of its own: an interrupt at the terminal is the load's to handle."""
+    command = [sys.executable, "-m", "penstock.bench.client"]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+    )
+
+
+# --- columns
+
+
+def gather(load: Load, parts: list[Part], point: str, start: int) -> Samples:
+    """All processes' requests in the order of their intended starts."""
+    floats = {name: _joined(parts, name, np.float64) for name in ("intended", "actual", "first", "end")}
+    names = ("number", "events", "prompt_tokens", "output_tokens", "cached_tokens")
+    ints = {name: _joined(parts, name, np.int32) for name in names}
+    every = _joined(parts, "gaps", np.float32)
+    cuts = np.cumsum(np.maximum(ints["events"] - 1, 0))
+    gaps = np.split(every, cuts[:-1]) if len(cuts) else []
+    outcome = [word for part in parts for word in part.outcome]
+    order = np.lexsort((ints["number"], floats["intended"]))
+    number = ints.pop("number")[order]
+    intended = floats["intended"][order]
+    columns: dict[str, list[Any]] = {
+        **{name: column[order].tolist() for name, column in (floats | ints).items()},
+        "point": [point] * len(order),
+        "start": [start] * len(order),
+        "gaps": [gaps[at] for at in order],
+        "asked_prompt": [load.asks[at].asked_prompt for at in number],
+        "asked_output": [load.asks[at].asked_output for at in number],
+        "window": ((intended >= load.window[0]) & (intended < load.window[1])).tolist(),
+        "outcome": [outcome[at] for at in order],
+    }
+    return from_lists(columns)
+
+
+def see(load: Load, parts: list[Part], begin: float) -> Seen:
+    first, end = _joined(parts, "first", np.float64), _joined(parts, "end", np.float64)
+    waited = (first if load.stream else end) - _joined(parts, "intended", np.float64)
+    waited = waited[~np.isnan(waited)]
+    seconds = max(part.wall for part in parts)
+    requests = sum(len(part.outcome) for part in parts)
+    return Seen(
+        lag_p99=max(_p99(np.frombuffer(part.lags, np.float32)) for part in parts),
+        busy=max(part.cpu / max(part.wall, 1e-9) for part in parts),
+        late_p99=_p99(_joined(parts, "late", np.float32)),
+        late_limit=max(LATE, LATE_SHARE * float(np.median(waited))) if len(waited) else LATE,
+        events_per_second=float(_joined(parts, "events", np.int32).sum()) / max(seconds, 1e-9),
+        requests_per_second=requests / max(seconds, 1e-9),
+        processes=len(parts),
+        cpu=sum(part.cpu for part in parts),
+        seconds=seconds,
+        again=sum(part.again for part in parts),
+        begin=begin,
+        troubles={word: text for part in reversed(parts) for word, text in part.troubles.items()},
+    )
+
+
+def _joined(parts: list[Part], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate([np.frombuffer(getattr(part, name), kind) for part in parts])
+
+
+def _p99(values: npt.NDArray[Any]) -> float:
+    """Never below 0: a timer may be early."""
+    return max(0.0, float(np.quantile(values, 0.99))) if len(values) else 0.0

@@ -1,0 +1,280 @@
+"""What a client process does: sends its share of the asks, each at its time, over as many connections as that takes.
+
+    open loop     an ask is sent at its intended time, whatever is in flight; no free connection: one more is opened
+    closed loop   a slot sends its next ask when its last has ended, and that instant is the intended one
+    all at once   an open loop whose intended times are all 0
+
+It watches itself: how late its loop ticks, how late it took asks up, what CPU it used. It knows when and what to send;
+not why, nothing of figures, and nothing of the process that it lives in (client.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from penstock.bench.connection import Connection, Post
+from penstock.bench.wire import News, Spec
+
+SLICE = 0.001  # seconds of sending at most, then arrivals are looked at
+TICK = 0.005
+NEWS = 0.25
+OPENING = 10.0  # seconds for the connections that are opened beforehand, all of them
+AT_ONCE = 64  # connections that are opened side by side: a listener's queue is often 128 long
+IDLE = 2.0  # an older idle connection isn't trusted: servers close them, some after 5 s
+FIRSTS = 200
+
+
+class Client:
+    """One process's share of a load."""
+
+    def __init__(self, spec: Spec, tell: Callable[[News], None]) -> None:
+        self._spec = spec
+        self._tell_load = tell
+        self.head, self.stream = spec.head, spec.stream
+        rows = zip(spec.number, spec.body, spec.asked_prompt, spec.asked_output, spec.intended, strict=True)
+        self.posts = [Post(*row) for row in rows]
+        planned = len(self.posts) if spec.closed is None else min(spec.closed, len(self.posts))
+        self._planned = deque(self.posts[:planned])  # go by the clock
+        self._waiting = deque(self.posts[planned:])  # go when a slot is free
+        self._idle: list[tuple[float, Connection]] = []  # since when, the latest last
+        self._flying: set[Post] = set()
+        self._addresses: list[tuple[str, int]] = []
+        self._unreachable = ""
+        self._tls: ssl.SSLContext | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._done = asyncio.Event()
+        self._sent = self._ended = self._failed = self._events = self._tokens = 0
+        self._firsts: list[float] = []
+        self._tick = 0.0
+        self.begin = 0.0
+        self._sent = 0
+        self.again = 0
+        self.late = array("f")
+        self.lags = array("f")
+        self.cpu = self.wall = 0.0
+        self.fault: BaseException | None = None
+
+    # -- before the point
+
+    async def open(self) -> int:
+        """Resolves the host and opens connections; how many. A server that cannot be reached is no error here: its
+        requests will be refused, and say so."""
+        spec, loop = self._spec, asyncio.get_running_loop()
+        if spec.tls:
+            self._tls = ssl.create_default_context(cafile=spec.ca_file)
+        try:
+            found = await loop.getaddrinfo(spec.host, spec.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            self._unreachable = f"{spec.host} is no host that is known ({error})"
+            return 0
+        self._addresses = [(str(address[0]), int(address[1])) for *_, address in found]
+        until = time.monotonic() + OPENING
+        while (lacking := spec.connections - len(self._idle)) > 0 and time.monotonic() < until:
+            opening = [self._connect() for _ in range(min(AT_ONCE, lacking))]
+            opened = await asyncio.gather(*opening, return_exceptions=True)
+            for each in opened:
+                if isinstance(each, Connection):
+                    self._keep(each, time.monotonic())
+            if not any(isinstance(each, Connection) for each in opened):
+                break
+        return len(self._idle)
+
+    async def _connect(self) -> Connection:
+        """Raises OSError (a TimeoutError too) with the reason of the last address tried."""
+        last: OSError = ConnectionError(self._unreachable or "no address")
+        loop = asyncio.get_running_loop()
+        for at, (host, port) in enumerate(self._addresses):
+            name = self._spec.host if self._tls else None
+            try:
+                async with asyncio.timeout(min(self._spec.stall, OPENING)):
+                    _, connection = await loop.create_connection(
+                        lambda: Connection(self), host, port, ssl=self._tls, server_hostname=name
+                    )
+            except OSError as error:
+                last = error
+                continue
+            if at:  # the one that answers comes first from now on
+                self._addresses.insert(0, self._addresses.pop(at))
+            return connection
+        raise last
+
+    # -- the point
+
+    async def run(self, begin: float) -> None:
+        """All asks from the instant `begin` on, until they have ended, time is over or `stop` is called."""
+        self.begin = begin
+        loop = asyncio.get_running_loop()
+        for post in self._planned:
+            post.intended = begin + (0.0 if self._spec.closed else post.intended)
+            post.window = self._in_window(post.intended)
+        await asyncio.sleep(max(0.0, begin - time.monotonic()))
+        started, cpu = time.monotonic(), time.process_time()
+        timers = [loop.call_later(self._spec.stop_after, self.stop)]
+        self._tick = started + TICK
+        loop.call_later(TICK, self._ticked)
+        loop.call_soon(self._send_due)
+        self._look_for_stalls()
+        self._tell()
+        await self._done.wait()
+        self.cpu, self.wall = time.process_time() - cpu, time.monotonic() - started
+        for timer in timers:
+            timer.cancel()
+        self._cut()
+
+    def stop(self) -> None:
+        self._done.set()
+
+    def crashed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's handler of what a callback raised: a fault of ours, which ends the process with its trace."""
+        self.fault = context.get("exception") or RuntimeError(str(context.get("message")))
+        self._done.set()
+
+    def _send_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = time.monotonic()
+        until = now + SLICE
+        while self._planned and not self._done.is_set():
+            wait = self._planned[0].intended - now
+            if wait > 0:
+                # A timer of whole milliseconds: half of one early, and the loop turns until it is time.
+                loop.call_later(max(0.0, wait - 0.0005), self._send_due)
+                return
+            if now > until:
+                loop.call_soon(self._send_due)
+                return
+            self._take_up(self._planned.popleft(), now)
+            now = time.monotonic()
+
+    def _take_up(self, post: Post, now: float) -> None:
+        post.taken = now
+        self.late.append(now - post.intended)
+        self._sent += 1
+        self._flying.add(post)
+        self._send(post)
+
+    def _send(self, post: Post) -> None:
+        while self._idle:
+            since, connection = self._idle.pop()
+            if not connection.reusable:
+                continue
+            if connection.used and time.monotonic() - since > IDLE:
+                connection.close()
+                continue
+            connection.send(post)
+            return
+        task = asyncio.get_running_loop().create_task(self._open_and_send(post))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open_and_send(self, post: Post) -> None:
+        try:
+            connection = await self._connect()
+        except OSError as error:
+            if post.outcome is None:
+                why = "it took too long" if isinstance(error, TimeoutError) else str(error)
+                post.outcome, post.end = "refused", time.monotonic()
+                post.message = f"no connection to {self._spec.host}:{self._spec.port}: {why}"
+                self._settled(post)
+            return
+        if post.outcome is None:
+            connection.send(post)
+        else:
+            connection.close()
+
+    # -- what connections tell
+
+    def ended(self, connection: Connection, post: Post) -> None:
+        if post.outcome == "cut" and connection.was_raced(post):
+            post.outcome, post.again, post.answer = None, True, None
+            self.again += 1
+            self._send(post)
+            return
+        if connection.reusable and self._spec.keep_alive:
+            self._keep(connection, post.end)
+        else:
+            connection.close()
+        self._settled(post)
+
+    def _keep(self, connection: Connection, since: float) -> None:
+        connection.kept = True
+        self._idle.append((since, connection))
+
+    def _settled(self, post: Post) -> None:
+        self._flying.discard(post)
+        self._ended += 1
+        self._failed += post.outcome != "ok"
+        answer = post.answer
+        if answer is not None:
+            self._events += len(answer.times)
+            self._tokens += answer.usage.completion_tokens if answer.usage else 0
+            if answer.times and len(self._firsts) < FIRSTS:
+                self._firsts.append(answer.times[0] - post.intended)
+        if self._waiting and not self._done.is_set():
+            fresh = self._waiting.popleft()
+            fresh.intended, fresh.window = post.end, self._in_window(post.end)
+            self._take_up(fresh, time.monotonic())
+        elif not self._planned and not self._flying:
+            self._done.set()
+
+    def _in_window(self, intended: float) -> bool:
+        first, end = self._spec.window
+        return first <= intended - self.begin < end
+
+    # -- timers
+
+    def _ticked(self) -> None:
+        """How late is the loop? One long block hides the ticks that it swallowed: they are counted too."""
+        now = time.monotonic()
+        late = now - self._tick
+        while late > 0.0:
+            self.lags.append(late)
+            late -= TICK
+        if self._tick >= now:
+            self.lags.append(0.0)
+        self._tick = now + TICK
+        if not self._done.is_set():
+            asyncio.get_running_loop().call_later(TICK, self._ticked)
+
+    def _look_for_stalls(self) -> None:
+        oldest = time.monotonic() - self._spec.stall
+        for post in [post for post in self._flying if post.heard < oldest]:
+            if post.connection is not None:
+                post.connection.abandon("stalled", f"no byte for {self._spec.stall:g} s")
+        if not self._done.is_set():
+            asyncio.get_running_loop().call_later(min(0.25, self._spec.stall / 4), self._look_for_stalls)
+
+    def _tell(self) -> None:
+        self._tell_load(News(
+            sent=self._sent, ended=self._ended, failed=self._failed, in_flight=len(self._flying),
+            events=self._events + sum(len(post.answer.times) for post in self._flying if post.answer),
+            output_tokens=self._tokens, firsts=self._firsts, waiting=self._still_wanted(),
+        ))  # fmt: skip
+        self._firsts = []
+        if not self._done.is_set():
+            asyncio.get_running_loop().call_later(NEWS, self._tell)
+
+    def _still_wanted(self) -> int:
+        """Requests of the window that go on or are to come."""
+        open_still = sum(post.window for post in self._flying) + sum(post.window for post in self._planned)
+        first, end = self._spec.window
+        to_come = bool(self._waiting) and first < end and time.monotonic() - self.begin < end
+        return open_still + to_come
+
+    def _cut(self) -> None:
+        """The point is over: what goes on is unfinished, and connections end."""
+        for post in list(self._flying):
+            if post.connection is not None:
+                post.connection.abandon("unfinished", "the point ended first")
+            else:
+                post.outcome, post.end, post.message = "unfinished", time.monotonic(), "the point ended first"
+        for _, connection in self._idle:
+            connection.close()
+        for task in self._tasks:
+            task.cancel()

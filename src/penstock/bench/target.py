@@ -1,0 +1,85 @@
+"""Where requests go: a server's address, and what every request carries beside its body.
+
+It knows addresses; not what is sent there, nor when.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from penstock.errors import UsageError
+
+_HEADER = re.compile(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
+_OURS = {"host", "content-type", "content-length", "connection", "transfer-encoding"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """model: the name that bodies ask for. headers: beside our own. ca_file: certificates to trust, else the system's.
+    keep_alive: False opens a connection a request, for servers that hold a thread as long as a connection lives."""
+
+    host: str
+    port: int
+    path: str = "/v1/completions"
+    model: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    tls: bool = False
+    ca_file: str | None = None
+    keep_alive: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65536:
+            raise UsageError(f"{self.port} is no port: give one from 1 to 65535", param="port")
+        if not re.fullmatch(r"/[!-~]*", self.path):
+            raise UsageError(f"{self.path!r} is no path of a URL: it starts with / and has no spaces", param="path")
+        for name, value in self.headers.items():
+            if not _HEADER.match(name) or name.lower() in _OURS or not re.fullmatch(r"[ -~]*", value):
+                raise UsageError(
+                    f"the header {name!r} cannot be sent: its name or value isn't allowed", param="headers"
+                )
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
+
+    def head(self) -> bytes:
+        """All of a request's head but the length of its body."""
+        lines = [f"POST {self.path} HTTP/1.1", f"host: {self.authority}", "content-type: application/json"]
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        if not self.keep_alive:
+            lines.append("connection: close")
+        return ("\r\n".join(lines) + "\r\ncontent-length: ").encode()
+
+
+def target_of(
+    url: str, *, model: str = "", api_key: str | None = None, ca_file: str | None = None, keep_alive: bool = True
+) -> Target:
+    """From what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL of a route. A URL
+    that names no route gets /v1/completions. Raises UsageError for what is no such address."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no URL ({error}): give one like http://127.0.0.1:8000", param="url") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is no URL of a server: give one like http://127.0.0.1:8000", param="url")
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise UsageError(f"{url!r} has a query or a password in it: give the plain address", param="url")
+    tls = parts.scheme == "https"
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    port = port if port is not None else 443 if tls else 80
+    return Target(parts.hostname, port, _route(parts.path), model, headers, tls, ca_file, keep_alive)
+
+
+def _route(path: str) -> str:
+    base = path.rstrip("/")
+    if base.endswith("/completions"):
+        return base
+    return f"{base}/completions" if base.endswith("/v1") else f"{base}/v1/completions"

@@ -1,0 +1,116 @@
+"""What crosses between the load and its client processes: typed msgpack in frames, over stdin and stdout.
+
+    load                      client
+      Spec  ────────────────▶   its share of the asks
+            ◀────────────────  Ready   connections are open
+      Go    ────────────────▶   the instant that is 0
+            ◀────────────────  News    a few times a second
+      Stop  ────────────────▶   when every process has what counts
+            ◀────────────────  Part    columns
+
+It knows no HTTP. Times are seconds; instants are of the monotonic clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import BinaryIO
+
+import msgspec
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Spec(msgspec.Struct, tag=True):
+    """What a client process does. Columns have an entry an ask; `intended` is NaN where a slot takes it when free.
+
+    head: all of the request's head but its length. window: asks that were intended in it count (first, end)."""
+
+    host: str
+    port: int
+    tls: bool
+    ca_file: str | None
+    keep_alive: bool
+    head: bytes
+    connections: int
+    closed: int | None
+    stop_after: float
+    stall: float
+    window: tuple[float, float]
+    stream: bool
+    number: list[int]
+    intended: list[float]
+    body: list[bytes]
+    asked_prompt: list[int]
+    asked_output: list[int]
+
+
+class Go(msgspec.Struct, tag=True):
+    begin: float
+
+
+class Stop(msgspec.Struct, tag=True):
+    """Cut what is still in flight and come back."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    connections: int
+
+
+class News(msgspec.Struct, tag=True):
+    """Totals so far; firsts: first-token times (since the intended start) of requests that ended since the last news,
+    200 at most. waiting: requests of the window that have not ended, or might still come."""
+
+    sent: int
+    ended: int
+    failed: int
+    in_flight: int
+    events: int
+    output_tokens: int
+    firsts: list[float]
+    waiting: int
+
+
+class Part(msgspec.Struct, tag=True):
+    """One process's requests; columns as raw bytes: float64, int32, and for gaps float32 of all requests in turn.
+
+    lags: how late each tick of the loop came, float32. late: how long after the intended start a request was taken up.
+    troubles: outcome -> the first of its messages. cpu, wall: seconds of the point."""
+
+    number: bytes
+    intended: bytes
+    actual: bytes
+    first: bytes
+    end: bytes
+    events: bytes
+    gaps: bytes
+    prompt_tokens: bytes
+    output_tokens: bytes
+    cached_tokens: bytes
+    outcome: list[str]
+    late: bytes
+    lags: bytes
+    troubles: dict[str, str]
+    again: int
+    cpu: float
+    wall: float
+
+
+Message = Spec | Go | Stop | Ready | News | Part
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+def pack(message: Message) -> bytes:
+    data = _encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def read(file: BinaryIO) -> Message | None:
+    """The next message, waiting for it; None when the other side has gone."""
+    head = file.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    length = _LENGTH.unpack(head)[0]
+    data = file.read(length)
+    return _decode(data) if len(data) == length else None

@@ -57,6 +57,11 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         return cls(tuple(np.concatenate(column) for column in columns), parts[0]._spell)
 
     @property
+    def columns(self) -> Columns:
+        """For writers of many tokens, who want no object a token. Not to be changed."""
+        return self._columns
+
+    @property
     def total(self) -> float:
         """The sum of the chosen tokens' logprobs."""
         return float(self._columns[1].sum(dtype=np.float64))
@@ -72,6 +77,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     def __getitem__(self, at: int | slice) -> PositionLogprobs | LazyLogprobs:
         if isinstance(at, slice):
+            if at.indices(len(self)) == (0, len(self), 1):
+                return self  # nothing ever changes it
             return LazyLogprobs(tuple(column[at] for column in self._columns), self._spell)
         at = range(len(self))[at]  # an index as a list takes it, or a list's IndexError
         (position,) = self[at : at + 1]

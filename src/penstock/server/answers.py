@@ -1,7 +1,8 @@
 """Deltas to answers: one JSON body at the end, or server-sent events as bytes.
 
-An event is joined from ready-made pieces: what is the same for all events of an answer is encoded once, so an event
-costs one encoding of its text. It knows a call, deltas and JSON; no engine, no HTTP.
+Both are joined from ready-made pieces: what is the same for all events of an answer, or for all choices of a prompt, is
+encoded once, and a choice of a body is bytes from the moment its sample ends. It knows a call, deltas and JSON; no
+engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.request import Delta, PositionLogprobs
-from penstock.server.logprobs import Speller, chat_logprobs, completion_logprobs, prompt_logprobs
+from penstock.server.logprobs import Listed, chat_logprobs, completion_logprobs, completion_object, prompt_logprobs
+from penstock.server.spelling import Spellings
 
 if TYPE_CHECKING:
     from penstock.server.translate import Call, Prompt
-    from penstock.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -35,17 +36,18 @@ class Answer:
     kind = ""
     event_kind = ""
 
-    def __init__(self, call: Call, model: str, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, call: Call, model: str, spellings: Spellings) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._call = call
-        self._spell = Speller(tokenizer, as_ids=call.tokens_as_ids)
-        self._tokenizer = tokenizer
+        self._spell = spellings.of(as_ids=call.tokens_as_ids)
+        self._tokenizer = spellings.tokenizer
         self._top = {"id": self.id, "object": self.kind, "created": int(time.time()), "model": model}
         shown = {**self._top, "object": self.event_kind}
         self._head = b"data: " + _encode(shown)[:-1] + b',"choices":[{"index":'
         self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
         self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
         self._begun: set[int] = set()  # choices that have sent their first event
+        self._about_prompts: dict[int, bytes] = {}  # prompt -> the end of its choices
 
     # -- what the routes give
 
@@ -55,30 +57,50 @@ class Answer:
     def _event_text(self, text: str, *, first: bool) -> bytes:
         raise NotImplementedError
 
-    def _logprobs(self, choice: int, prompt: Prompt, delta: Delta, positions: Any, *, first: bool) -> Any:
+    def _logprobs(self, choice: int, prompt: Prompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
         raise NotImplementedError
 
-    def _choice_text(self, choice: int, prompt: Prompt, delta: Delta) -> dict[str, Any]:
+    def _choice_text(self, choice: int, prompt: Prompt, delta: Delta) -> bytes:
         raise NotImplementedError
 
     # -- one body
 
-    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> dict[str, Any]:
+    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
         """The finished choice of a sample's one delta."""
-        prompt = self._call.prompts[choice // self._call.sampling.n]
-        out: dict[str, Any] = {"index": choice, **self._choice_text(choice, prompt, delta)}
-        out["logprobs"] = self._logprobs(choice, prompt, delta, positions, first=True)
-        out["finish_reason"] = self._finish(delta)
-        out["stop_reason"] = delta.stop_reason
-        if self._call.return_token_ids:
-            out["token_ids"] = self._ids(delta)
-            out["prompt_token_ids"] = prompt.ids
-        if self._call.prompt_logprobs is not None and positions is not None:
-            out["prompt_logprobs"] = prompt_logprobs(positions, self._spell)
-        return out
+        at = choice // self._call.sampling.n
+        prompt = self._call.prompts[at]
+        pieces = [b'{"index":%d' % choice, self._choice_text(choice, prompt, delta)]
+        pieces += self._ending(choice, prompt, delta, positions, first=True)
+        about = self._about_prompts.get(at)
+        if about is None:
+            about = self._about_prompts[at] = self._about_prompt(prompt, positions)
+        pieces.append(about)
+        return b"".join(pieces)
 
-    def body(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> bytes:
-        return _encode({**self._top, "choices": choices, "usage": usage})
+    def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
+        """The body in pieces, of the choices in their order."""
+        pieces = [_encode(self._top)[:-1] + b',"choices":[']
+        for choice in choices:
+            pieces += (choice, b",")
+        pieces[-1] = b'],"usage":' + _encode(usage) + b"}"
+        return pieces
+
+    def _ending(self, choice: int, prompt: Prompt, delta: Delta, positions: Any, *, first: bool) -> list[bytes]:
+        """What a choice says of its sample behind the text, in a body and in an event."""
+        pieces = [b',"logprobs":', b"null"]
+        if self._call.logprobs is not None:
+            pieces[1] = self._logprobs(choice, prompt, delta, positions, first=first)
+        pieces += (b',"finish_reason":', _encode(self._finish(delta)), b',"stop_reason":', _encode(delta.stop_reason))
+        if self._call.return_token_ids:
+            pieces += (b',"token_ids":', _encode(self._ids(delta)))
+        return pieces
+
+    def _about_prompt(self, prompt: Prompt, positions: Any) -> bytes:
+        """What every choice of a prompt says of it, and the choice's end: written once, whatever n is."""
+        about = b',"prompt_token_ids":' + _encode(prompt.ids) if self._call.return_token_ids else b""
+        if self._call.prompt_logprobs is not None and positions is not None:
+            about += b',"prompt_logprobs":' + _encode(prompt_logprobs(positions, self._spell))
+        return about + b"}"
 
     # -- events
 
@@ -95,12 +117,9 @@ class Answer:
         prompt = self._call.prompts[choice // self._call.sampling.n]
         text = self._first_text(choice, prompt, delta) if first else self._text(delta)
         pieces = [self._head, b"%d" % choice, self._event_text(text, first=first)]
-        pieces += (b',"logprobs":', _encode(self._logprobs(choice, prompt, delta, positions, first=first)))
-        pieces += (b',"finish_reason":', _encode(self._finish(delta)), b',"stop_reason":', _encode(delta.stop_reason))
-        if self._call.return_token_ids:
-            pieces += (b',"token_ids":', _encode(self._ids(delta)))
-            if first:
-                pieces += (b',"prompt_token_ids":', _encode(prompt.ids))
+        pieces += self._ending(choice, prompt, delta, positions, first=first)
+        if self._call.return_token_ids and first:
+            pieces += (b',"prompt_token_ids":', _encode(prompt.ids))
         pieces.append(self._tail)
         return b"".join(pieces)
 
@@ -136,10 +155,11 @@ class CompletionAnswer(Answer):
 
     prefix, kind, event_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, call: Call, model: str, tokenizer: Tokenizer | None) -> None:
-        super().__init__(call, model, tokenizer)
-        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far
+    def __init__(self, call: Call, model: str, spellings: Spellings) -> None:
+        super().__init__(call, model, spellings)
+        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far, where more are to come
         self._prompt_texts: dict[int, str] = {}
+        self._prompt_lists: dict[int, Listed] = {}
 
     def _opening(self, choice: int, prompt: Prompt) -> str:
         if not self._call.echo:
@@ -154,23 +174,26 @@ class CompletionAnswer(Answer):
     def _event_text(self, text: str, *, first: bool) -> bytes:
         return b',"text":' + _encode(text)
 
-    def _choice_text(self, choice: int, prompt: Prompt, delta: Delta) -> dict[str, Any]:
-        return {"text": self._first_text(choice, prompt, delta)}
+    def _choice_text(self, choice: int, prompt: Prompt, delta: Delta) -> bytes:
+        return b',"text":' + _encode(self._first_text(choice, prompt, delta))
 
-    def _logprobs(self, choice: int, prompt: Prompt, delta: Delta, positions: Any, *, first: bool) -> Any:
-        if self._call.logprobs is None:
-            return None
-        ids: list[int] = []
-        listed: list[PositionLogprobs | None] = []
+    def _logprobs(self, choice: int, prompt: Prompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+        parts: list[Listed] = []
+        end = self._offsets.get(choice, 0)
         if first and self._call.echo:
-            ids += prompt.ids
-            listed += positions or []
+            parts.append(self._prompt_listed(choice // self._call.sampling.n, prompt, positions))
+            end = parts[-1].end
         if not self._call.only_prompt:
-            ids += delta.token_ids
-            listed += delta.logprobs or []
-        found = completion_logprobs(ids, listed, self._spell, self._offsets.get(choice, 0))
-        if ids:
-            self._offsets[choice] = found["text_offset"][-1] + len(found["tokens"][-1])
+            parts.append(completion_logprobs(delta.token_ids, delta.logprobs or [], self._spell, end))
+            end = parts[-1].end
+        if self._call.stream:
+            self._offsets[choice] = end
+        return completion_object(parts)
+
+    def _prompt_listed(self, at: int, prompt: Prompt, positions: Any) -> Listed:
+        found = self._prompt_lists.get(at)
+        if found is None:
+            found = self._prompt_lists[at] = completion_logprobs(prompt.ids, positions or [], self._spell, 0)
         return found
 
 
@@ -186,10 +209,8 @@ class ChatAnswer(Answer):
         role = b'"role":"assistant",' if first else b""
         return b',"delta":{' + role + b'"content":' + _encode(text) + b"}"
 
-    def _choice_text(self, choice: int, prompt: Prompt, delta: Delta) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": delta.text, "refusal": None}}
+    def _choice_text(self, choice: int, prompt: Prompt, delta: Delta) -> bytes:
+        return b',"message":{"role":"assistant","content":' + _encode(delta.text) + b',"refusal":null}'
 
-    def _logprobs(self, choice: int, prompt: Prompt, delta: Delta, positions: Any, *, first: bool) -> Any:
-        if self._call.logprobs is None:
-            return None
-        return chat_logprobs(delta.token_ids, delta.logprobs or [], self._spell, self._call.logprobs)
+    def _logprobs(self, choice: int, prompt: Prompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+        return chat_logprobs(delta.token_ids, delta.logprobs or [], self._spell, self._call.logprobs or 0)

@@ -17,10 +17,11 @@ from starlette.requests import ClientDisconnect
 from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.server import exchange
-from penstock.server.exchange import CLOSED_BY_CLIENT, JSON, Service
+from penstock.server.exchange import CLOSED_BY_CLIENT, Service
 from penstock.server.forms import ChatForm, CompletionForm
 from penstock.server.limits import KeyGate
 from penstock.server.refusals import NotServedError, error_body
+from penstock.server.whole import JSON
 
 _FORMS, _COMPONENTS = msgspec.json.schema_components(
     (CompletionForm, ChatForm), ref_template="#/components/schemas/{name}"

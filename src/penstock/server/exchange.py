@@ -24,13 +24,14 @@ from penstock.server.forms import read_chat, read_completion
 from penstock.server.limits import Limits, read_body
 from penstock.server.metrics import Metrics
 from penstock.server.refusals import ModelNotFoundError, SampleError, ShuttingDownError, body_of, status_of
+from penstock.server.spelling import Spellings
 from penstock.server.translate import Call, chat_call, completion_call
+from penstock.server.whole import JSON, Pace, Whole
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient, Stream
 
 CLOSED_BY_CLIENT = 499  # nobody reads it; it is for logs
-JSON = "application/json"
 Result = TypeVar("Result")
 
 
@@ -44,6 +45,11 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     created: int = field(default_factory=lambda: int(time.time()))
+    spellings: Spellings = field(init=False)
+    pace: Pace = field(default_factory=Pace, init=False)
+
+    def __post_init__(self) -> None:
+        self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
 
     @property
     def ready(self) -> bool:
@@ -226,14 +232,18 @@ class EventStream(Response):
         return self._answer.usage_event(self._answer.usage(running.made, running.cached)) + DONE
 
 
-async def _whole(running: Running, answer: Answer) -> bytes:
-    n = running.call.sampling.n
-    choices: list[dict[str, Any]] = []
+async def _whole(service: Service, running: Running, answer: Answer) -> list[bytes]:
+    """The body in pieces. A choice becomes bytes when its sample ends, so that little is left to do at the last end."""
+    n, pace = running.call.sampling.n, service.pace
+    likely = 1 + (running.call.logprobs or 0)
+    choices = [b""] * running.call.choices
     async for step in running.steps():
         for at, deltas in step:
             positions = running.streams[at].prompt_logprobs
-            choices += [answer.choice(at * n + delta.index, delta, positions) for delta in deltas]
-    choices.sort(key=lambda choice: choice["index"])
+            for delta in deltas:
+                choice = at * n + delta.index
+                choices[choice] = answer.choice(choice, delta, positions)
+                await pace.spend(len(delta.token_ids) * likely)
     return answer.body(choices, answer.usage(running.made, running.cached))
 
 
@@ -243,7 +253,7 @@ async def post_completions(service: Service, request: Request) -> Response:
     service.check_model(form.model)
     client = service.client
     call = await completion_call(form, client.facts, client.tokenizer)
-    return await _respond(service, request, call, CompletionAnswer(call, service.model, client.tokenizer))
+    return await _respond(service, request, call, CompletionAnswer(call, service.model, service.spellings))
 
 
 async def post_chat(service: Service, request: Request) -> Response:
@@ -252,20 +262,22 @@ async def post_chat(service: Service, request: Request) -> Response:
     service.check_model(form.model)
     client = service.client
     call = await chat_call(form, client.facts, client.tokenizer)
-    return await _respond(service, request, call, ChatAnswer(call, service.model, client.tokenizer))
+    return await _respond(service, request, call, ChatAnswer(call, service.model, service.spellings))
 
 
 async def _respond(service: Service, request: Request, call: Call, answer: Answer) -> Response:
+    if call.logprobs is not None:
+        await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
     running = Running(service, call)
     if call.stream:
         return EventStream(service, running, answer)
     try:
-        body = await until_gone(_whole(running, answer), request.receive, service.closing)
+        pieces = await until_gone(_whole(service, running, answer), request.receive, service.closing)
     except ClientGoneError:
         return Response(status_code=CLOSED_BY_CLIENT)
     finally:
         running.cancel()
-    return Response(body, media_type=JSON, headers={"x-request-id": answer.id})
+    return Whole(pieces, answer.id)
 
 
 def refuse(error: PenstockError) -> Response:

@@ -3,7 +3,9 @@
 #
 #   scripts/gpu.sh [--wheels FOLDER] train [ARGUMENTS]    train the demo model (python -m penstock.demo.train)
 #   scripts/gpu.sh [--wheels FOLDER] measure [ARGUMENTS]  measure a demo checkpoint (python -m penstock.demo.measure)
-#   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests
+#   scripts/gpu.sh [--wheels FOLDER] tests [ARGUMENTS]    all of tests/gpu, in WORKERS (8) processes beside each other
+#   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests, one after the other
+#   scripts/gpu.sh [--wheels FOLDER] sanitize [TOOL...]   the kernels' sweeps under compute-sanitizer
 #   scripts/gpu.sh [--wheels FOLDER] shapes [ARGUMENTS]   speed of random models (penstock bench shapes)
 #   scripts/gpu.sh [--wheels FOLDER] side [ARGUMENTS]     beside vLLM (benchmarks/side_by_side.py)
 #   scripts/gpu.sh [--wheels FOLDER] -- COMMAND...        run any command
@@ -30,6 +32,14 @@ check=${1:-}
 case "$check" in
     train) exec "$python" -m penstock.demo.train "$@" ;;
     measure) exec "$python" -m penstock.demo.measure "$@" ;;
+    tests)
+        if ! "$python" -c "import xdist" 2>/dev/null; then
+            echo "tests run beside each other need pytest-xdist: carry its wheel, or use: pytest tests/gpu" >&2
+            exit 2
+        fi
+        exec "$python" -m pytest -q -n "${WORKERS:-8}" --dist worksteal "$@" tests/gpu
+        ;;
+    sanitize) exec scripts/sanitize.sh "$@" ;;
     pytest) exec "$python" -m pytest -q "$@" ;;
     shapes) exec "$python" -m penstock bench shapes "$@" ;;
     side) exec "$python" benchmarks/side_by_side.py "$@" ;;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import bad_logits_cases
 import pytest
 import torch
 from canary_drive import Flock
@@ -49,3 +51,8 @@ def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:
         with torch.inference_mode():
             flock.fly(llm, swap)
     assert flock.wrong
+
+
+@pytest.mark.parametrize("check", [bad_logits_cases.check_prompt, bad_logits_cases.check_own_blocks])
+def test_blocks_of_bad_logits_are_cleared_and_never_found(folder: Path, check: Callable[..., None]) -> None:
+    check(folder, device="cpu")

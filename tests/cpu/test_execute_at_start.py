@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,18 @@ def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_rows(choose(CPU, torch.bfloat16)) is None
 
 
+def test_a_triton_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is installed, and a library of its own is missing, say: an ImportError without a name."""
+    names = ("triton", "penstock.kernels.triton")
+    for name in [name for name in sys.modules if name in names or name.startswith(tuple(f"{n}." for n in names))]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "triton.py").write_text("raise ImportError('libcuda.so.1: no such file\\nand so on')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match=r"need triton, which cannot be loaded \(libcuda.so.1: no such file\): "):
+        choose(CUDA, torch.bfloat16)
+    assert choose(CUDA, torch.bfloat16, "reference").why["attention"][0] == "reference"
+
+
 def test_a_kernel_that_does_not_compile_is_named() -> None:
     Broken = type("CompilationError", (Exception,), {"__module__": "triton.compiler.errors"})
     source = "def attend_rows(error):\n    raise error\n"
@@ -40,6 +53,29 @@ def test_other_failures_stay_what_they_are() -> None:
         raise KeyError("row")
     with pytest.raises(CapacityError, match="lower"), _named_failures(CPU):
         raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    "version, said, wanted",
+    [
+        ("13.0", "The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.", "is too old"),
+        ("13.0", None, "torch finds none"),
+        (None, None, "this torch is built without CUDA"),
+    ],
+)
+def test_an_old_driver_is_named(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, said: str | None, wanted: str
+) -> None:
+    def init() -> None:
+        if said is not None:
+            raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", version)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(UsageError, match=rf"{wanted}.*: use device='cpu' or 'auto'") as error:
+        find_device("cuda")
+    assert "\n" not in str(error.value) and find_device("auto") == CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

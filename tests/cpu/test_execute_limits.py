@@ -46,6 +46,16 @@ def test_kv_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         with_kv(batch, Config.of(), 1 << 20, CPU) and with_kv(BatchLimits(1, 1, 1025), Config.of(), 1 << 20, CPU)
 
 
+def test_no_room_for_any_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_module, "free_memory", lambda device: 2 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, 100 * GIB))
+    cuda = torch.device("cuda")
+    with pytest.raises(CapacityError, match=r"2.00 GiB is free and 0.00 GiB ours.* gpu_memory_utilization, or --dev"):
+        with_kv(BatchLimits(1024, 2048, 1000), Config.of(), 16384, cuda)
+    with pytest.raises(CapacityError, match="or take a smaller model"):
+        with_kv(BatchLimits(1024, 2048, 1000), Config.of(), 1 << 26, CPU)
+
+
 def test_kv_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_module, "free_memory", lambda device: GIB)
     batch = BatchLimits(8, 64, 1000)

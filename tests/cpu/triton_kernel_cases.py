@@ -227,9 +227,12 @@ def mixed(n: int, seed: int = 1) -> SamplerInputs:
 
 
 def check_sample(device: str, logits: Tensor, inputs: SamplerInputs, near: float = 0.0) -> int:
-    """The reference's tokens, but for a share `near` of near-ties -> how many rows differ."""
-    wanted = plain_sample.sample(logits, inputs)
+    """The reference's tokens, but for a share `near` of near-ties -> how many rows differ.
+
+    The reference runs on the device too: on one core of a CPU it takes minutes for large vocabularies.
+    """
     there = on_device(inputs, device)
+    wanted = plain_sample.sample(logits.to(device), there).cpu()
     got = fast_sample.sample(logits.to(device), there).cpu()
     rows = inputs.seed.shape[0]
     cols = columns(rows, logits.shape[1], 2, "cpu")

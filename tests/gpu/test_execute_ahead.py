@@ -20,7 +20,7 @@ from execute_drive import Ask, Host, tiny_runner
 from penstock import LLM, SamplingParams
 from penstock.demo.problems import shipped
 from penstock.execute.runner import TorchRunner
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan
 
 ASKS = [
     Ask(),
@@ -149,6 +149,27 @@ def test_nothing_is_compiled_at_work(llm: LLM) -> None:
     with _compiled() as names:
         _work(llm)
     assert not names, names
+
+
+def test_a_burst_of_short_prompts_compiles_nothing() -> None:
+    """More chunks in one step than any other test has: 8,192 prompts of two tokens at once."""
+    burst = [[5 + i % 100, 5 + i // 100] for i in range(9000)]
+    most = 0
+    with LLM("demo", device="cuda", max_num_seqs=8192, max_model_len=64) as llm:
+        runner = llm.engine.runner
+        launch = runner.launch
+
+        def watched(plan: StepPlan) -> Any:
+            nonlocal most
+            most = max(most, plan.chunks.context.size if plan.chunks is not None else 0)
+            return launch(plan)
+
+        runner.launch = watched  # type: ignore[method-assign]
+        with _compiled() as names, _no_waiting():
+            outs = llm.generate(burst, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False)
+    assert not names, names
+    print(f"{most} chunks in one step")
+    assert most > 4096 and all(len(out.outputs[0].token_ids) == 2 for out in outs)
 
 
 def test_the_looks_bite(llm: LLM) -> None:

@@ -103,6 +103,13 @@ def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: t
     longest = limits.max_model_len
     most = limits.max_rows * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
     tokens = min(most, int(free * share) // token_bytes // BLOCK_SIZE * BLOCK_SIZE)
+    if tokens < BLOCK_SIZE:
+        more = "raise gpu_memory_utilization, or --device cpu" if device.type == "cuda" else "or take a smaller model"
+        raise CapacityError(
+            f"no memory is left for the KV cache on {device}, of which {_gib(free_memory(device))} is free and "
+            f"{_gib(free)} ours to take: end what else runs there, {more}",
+            param="gpu_memory_utilization" if device.type == "cuda" else "kv_cache_tokens",
+        )
     if tokens < longest:
         raise CapacityError(
             f"the KV cache of one sequence of {longest} tokens takes {_gib(longest * token_bytes)}, and {share:.0%} of "

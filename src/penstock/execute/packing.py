@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.execute.asked import Asked
-from penstock.execute.sizes import CHUNK_CAPACITIES
+from penstock.execute.sizes import chunk_capacity
 from penstock.execute.staging import Place, Staging
 from penstock.kernels.inputs import PrefillInputs
 from penstock.kernels.ops import RowOps
@@ -103,7 +103,7 @@ def pack_new_blocks(staging: Staging, new_blocks: Int32) -> Place:
 def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, dump_slot: int) -> PackedChunks:
     """tokens: how many the step takes, padding included."""
     count = chunks.context.size
-    padded = _chunk_capacity(count)
+    padded = chunk_capacity(count)
     positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_slot, np.int64)
     ids = np.zeros(tokens, np.int32)
     size = chunks.tokens.size
@@ -128,12 +128,6 @@ def prefill_inputs(staging: Staging, packed: PackedChunks, chunks: Chunks) -> Pr
         start_list=chunks.start.tolist(),
         context_list=chunks.context.tolist(),
     )
-
-
-def _chunk_capacity(count: int) -> int:
-    """Kernels are compiled for few numbers of chunks, all of them at start."""
-    fitting = [capacity for capacity in CHUNK_CAPACITIES if capacity >= count]
-    return fitting[0] if fitting else -(-count // 16) * 16
 
 
 def _widened(blocks: Int32) -> Int32:

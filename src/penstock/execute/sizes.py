@@ -7,7 +7,6 @@ from __future__ import annotations
 
 GRAPH_ROWS = 2048  # up to here a graph for each size; above it launches hide behind the device
 _MAX_GROUPS = 1024
-CHUNK_CAPACITIES = (16, 256, 4096)  # of a step; a step with more chunks than the last compiles a kernel of its own
 
 
 def padded(rows: int) -> int:
@@ -33,6 +32,17 @@ def group_capacity(size: int) -> int:
     capacity = 1
     while capacity < min(size // 4, _MAX_GROUPS):
         capacity *= 2
+    return capacity
+
+
+def chunk_capacity(chunks: int) -> int:
+    """How many chunks a step with so many is padded to, with empty ones: 16, 256, 4,096, then a factor of four apart.
+
+    An empty chunk costs a program a KV head and layer that returns at once.
+    """
+    capacity = 16
+    while capacity < chunks:
+        capacity *= 16 if capacity < 4096 else 4
     return capacity
 
 

@@ -12,7 +12,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.limits import BatchLimits
 from penstock.execute.row_draw import EVERY, PLAIN
-from penstock.execute.sizes import CHUNK_CAPACITIES, padded
+from penstock.execute.sizes import chunk_capacity, padded
 from penstock.request import MAX_LOGPROBS
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
@@ -26,10 +26,9 @@ def warm(step: DeviceStep, limits: BatchLimits) -> None:
     for wants in (PLAIN, EVERY):
         step.step(_plan(limits.max_rows, wants, most - limits.max_rows, limits, MAX_LOGPROBS))
     step.step(_plan(0, PLAIN, most, limits, MAX_LOGPROBS))
-    for chunks in CHUNK_CAPACITIES:
-        for tokens in (chunks, chunks + 16):
-            if tokens <= most:
-                step.step(_many(tokens, chunks))
+    for chunks in _numbers_of_chunks(most):
+        for tokens in {chunks, min(chunks + 16, most)}:
+            step.step(_many(tokens, chunks))
     for size in _kinds_of_sizes(limits.max_rows):
         for grouped in (False, True) if size > 1 else (False,):
             hidden = step.launch_forward(size, grouped)
@@ -49,6 +48,15 @@ def _kinds_of_sizes(rows: int) -> list[int]:
     """Sizes that differ in how their kernels are compiled: by powers of two, and by being multiples of 16."""
     counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {min(24, rows), min(1152, rows)}
     return sorted({padded(count) for count in counts})
+
+
+def _numbers_of_chunks(tokens: int) -> list[int]:
+    """One for each capacity that a step of at most so many tokens may need: each chunk has a token or more."""
+    numbers, capacity = [], 0
+    while capacity < tokens:
+        capacity = chunk_capacity(capacity + 1)
+        numbers.append(min(capacity, tokens))
+    return numbers
 
 
 def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int) -> StepPlan:

@@ -87,15 +87,19 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto") -> O
 
 
 def _module(column: str, module: str) -> Any:
-    """UsageError where what a column needs isn't installed."""
+    """UsageError where what a column needs isn't installed, or is there and cannot be loaded."""
     try:
         return import_module(f"penstock.kernels.{column}.{module}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("penstock"):
+    except ImportError as error:
+        name = error.name or column
+        if name.startswith("penstock"):
             raise
+        lacks = f"which isn't installed: pip install {name}"
+        if not isinstance(error, ModuleNotFoundError):
+            lacks = f"which cannot be loaded ({(str(error).splitlines() or ['no reason given'])[0]}): mend it"
         raise UsageError(
-            f"the GPU's kernels need {error.name}, which isn't installed: pip install {error.name}, or run slower "
-            "without it by --kernels reference, or on the CPU by --device cpu",
+            f"the GPU's kernels need {name}, {lacks}, or run slower without it by --kernels reference, "
+            "or on the CPU by --device cpu",
             param="kernels",
         ) from error
 

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Runs the attention and sampler sweeps under compute-sanitizer, from the root of the repository, on a GPU machine.
+#
+#   scripts/sanitize.sh [TOOL...]     memcheck and racecheck by default; synccheck and initcheck exist too
+#
+# Each tool runs over a subset of each sweep that meets every kernel in every kind of step, within about a minute. Memory
+# is not cached by torch meanwhile, so that a read beyond one tensor is not one of its neighbour's; captured graphs are
+# left out, since they need that cache. It ends with 1 where a tool or a test found something, with 3 where the sanitizer
+# cannot look at this device (gVisor). PYTHON names another interpreter, SECONDS_EACH another limit a run, LOGS a folder
+# for what the tools say.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+limit=${SECONDS_EACH:-90}
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+if [ -z "$sanitizer" ]; then
+    echo "compute-sanitizer is not installed: it comes with the CUDA toolkit" >&2
+    exit 3
+fi
+export PYTHONPATH="${PYTHONPATH:-$PWD/src}" PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONUNBUFFERED=1
+attention="test_small_steps or test_every_length or test_what_is_not_seen or (test_shapes and (6-2-80 or 16-1-256 or 4-1-64))"
+sampler="test_bad_logits or test_rows_do_not_see or (all_kinds and (-7] or -300] or 16-32003]))"
+logs=${LOGS:-$(mktemp -d)}
+tools=${*:-memcheck racecheck}
+
+probe="import torch; print(torch.ones(99, device='cuda').sum().item())"
+if ! "$sanitizer" --tool memcheck "$python" -c "$probe" >"$logs/probe.log" 2>&1; then
+    grep -m 2 -i "not supported\|error" "$logs/probe.log" >&2
+    echo "compute-sanitizer cannot look at this device (on gVisor it never can): try another machine" >&2
+    exit 3
+fi
+
+found=0
+for tool in $tools; do
+    for sweep in attention sampler; do
+        file=tests/gpu/test_triton_attention.py
+        [ "$sweep" = sampler ] && file=tests/gpu/test_triton_sample.py
+        log=$logs/$tool.$sweep.log
+        begun=$SECONDS
+        timeout "$limit" "$sanitizer" --tool "$tool" --target-processes application-only --error-exitcode 99 \
+            --print-limit 20 "$python" -m pytest -q -p no:cacheprovider "$file" \
+            -k "(${!sweep}) and not captured" >"$log" 2>&1
+        status=$?
+        echo "$tool over the $sweep sweep: $(grep -E '[0-9]+ (passed|failed|error)' "$log" | tail -1)" \
+            "$(grep -E 'SUMMARY' "$log" | tail -1) (status $status, $((SECONDS - begun)) s)"
+        if [ $status -ne 0 ]; then
+            found=1
+            grep -E -A 3 '^=+ (Invalid|Error|Warning|Race|Program)' "$log" | head -40
+            [ $status -eq 124 ] && echo "it did not come to its end in $limit s"
+        fi
+    done
+done
+exit $found

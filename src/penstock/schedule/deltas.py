@@ -5,7 +5,9 @@ It knows ids and numbers only; the client makes text of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from penstock.schedule.step import Float32, Int32, Int64
 
 GOES_ON = -1  # in `finish`; else an index into request.FINISH_REASONS
 STOP, LENGTH, ABORT, ERROR = range(4)
+SAMPLE_WEIGHT = 64  # tokens of a long sample that cost a reader as much as a sample of one
 NO_STOP_ID = -1  # in `stop_id`: it ended by an end-of-sequence id, by its limit, or goes on
 
 
@@ -36,6 +39,35 @@ class Deltas:
     @property
     def count(self) -> int:
         return int(self.request.size)
+
+    def in_parts(self, most: int) -> Iterator[Deltas]:
+        """The same news in messages of about `most` tokens at most, for a reader that has others to look after: a step
+        in which thousands of whole samples end brings millions. Views; a sample counts as SAMPLE_WEIGHT tokens more
+        than it has, and is not cut."""
+        weight = self.start.astype(np.int64) + SAMPLE_WEIGHT * np.arange(self.count + 1)
+        total = int(weight[-1])
+        if total <= most:
+            yield self
+            return
+        cuts = np.searchsorted(weight, np.arange(most, total, most))
+        for low, high in pairwise(np.unique([0, *cuts, self.count]).tolist()):
+            yield self._part(low, high)
+
+    def _part(self, low: int, high: int) -> Deltas:
+        begin, end = int(self.start[low]), int(self.start[high])
+        return Deltas(
+            self.request[low:high],
+            self.sample[low:high],
+            self.finish[low:high],
+            self.stop_id[low:high],
+            self.start[low : high + 1] - begin,
+            self.tokens[begin:end],
+            None if self.chosen is None else self.chosen[begin:end],
+            None if self.rank is None else self.rank[begin:end],
+            None if self.top_ids is None else self.top_ids[begin:end],
+            None if self.top is None else self.top[begin:end],
+            self.prompts if low == 0 else [],
+        )
 
 
 @dataclass(slots=True)

@@ -38,7 +38,10 @@ class Listed(NamedTuple):
 
 def completion_object(parts: Sequence[Listed]) -> bytes:
     """OpenAI's completions object of parts that follow one another."""
-    tokens, chosen, top, offsets = (b",".join(filter(None, lists)) for lists in list(zip(*parts, strict=True))[:4])
+    if len(parts) == 1:
+        tokens, chosen, top, offsets, _ = parts[0]
+    else:
+        tokens, chosen, top, offsets = (b",".join(filter(None, lists)) for lists in list(zip(*parts, strict=True))[:4])
     lists = (b'{"tokens":[', tokens, b'],"token_logprobs":[', chosen, b'],"top_logprobs":[', top)
     return b"".join((*lists, b'],"text_offset":[', offsets, b"]}"))
 

@@ -1,0 +1,139 @@
+"""Makes the page: a folder of static files out of records, which opens from the file system.
+
+    OUT/index.html, page.css, page.js    site/ joined; no library, no address outside the folder
+    OUT/data/index.js, gN.js             compact.py's
+    OUT/data/records.json, points.csv, points.parquet    downloads.py's
+
+The same records give the same bytes. It knows files; what the page shows is site/'s."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.almanac.page import compact, downloads
+from penstock.almanac.page.compact import Subject
+from penstock.almanac.record import Record
+from penstock.errors import UsageError
+
+_MARKER = "data/index.js"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build found. `refused`: files that are no records, and why; they are not on the page."""
+
+    records: int
+    groups: int
+    refused: list[tuple[str, str]]
+
+
+def build(source: Path | Iterable[Record], out: Path) -> Built:
+    """Writes the page of the records under a folder (or of given ones) into `out`, over an older page.
+
+    Raises UsageError where there is no such folder, or `out` holds something that is no page."""
+    _take(out)
+    if isinstance(source, Path):
+        texts, records, refused = _read(source)
+    else:
+        records = [(f"{record.run}.json", record) for record in source]
+        texts, refused = [record.model_dump_json(by_alias=True) for _, record in records], []
+    grouped = _grouped(records)
+    _write_site(out)
+    data = out / "data"
+    for number, of_group in enumerate(grouped.values()):
+        (data / f"g{number}.js").write_text(compact.group_script(number, of_group), encoding="ascii")
+    downloads.write_json(texts, data / "records.json")
+    downloads.write_tables(records, data)
+    (data / "index.js").write_text(compact.index_script(grouped, _facts(data, refused)), encoding="ascii")
+    return Built(len(records), len(grouped), refused)
+
+
+def _take(out: Path) -> None:
+    """Makes the folder; an older page's groups go, for there may be fewer of them now."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file: give a folder for the page", param="out")
+    if out.is_dir() and any(out.iterdir()) and not (out / _MARKER).is_file():
+        raise UsageError(f"{out} holds something that is no almanac page: give an empty or a new folder", param="out")
+    (out / "data").mkdir(parents=True, exist_ok=True)
+    for old in (out / "data").glob("g*.js"):
+        old.unlink()
+
+
+def _read(root: Path) -> tuple[list[str], list[tuple[str, Record]], list[tuple[str, str]]]:
+    """Every record under a folder, by name, with its text; and the files that are none, with the reason."""
+    if not root.is_dir():
+        raise UsageError(f"there is no folder {root} of records", param="records")
+    texts: list[str] = []
+    records: list[tuple[str, Record]] = []
+    refused: list[tuple[str, str]] = []
+    for path in sorted(root.rglob("*.json")):
+        name = path.relative_to(root).as_posix()
+        try:
+            text = path.read_text(encoding="utf-8")
+            record = Record.model_validate_json(text)
+        except (UnicodeDecodeError, ValidationError) as error:
+            refused.append((name, _reason(error)))
+            continue
+        texts.append(text.strip().replace("\n", " "))
+        records.append((name, record))
+    return texts, records, refused
+
+
+def _reason(error: UnicodeDecodeError | ValidationError) -> str:
+    """One line: the first fault, by its field, and how many more there are."""
+    if isinstance(error, UnicodeDecodeError):
+        return "is no UTF-8 text"
+    faults = error.errors(include_url=False, include_input=False)
+    where = ".".join(str(part) for part in faults[0]["loc"]) or "the file"
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return " ".join(f"{where}: {faults[0]['msg']}{more}".split())[:500]
+
+
+def _grouped(records: list[tuple[str, Record]]) -> dict[Subject, list[tuple[str, Record]]]:
+    """Records by subject, subjects in the order of their labels, the newest record first."""
+    groups: dict[Subject, list[tuple[str, Record]]] = {}
+    for file, record in records:
+        groups.setdefault(compact.subject(record), []).append((file, record))
+    for of_group in groups.values():
+        of_group.sort(key=lambda each: (each[1].when, each[1].run), reverse=True)
+    return dict(sorted(groups.items(), key=lambda each: (each[0].model, each[0].machine, each[0].shape)))
+
+
+def _facts(data: Path, refused: list[tuple[str, str]]) -> dict[str, Any]:
+    return {
+        "scale": [compact.SMALLEST, compact.LARGEST, compact.STEPS],
+        "downloads": [[name, (data / name).stat().st_size] for name in downloads.NAMES],
+        "refused": refused,
+        "form": Record.model_json_schema(by_alias=True),
+    }
+
+
+# --- site/
+
+
+def _write_site(out: Path) -> None:
+    """Joins site/: its views into index.html, its scripts into one function, its styles into one sheet."""
+    site = resources.files("penstock.almanac.page") / "site"
+    page = _text(site / "index.html").replace("<!-- views -->", _joined(site / "views", ".html"))
+    (out / "index.html").write_text(page, encoding="utf-8")
+    (out / "page.css").write_text(_joined(site / "style", ".css"), encoding="utf-8")
+    script = f'"use strict";\n(() => {{\n{_joined(site / "script", ".js")}\n}})();\n'
+    (out / "page.js").write_text(script, encoding="utf-8")
+
+
+def _joined(folder: Traversable, ending: str) -> str:
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(ending)), key=lambda file: file.name)
+    return "\n".join(_text(file) for file in files)
+
+
+def _text(file: Traversable) -> str:
+    return file.read_text(encoding="utf-8")
+
+

@@ -1,0 +1,215 @@
+"""Records made small for the page: an index of all of them, and a group of whole ones for each question's subject.
+
+    data/index.js       what there is: models, machines, shapes, and a line of headlines a record, as columns
+    data/gN.js          the records of one (model, machine, shape): points as columns, samples as 16-bit logarithms
+
+A page from the file system cannot fetch, so both are scripts that hand over JSON. A group is loaded when it is asked
+for: 2,000 records with their samples are tens of megabytes, and an answer needs a few of them.
+It knows no file: texts go out. Headlines are read off a record's figures, none is computed here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.almanac.record import Figures, Interval, Point, Record, Sample, Spread
+
+PAGE_SCHEMA = 1
+# Sample times on the page: 0, then a step of 0.0425 % each from a microsecond to a million seconds; 65,535 is -1.
+SMALLEST, LARGEST, STEPS = 1e-6, 1e6, 65_000
+FAILED = 65_535
+RATES = ("request_rate", "output_rate", "total_rate")
+SPREADS = (
+    "first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual",
+)  # fmt: skip
+QUANTILES = ("mean", "p50", "p90", "p95", "p99")
+_PLAIN = (
+    "name", "kind", "rate", "concurrency", "seconds", "requests", "complete", "outcomes", "output_tokens",
+    "prompt_tokens", "cached_tokens", "marks", "opens", "effective",
+)  # fmt: skip
+_LOOK = ("lag_p99", "busy", "headroom", "late_p99", "short")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a question is about; records of one subject lie in one group. Hashable, and readable in an address."""
+
+    model: str
+    machine: str
+    shape: str
+
+
+def subject(record: Record) -> Subject:
+    return Subject(model_label(record), machine_label(record), shape_label(record))
+
+
+def model_label(record: Record) -> str:
+    """Weights and number format are part of what was measured: other ones are another model."""
+    model = record.model
+    return f"{model.name} ({model.dtype}{', random weights' if model.weights == 'random' else ''})"
+
+
+def machine_label(record: Record) -> str:
+    gpu = record.machine.gpu
+    if gpu is None:
+        return f"{record.machine.cpu or 'CPU'}, {record.machine.cores} cores"
+    return f"{gpu.count} x {gpu.name}"
+
+
+def shape_label(record: Record) -> str:
+    """Exact shapes are their lengths; others have a name beside them."""
+    shape = record.shape
+    lengths = f"{shape.input:g}x{shape.output:g}"
+    return lengths if shape.kind == "exact" else f"{shape.kind} {shape.name} {lengths} n={shape.n}"
+
+
+# --- a group
+
+
+def group_script(number: int, records: Iterable[tuple[str, Record]]) -> str:
+    """The script of one group; `records` are (file name, record)."""
+    return script("group", number, [compact(record, file) for file, record in records])
+
+
+def script(what: str, *values: Any) -> str:
+    """A script that hands JSON to the page. ASCII only: no line separator, no quote of another script can end it."""
+    texts = (json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")) for value in values)
+    return f"ALMANAC.{what}({','.join(texts)});\n"
+
+
+def compact(record: Record, file: str) -> dict[str, Any]:
+    """A record as the page loads it: as it is, but for its points."""
+    small = record.model_dump(mode="json", by_alias=True, exclude={"points"})
+    small["file"] = file
+    small["points"] = _columns(record.points)
+    return small
+
+
+def _columns(points: list[Point]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: [_short(getattr(point, name)) for point in points] for name in _PLAIN}
+    columns["client"] = {name: [_short(getattr(point.client, name)) for point in points] for name in _LOOK}
+    columns["goals"] = [
+        [[_short(value) for value in (goal.seconds, goal.share, goal.low, goal.high, goal.goodput)]
+         for goal in point.goals]
+        for point in points
+    ]  # fmt: skip
+    columns["figures"] = {name: [_figure(point.figures, name) for point in points] for name in (*RATES, *SPREADS)}
+    columns["sample"] = [packed(point.sample) for point in points]
+    return columns
+
+
+def _figure(figures: Figures, name: str) -> list[Any] | None:
+    value: Interval | Spread | None = getattr(figures, name)
+    if isinstance(value, Spread):
+        return [_interval(getattr(value, quantile)) for quantile in QUANTILES]
+    return _interval(value)
+
+
+def _interval(value: Interval | None) -> list[Any] | None:
+    return None if value is None else [_short(value.value), _short(value.low), _short(value.high)]
+
+
+def _short(value: Any) -> Any:
+    """Six digits are what a figure is good for; whole numbers stay whole."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def packed(sample: Sample) -> str:
+    """The three columns one after the other, each of 16-bit numbers, low byte first, in base64. Rows are sorted by
+    their first token: the order of a sample says nothing, and sorted ones compress."""
+    rows = np.array([sample.first, sample.per_token, sample.end_to_end], np.float64)
+    rows = rows[:, np.argsort(rows[0], kind="stable")]
+    with np.errstate(divide="ignore"):
+        steps = np.log(np.maximum(rows, 0.0) / SMALLEST) * (STEPS / np.log(LARGEST / SMALLEST))
+    whole = np.where(rows < 0, FAILED, np.clip(np.rint(steps) + 1, 0, STEPS + 1))
+    return base64.b64encode(whole.astype("<u2").tobytes()).decode("ascii")
+
+
+# --- the index
+
+
+def index_script(grouped: dict[Subject, list[tuple[str, Record]]], facts: dict[str, Any]) -> str:
+    """The script of the index. `grouped`: the groups in the order of their numbers. `facts`: what the page says of
+    itself (the record's JSON schema, files to download)."""
+    tables = {name: _Table() for name in ("model", "machine", "shape", "engine", "version", "configuration")}
+    groups: list[list[Any]] = []
+    rows: list[dict[str, Any]] = []
+    for number, (about, records) in enumerate(grouped.items()):
+        shape = records[0][1].shape
+        lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
+        numbers = [tables["model"](about.model), tables["machine"](about.machine), tables["shape"](about.shape)]
+        groups.append([*numbers, lengths])
+        rows += [_line(number, record, tables) for _, record in records]
+    names = list(rows[0]) if rows else []
+    index = {
+        "schema": PAGE_SCHEMA, **facts, "groups": groups,
+        "tables": {name: table.values for name, table in tables.items()},
+        "records": {name: [row[name] for row in rows] for name in names},
+    }  # fmt: skip
+    return script("index", index)
+
+
+class _Table:
+    """Texts by their number: each is written once."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, value: str) -> int:
+        if value not in self._numbers:
+            self._numbers[value] = len(self.values)
+            self.values.append(value)
+        return self._numbers[value]
+
+
+def _line(group: int, record: Record, tables: dict[str, _Table]) -> dict[str, Any]:
+    """A record's headlines, read off its points; none of a point whose client was short."""
+    points = [point for point in record.points if not point.client.short]
+    best = max((p for p in points if p.figures.request_rate), key=_request_rate, default=None)
+    single = next((point for point in points if point.kind == "single"), None)
+    spread = single.figures if single else None
+    return {
+        "group": group,
+        "engine": tables["engine"](record.engine.name),
+        "version": tables["version"](record.engine.version),
+        "configuration": tables["configuration"](record.engine.configuration.name),
+        "run": record.run,
+        "when": record.when,
+        "brief": int(record.method.short),
+        "points": len(record.points),
+        "short": sum(point.client.short for point in record.points),
+        "failures": len(record.failures),
+        "price": record.method.price_per_hour,
+        "quantile": record.method.quantile,
+        "peak": _headline(best.figures.request_rate) if best else None,
+        "tokens": _headline(best.figures.output_rate) if best else None,
+        "first": _headline(spread.first_token.p50) if spread and spread.first_token else None,
+        "token": _headline(spread.per_token.p50) if spread and spread.per_token else None,
+        "kept": [_kept(points, seconds, record.method.quantile) for seconds in record.method.goals],
+    }
+
+
+def _request_rate(point: Point) -> float:
+    return point.figures.request_rate.value if point.figures.request_rate else 0.0
+
+
+def _headline(value: Interval | None) -> list[Any] | None:
+    """Four digits: the index carries every record."""
+    if value is None:
+        return None
+    return [float(f"{each:.4g}") if each is not None else None for each in (value.value, value.low, value.high)]
+
+
+def _kept(points: list[Point], seconds: float, quantile: float) -> list[float]:
+    """The highest measured rate of an open loop at which the goal was met; 0: at none of them; -1: not measured."""
+    asked = [(p.rate, g.share) for p in points if p.kind == "open" and p.rate for g in p.goals if g.seconds == seconds]
+    if not asked:
+        return [seconds, -1]
+    return [seconds, float(f"{max((rate for rate, share in asked if share >= quantile), default=0.0):.4g}")]

@@ -1,0 +1,113 @@
+/* What is being asked, and its place in the address: everything that can be chosen is after the #, so a link, a reload
+   and the back button restore it. Knows what may be chosen, not how it looks. */
+
+const VIEWS = ["question", "summary", "findings", "method", "data"];
+const LIMITS = { first: [0.001, 1000], quantile: [0.01, 0.999], pace: [0.0001, 1000], price: [0, 1e6], length: [1, 1e7] };
+
+const fresh = () => ({
+  view: "question", model: "", machine: "", kind: "exact", input: 1024, output: 128, n: 1, shapeName: "", engine: "",
+  quantile: 0.95, first: 1, perToken: null, endToEnd: null, price: null, older: false, left: "", right: "",
+  point: "", engineFilter: "", modelFilter: "", machineFilter: "", text: "",
+});
+
+const state = fresh();
+const notes = []; // what an address asked for and could not have, in words
+
+/* Short names in the address, and how each is read. */
+const KEYS = {
+  m: ["model", "text"], g: ["machine", "text"], k: ["kind", "text"], i: ["input", "length"], o: ["output", "length"],
+  n: ["n", "length"], s: ["shapeName", "text"], e: ["engine", "text"], q: ["quantile", "quantile"], z: ["first", "first"],
+  t: ["perToken", "pace"], f: ["endToEnd", "pace"], p: ["price", "price"], old: ["older", "switch"], a: ["left", "text"],
+  b: ["right", "text"], at: ["point", "text"], fe: ["engineFilter", "text"], fm: ["modelFilter", "text"],
+  fg: ["machineFilter", "text"], x: ["text", "text"],
+};
+
+/** The address of a state. What is as usual is left out. */
+function addressOf(wanted) {
+  const usual = fresh();
+  const words = new URLSearchParams();
+  for (const [key, [name, kind]] of Object.entries(KEYS)) {
+    const value = wanted[name];
+    if (value === usual[name] || value === null) continue;
+    words.set(key, kind === "switch" ? "1" : String(value));
+  }
+  const query = words.toString();
+  return `#${wanted.view}${query ? `?${query}` : ""}`;
+}
+
+/** Reads the address into the state; what it cannot mean goes into `notes`. */
+function readAddress() {
+  Object.assign(state, fresh(), usualSubject());
+  notes.length = 0;
+  const [view, query = ""] = location.hash.slice(1).split("?");
+  if (VIEWS.includes(view)) state.view = view;
+  else if (view) notes.push(`The address names a page "${view.slice(0, 60)}", which is none.`);
+  for (const [key, value] of new URLSearchParams(query)) {
+    const known = KEYS[key];
+    if (!known) { notes.push(`The address has a word "${key.slice(0, 60)}", which means nothing here.`); continue; }
+    const read = readValue(known[1], value);
+    if (read === undefined) notes.push(`The address asks for ${known[0]} = ${value.slice(0, 60)}, which cannot be.`);
+    else state[known[0]] = read;
+  }
+}
+
+function readValue(kind, text) {
+  if (kind === "text") return text.slice(0, 400);
+  if (kind === "switch") return text === "1";
+  const value = Number(text);
+  const [low, high] = LIMITS[kind];
+  return text.trim() !== "" && Number.isFinite(value) && value >= low && value <= high ? value : undefined;
+}
+
+/** What an untouched page asks about: the subject with the most engines, then the most records, then the newest one. */
+function usualSubject() {
+  const about = new Map();
+  for (const head of data.heads) {
+    const key = `${head.group}`;
+    if (!about.has(key)) about.set(key, { engines: new Set(), count: 0, when: "", head });
+    const found = about.get(key);
+    if (head.points) found.engines.add(head.engine);
+    found.count += head.points ? 1 : 0;
+    if (head.when > found.when) found.when = head.when;
+  }
+  const better = (a, b) => b.engines.size - a.engines.size || (b.head.kind === "exact") - (a.head.kind === "exact") ||
+    b.count - a.count || (a.when < b.when ? 1 : a.when > b.when ? -1 : 0);
+  const [best] = [...about.values()].sort(better);
+  return best ? subjectOf(best.head) : {};
+}
+
+const subjectOf = ({ model, machine, kind, input, output, n, shapeName }) =>
+  ({ model, machine, kind, input, output, n: kind === "exact" ? 1 : n, shapeName: kind === "exact" ? "" : shapeName });
+
+/** Changes the state and shows it. `step`: a new entry for the back button; else the present one is rewritten. */
+function change(changes, { step = true } = {}) {
+  Object.assign(state, changes);
+  const address = addressOf(state);
+  if (address !== location.hash) {
+    if (step) history.pushState(null, "", address);
+    else replaceAddress(address);
+  }
+  show();
+}
+
+let pendingAddress = 0; // browsers allow few rewrites a second: a slider's last one counts
+
+function replaceAddress(address) {
+  clearTimeout(pendingAddress);
+  pendingAddress = setTimeout(() => history.replaceState(null, "", address), 150);
+}
+
+const questionNow = () => ({ quantile: state.quantile, first: state.first, perToken: state.perToken, endToEnd: state.endToEnd });
+
+/** The shape as `penstock bench run --shape` takes it. */
+function shapeWord({ kind, input, output, n, shapeName }) {
+  if (kind === "monkeys") return `monkeys:${n}`;
+  return kind === "exact" ? `${input}x${output}` : shapeName;
+}
+
+/** The command that would measure what is asked. */
+function runCommand(engine) {
+  const model = state.model.replace(/ \([^()]*\)$/, "");
+  return ["penstock", "bench", "run", "--engine", shellWord(engine || "ENGINE"), "--model", shellWord(model || "MODEL"),
+    "--shape", shellWord(shapeWord(state))].join(" ");
+}

@@ -1,0 +1,172 @@
+/* The answer in words, and the ranking under it. Reads answers; changes the state only where somebody chooses. */
+
+const COLOURS = 8; // --c0 to --c7 in the style
+
+/** A name for a record: engine, version, configuration; its date where older ones stand beside it. */
+function nameOf(record) {
+  const { engine } = record;
+  const tuned = engine.configuration.name === "default" ? "" : ` · ${engine.configuration.name}`;
+  return `${engine.name} ${engine.version}${tuned}${record.yours ? " · yours" : ""}${state.older ? ` · ${record.when.slice(0, 10)}` : ""}`;
+}
+
+const priceOf = (record) => state.price ?? record.method.price_per_hour ?? null;
+
+/** A colour's number for each record, the same whatever their order: by name. */
+function coloursOf(answers) {
+  const names = [...answers].sort((a, b) => (nameOf(a.record) < nameOf(b.record) ? -1 : 1));
+  return new Map(names.map((answer, at) => [answer.record, at % COLOURS]));
+}
+
+function goalText() {
+  const also = [
+    state.perToken === null ? null : `a token every ${time(state.perToken)}`,
+    state.endToEnd === null ? null : `all of the answer in ${time(state.endToEnd)}`,
+  ].filter(Boolean);
+  return `${share(state.quantile)} of ${also.length ? `requests with the first token under ${time(state.first)}, ${listed(also)}` : `first tokens under ${time(state.first)}`}`;
+}
+
+/** One sentence for the best answer, and one for how it stands to the next. */
+function showAnswer(answers) {
+  const box = byId("answer");
+  if (!answers.length) return put(box, notMeasured());
+  const [best, second] = answers;
+  if (best.state !== "crossing" && best.state !== "beyond") return put(box, noneKept(answers));
+  const [value, low, high] = best.rate;
+  const cost = costAt(priceOf(best.record), value, best);
+  const strong = (text) => el("strong", { text });
+  const range = low === null && high === null ? "no interval can be given"
+    : best.state === "beyond" ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
+    : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
+  const how = best.state === "beyond" ? " This is the fastest rate measured, and it still kept the goal: the true limit lies above it."
+    : best.after.rate === best.before.rate ? ""
+    : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
+  put(box,
+    el("p", { class: "told" },
+      `${nameOf(best.record)} takes ${best.state === "beyond" ? "at least " : ""}`, strong(`${number(value)} requests a second`),
+      ` (${range}) and keeps ${goalText()}`,
+      cost ? [", for ", strong(`${money(cost.requests)} a thousand requests`), ` or ${money(cost.tokens)} a million output tokens.`] : "; give a price an hour for its cost."),
+    el("p", { class: "aside", text: `${standing(best, second)}${how}` }),
+    best.record.method.short ? el("p", { class: "aside warn", text: "Measured with short windows: read it as a hint." }) : null);
+}
+
+function standing(best, second) {
+  if (!second) return "Nothing else was measured here.";
+  if (!second.rate) return `${nameOf(second.record)} has no rate that keeps it.`;
+  const ratio = ratioOf(best.rate, second.rate);
+  const name = nameOf(second.record);
+  const words = { more: `${interval(ratio)} times the rate of ${name}.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
+  return words[verdict(ratio)] ?? `${name} follows with ${number(second.rate[0])}; no interval can be given for the ratio.`;
+}
+
+/** The sentence where records are there and none kept the goal. */
+function noneKept(answers) {
+  const missed = answers.filter((answer) => answer.state === "never");
+  if (!missed.length) {
+    return [el("p", { class: "told" }, el("strong", { text: "Not measured:" }), ` no record here has a point that can answer this. ${unique(answers.map((answer) => `${nameOf(answer.record)}: ${stateText(answer)}`)).join("; ")}.`), el("p", { class: "aside", text: "To measure it, run this:" }), commandBox(runCommand(state.engine || answers[0].record.engine.name))];
+  }
+  const best = missed.reduce((a, b) => (b.before.shares[0] > a.before.shares[0] ? b : a));
+  const [value, low, high] = best.before.shares;
+  return [el("p", { class: "told" }, el("strong", { text: "None." }),
+    ` No measured rate keeps ${goalText()}. Nearest is ${nameOf(best.record)}: ${share(value)} (${share(low)} to ${share(high)}) at ${number(best.before.rate)} requests a second, its slowest.`)];
+}
+
+/** The sentence where no record is there. */
+function notMeasured() {
+  const near = allHeads().filter((head) => head.model === state.model && (!state.engine || head.engine === state.engine));
+  const subjects = new Map(near.map((head) => [JSON.stringify(subjectOf(head)), head]));
+  const distance = (head) => (head.machine === state.machine ? 0 : 10) + (head.kind === state.kind ? 0 : 5) +
+    Math.abs(Math.log(head.input / state.input)) + Math.abs(Math.log(head.output / state.output));
+  const nearest = [...subjects.values()].sort((a, b) => distance(a) - distance(b)).slice(0, 3);
+  const text = ({ machine, input, output, kind, shapeName }) => `${machine}, ${kind === "exact" ? "" : `${shapeName}, `}${number(input)} in and ${number(output)} out`;
+  return [
+    el("p", { class: "told" }, el("strong", { text: "Not measured." }), " The almanac has no record of this, and does not guess. Run this, and add the record:"),
+    commandBox(runCommand(state.engine)),
+    nearest.length ? el("p", { class: "aside" }, "Measured near it: ", nearest.map((head, at) => [at ? "; " : "",
+      el("a", { href: addressOf({ ...state, ...subjectOf(head), point: "" }), text: text(head) })])) : null,
+  ];
+}
+
+function stateText(answer) {
+  if (answer.state === "never") return `misses it even at ${number(answer.before.rate)} a second (${share(answer.before.shares[0])})`;
+  if (answer.state === "short") return "the client may have been the limit: not ranked";
+  if (answer.state === "failed") return `failed: ${answer.record.failures[0].kind}`;
+  return "no open-loop rate measured";
+}
+
+/* --- the ranking */
+
+const rankRows = new Map(); // record -> its row, kept so that it can move while the slider does
+
+function showRanking(answers, colours) {
+  const box = byId("ranking");
+  const top = Math.max(...answers.map((answer) => (answer.rate ? answer.rate[2] ?? answer.rate[0] : 0)), 0);
+  const before = new Map([...rankRows].map(([record, row]) => [record, row.isConnected ? row.getBoundingClientRect().top : null]));
+  const held = document.activeElement;
+  let place = 0;
+  const rows = answers.map((answer) => rankRow(answer, top, colours.get(answer.record), answer.rate ? ++place : null));
+  for (const record of rankRows.keys()) if (!answers.some((answer) => answer.record === record)) rankRows.delete(record);
+  if (rows.some((row, at) => box.children[at] !== row) || box.children.length !== rows.length) {
+    put(box, rows);
+    if (held && box.contains(held)) held.focus();
+    moved(rows, answers, before);
+  }
+  byId("ranking-part").hidden = !answers.length;
+}
+
+/** Lets rows glide from where they were. */
+function moved(rows, answers, before) {
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  rows.forEach((row, at) => {
+    const was = before.get(answers[at].record);
+    if (was === undefined || was === null) return;
+    const by = was - row.getBoundingClientRect().top;
+    if (Math.abs(by) > 1) row.animate([{ transform: `translateY(${by}px)` }, { transform: "none" }], { duration: 180, easing: "ease-out" });
+  });
+}
+
+function rankRow(answer, top, colour, place) {
+  const { record } = answer;
+  let row = rankRows.get(record);
+  if (!row) {
+    row = el("li", { class: "rank" },
+      el("button", { type: "button", class: "rank-name" }), el("div", { class: "bar", "aria-hidden": "true" },
+        el("span", { class: "fill" }), el("span", { class: "kept" }), el("span", { class: "range" })),
+      el("span", { class: "rank-value" }), el("span", { class: "rank-note" }));
+    rankRows.set(record, row);
+  }
+  row.dataset.colour = colour;
+  row.dataset.run = record.run;
+  row.classList.toggle("unranked", !answer.rate);
+  const [button, bar, value, note] = row.children;
+  put(button, el("span", { class: "place", text: place === null ? "–" : String(place) }), el("i", { class: "chip" }), el("span", { text: nameOf(record) }));
+  const shown = answer.before ?? answer.ready[0];
+  button.onclick = () => shown ? change({ point: `${record.run}/${shown.point.name}` }) : change({ point: `${record.run}/` });
+  value.textContent = answer.rate ? `${answer.state === "beyond" ? "≥ " : ""}${number(answer.rate[0])}/s` : "";
+  note.textContent = noteOf(answer);
+  const [fill, kept, range] = bar.children;
+  const part = (rate) => `${(100 * rate) / (top || 1)}%`;
+  bar.hidden = !answer.rate;
+  if (answer.rate) {
+    const [middle, low, high] = answer.rate;
+    fill.style.width = part(answer.before.rate);
+    kept.style.left = part(answer.before.rate);
+    kept.style.width = part(Math.max(middle - answer.before.rate, 0));
+    range.style.left = part(low ?? 0);
+    range.style.width = part((high ?? top) - (low ?? 0));
+    range.classList.toggle("open-left", low === null);
+    range.classList.toggle("open-right", high === null);
+  }
+  return row;
+}
+
+function noteOf(answer) {
+  if (!answer.rate) return stateText(answer);
+  const [value, low, high] = answer.rate;
+  const cost = costAt(priceOf(answer.record), value, answer);
+  return [
+    `${low === null ? "?" : number(low)} to ${high === null ? "?" : number(high)}`,
+    answer.state === "beyond" ? "measured, nothing faster was" : "interpolated",
+    cost ? `${money(cost.tokens)}/M out` : null,
+    answer.record.method.short ? "short windows" : null,
+  ].filter(Boolean).join(" · ");
+}

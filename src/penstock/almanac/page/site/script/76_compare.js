@@ -1,0 +1,74 @@
+/* Two records side by side: each figure, its ratio with an interval, and in words what that says. Knows answers. */
+
+/** What is compared: [name, unit, whether more is better, record's [value, low, high] or null]. */
+const COMPARED = [
+  ["Rate that keeps the goal", number, true, (answer) => answer.rate],
+  ["Highest rate, requests/s", number, true, (answer) => peakOf(answer.record)],
+  ["Highest output rate, tokens/s", number, true, (answer) => best(answer.record, "output_rate")],
+  ["First token alone, median", time, false, (answer) => alone(answer.record, "first_token")],
+  ["A token alone, median", time, false, (answer) => alone(answer.record, "per_token")],
+  ["Whole answer alone, median", time, false, (answer) => alone(answer.record, "end_to_end")],
+];
+
+function best(record, name) {
+  const rates = record.points.filter((point) => !point.client.short && point.figures[name]).map((point) => point.figures[name]);
+  return rates.reduce((top, rate) => (top === null || rate[0] > top[0] ? rate : top), null);
+}
+
+function alone(record, name) {
+  const point = record.points.find((each) => each.kind === "single" && !each.client.short);
+  return point?.figures[name]?.[1] ?? null;
+}
+
+function showCompare(answers) {
+  const part = byId("compare-part");
+  part.hidden = answers.length < 2;
+  if (part.hidden) return;
+  const named = answers.map((answer) => [answer.record.run, nameOf(answer.record)]);
+  const pick = (run, otherwise) => answers.find((answer) => answer.record.run === run) ?? otherwise;
+  const left = pick(state.left, answers[0]);
+  const right = pick(state.right, answers.find((answer) => answer !== left));
+  choices(byId("compare-left"), named, left.record.run);
+  choices(byId("compare-right"), named, right.record.run);
+  const [one, two] = [nameOf(left.record), nameOf(right.record)];
+  const rows = COMPARED.map(([name, unit, more, of]) => {
+    const [a, b] = [of(left), of(right)];
+    const ratio = ratioOf(a, b);
+    return [name, interval(a, unit), interval(b, unit), ratio ? interval(ratio) : "–", saidOf(ratio, more, one, two)];
+  });
+  put(byId("compare-said"), comparedWords(left, right, one, two));
+  put(byId("compare-table"), table(`${one} against ${two}`, ["", one, two, "Ratio (95 % interval)", "So"], rows, { file: "compared.csv", numeric: [1, 2, 3] }));
+}
+
+function saidOf(ratio, more, one, two) {
+  const said = verdict(ratio);
+  if (said === "same") return "no significant difference";
+  if (said === "unknown") return "cannot be said";
+  return `${(said === "more") === more ? one : two} is better`;
+}
+
+function comparedWords(left, right, one, two) {
+  if (left === right) return "These are the same record.";
+  if (!left.rate || !right.rate) return `${!left.rate ? one : two} has no rate that keeps ${goalText()}, so there is no ratio of those.`;
+  const ratio = ratioOf(left.rate, right.rate);
+  const said = verdict(ratio);
+  if (said === "same") return `No significant difference in the rate that keeps ${goalText()}: ratio ${interval(ratio)}.`;
+  if (said === "unknown") return `One of the two has no interval on the side that matters, so nothing can be said of the ratio ${number(ratio[0])}.`;
+  return `Keeping ${goalText()}, ${one} takes ${interval(ratio)} times the rate of ${two}.`;
+}
+
+function listenToCompare() {
+  byId("compare-left").addEventListener("change", (event) => change({ left: event.target.value }));
+  byId("compare-right").addEventListener("change", (event) => change({ right: event.target.value }));
+}
+
+/* --- failures of the same subject */
+
+function showFailures(records) {
+  const failed = records.flatMap((record) => record.failures.map((failure) => ({ record, failure })));
+  byId("failures-part").hidden = !failed.length;
+  put(byId("failures"), failed.map(({ record, failure }) => el("li", {},
+    el("p", {}, el("strong", { text: `${nameOf(record)}: ${failure.kind}` }), ` ${failure.point ? `at ${failure.point}` : "before any point"}. ${failure.message}`),
+    el("details", {}, el("summary", { text: "The log's tail" }), el("pre", { tabindex: "0", text: failure.log || "(empty)" })),
+    el("button", { type: "button", class: "small", text: "How it was run", onclick: () => change({ point: `${record.run}/${failure.point ?? ""}` }) }))));
+}

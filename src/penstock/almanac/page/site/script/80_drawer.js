@@ -1,0 +1,120 @@
+/* The drawer: all that is known of one point, and all that is needed to measure it again. Knows records. */
+
+const SPREAD_NAMES = {
+  first_token: "First token", first_token_actual: "First token, from the actual start", inter_token: "Between tokens",
+  per_token: "A token", end_to_end: "Whole answer", end_to_end_actual: "Whole answer, from the actual start",
+};
+const RATE_NAMES = { request_rate: "Requests a second", output_rate: "Output tokens a second", total_rate: "Tokens a second, in and out" };
+
+/** Shows the point that the state names, or closes the drawer. */
+function showDrawer(records) {
+  const drawer = byId("drawer");
+  if (!state.point) {
+    if (drawer.open) drawer.close();
+    return;
+  }
+  const [run] = state.point.split("/", 1);
+  const record = records.find((each) => each.run === run);
+  const point = record?.points.find((each) => each.name === state.point.slice(run.length + 1)) ?? null;
+  put(byId("drawer-body"), record ? drawerOf(record, point) : [el("h2", { text: "Not here" }), el("p", { text: `The address names a point ${state.point.slice(0, 80)}, which is not among the records of this question.` })]);
+  if (!drawer.open) drawer.showModal();
+  drawer.scrollTop = 0;
+}
+
+function listenToDrawer() {
+  const drawer = byId("drawer");
+  drawer.addEventListener("close", () => { if (state.point) change({ point: "" }); });
+  drawer.addEventListener("click", (event) => { if (event.target === drawer) drawer.close(); });
+  byId("drawer-close").addEventListener("click", () => drawer.close());
+}
+
+function drawerOf(record, point) {
+  return [
+    el("h2", { id: "drawer-title", text: nameOf(record) }),
+    el("p", { class: "aside", text: point ? `${pointText(point)} · point “${point.name}” · measured` : "the whole run" }),
+    record.yours ? el("p", { class: "warn", text: "Yours: from a file that was dropped here. Its form was checked, its raw data were not." }) : null,
+    point ? careOf(record, point) : null,
+    point ? figuresOf(point) : null,
+    againOf(record),
+    el("h3", { text: "What ran" }), facts(whatRan(record)),
+    filesOf(record),
+    el("h3", { text: "How it was measured" }), facts(howMeasured(record, point)),
+  ];
+}
+
+const facts = (rows) => el("dl", {}, rows.filter(([, value]) => value !== null && value !== undefined && value !== "")
+  .map(([name, value]) => [el("dt", { text: name }), el("dd", {}, value instanceof Node ? value : String(value))]));
+
+/** Why to read it with care. */
+function careOf(record, point) {
+  const reasons = [
+    ...(point.client.short ? ["The client may have been the limit: this point is never ranked."] : []),
+    ...(record.method.short ? ["Measured with shorter windows or fewer requests than the method asks: a hint."] : []),
+    ...point.marks,
+  ];
+  return reasons.length ? [el("h3", { text: "Read it with care" }), el("ul", { class: "marks" }, reasons.map((text) => el("li", { text })))] : null;
+}
+
+function figuresOf(point) {
+  const { figures } = point;
+  const met = shareOfPoint(point);
+  const rows = Object.entries(SPREAD_NAMES).filter(([name]) => figures[name]).map(([name, title]) => [title, ...figures[name].map((three) => interval(three, time))]);
+  return [
+    el("h3", { text: "Figures" }),
+    facts([
+      [`Met the question's goal`, met ? `${share(met[0])} (${share(met[1])} to ${share(met[2])}), ${met[3] ? "of all its requests" : `from a sample of ${point.sample.first.length}`}` : null],
+      ...Object.entries(RATE_NAMES).map(([name, title]) => [title, figures[name] ? interval(figures[name]) : null]),
+      ["Requests", `${thousands.format(point.requests)} issued, ${thousands.format(point.complete)} complete${Object.entries(point.outcomes).map(([name, count]) => `, ${thousands.format(count)} ${name}`).join("")}, in ${time(point.seconds)}`],
+      ["Tokens", `${thousands.format(point.prompt_tokens)} in (${thousands.format(point.cached_tokens)} cached), ${thousands.format(point.output_tokens)} out`],
+    ]),
+    rows.length ? table("Times over the complete requests", ["", "Mean", "Median", "p90", "p95", "p99"], rows, { file: "times.csv", numeric: [1, 2, 3, 4, 5] }) : null,
+    point.goals.length ? table("First token within", ["Goal", "Share of all", "95 % interval", "Goodput /s"], point.goals.map(([seconds, value, low, high, good]) => [time(seconds), share(value), `${share(low)} to ${share(high)}`, number(good)]), { file: "goals.csv", numeric: [1, 2, 3] }) : null,
+  ];
+}
+
+function shareOfPoint(point) {
+  const [ready] = prepared({ points: [point] }, questionNow());
+  return ready.rows || ready.goals.length ? shareAt(ready, state.first) : null;
+}
+
+function againOf(record) {
+  return [
+    el("h3", { text: "Run it again" }),
+    el("p", { class: "label", text: "The engine" }), commandBox(record.engine.command || "(not told)"),
+    el("p", { class: "label", text: "The measurement" }), commandBox(record.client.command || "(not told)"),
+  ];
+}
+
+function whatRan(record) {
+  const { engine, model, machine, shape } = record;
+  const { gpu } = machine;
+  return [
+    ["Engine", `${engine.name} ${engine.version}`], ["Commit", engine.commit],
+    ["Configuration", engine.configuration.name],
+    ["Flags", engine.configuration.flags.length ? el("ul", { class: "plain" }, engine.configuration.flags.map((flag) => el("li", {}, el("code", { text: flag })))) : "none"],
+    ["Environment", Object.entries(engine.configuration.environment ?? {}).map(([name, value]) => `${name}=${value}`).join("  ")],
+    ["Model", `${model.name}, ${model.dtype}, ${model.weights} weights${model.parameters ? `, ${number(model.parameters / 1e9)} billion parameters` : ""}`], ["From", model.source],
+    ["Shape", `${shape.name}: ${shape.kind}, ${number(shape.input)} in, ${number(shape.output)} out${(shape.n ?? 1) > 1 ? `, ${shape.n} samples` : ""}, temperature ${shape.temperature ?? 0}, prompts as ${shape.prompts}`], ["Data", shape.source],
+    ["GPU", gpu ? `${gpu.count} x ${gpu.name}, ${thousands.format(gpu.memory_mib)} MiB` : "none"], ["Driver", gpu?.driver], ["Clocks", gpu?.clocks],
+    ["CPU", `${machine.cpu}, ${machine.cores} cores, ${thousands.format(machine.memory_mib)} MiB`], ["System", `${machine.system}, Python ${machine.python}`],
+  ];
+}
+
+function filesOf(record) {
+  return Object.entries(record.engine.configuration.files ?? {}).map(([name, text]) =>
+    el("details", {}, el("summary", { text: `File ${name}` }), el("pre", { tabindex: "0", text })));
+}
+
+function howMeasured(record, point) {
+  const { client, method } = record;
+  return [
+    ["When", record.when.replace("T", " ").replace("Z", " UTC")],
+    ["Client", `Penstock ${client.penstock}${client.commit ? ` at ${client.commit}` : ""}, ${client.processes === 1 ? "1 process" : `${client.processes} processes`}, seed ${client.seed}`],
+    ["Its ceiling", client.ceiling_events ? `${number(client.ceiling_events)} events a second` : "not calibrated"],
+    ["At this point", point ? `loop lag p99 ${time(point.client.lag_p99)}, busiest process ${share(point.client.busy)}, ${(point.client.headroom ?? null) === null ? "headroom unknown" : `${number(point.client.headroom)} times what was asked`}, sent late p99 ${time(point.client.late_p99)}` : null],
+    ["Method", `warm-up ${time(method.warm_up)}, windows up to ${time(method.window)}, ${plural(method.starts, "start")} of the server, ${thousands.format(method.enough)} requests aimed at near a crossing`],
+    ["Price stated", (method.price_per_hour ?? null) === null ? null : `${money(method.price_per_hour)} an hour`],
+    ["Record", el("code", { text: record.file })], ["Run", record.run],
+    ["Raw data", record.raw ? el("code", { class: "hash", text: `sha256 ${record.raw.sha256}, ${thousands.format(record.raw.rows)} rows` }) : "none"],
+  ];
+}

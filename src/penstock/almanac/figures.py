@@ -1,0 +1,230 @@
+"""The figures of a point, out of its samples. The one place that derives: bench calls it when it measures, the almanac
+calls it again on the same raw data and compares. Every word used here is defined in docs/metrics.md.
+
+Deterministic: bootstrap and joint sample are seeded by the point's name and its data, so that the same Parquet file
+gives the same record anywhere. It knows samples and the form of a record; not how they were measured, nor any file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from penstock.almanac import intervals, rates
+from penstock.almanac.intervals import Dice, Ends, Floats, Ints
+from penstock.almanac.record import SAMPLE_ROWS, Figures, Goal, Interval, Look, Point, Sample
+from penstock.almanac.samples import OK, Samples
+from penstock.almanac.spreads import around, by_start_of, gaps_of, short, spread_of
+from penstock.errors import RecordError
+
+SAMPLE_DIGITS = 5
+FEW = 100  # independent requests: below, quantiles near the end say little
+SHORT_WINDOW = 30.0  # seconds of a start
+FAILED_SHARE = 0.01
+
+
+def point_of(
+    samples: Samples,
+    *,
+    name: str,
+    kind: Literal["saturation", "single", "open", "closed"],
+    rate: float | None,
+    concurrency: int | None,
+    seconds: float | None,
+    goals: Sequence[float],
+    look: Look,
+    marks: Sequence[str],
+    opens: float | None = None,
+    sharing: bool = False,
+) -> Point:
+    """The point `name` of these samples (those of other points are left out).
+
+    seconds: of the steady window, all starts together; opens: when it opened in each, counted as the samples' times are
+    (None: with its first request). seconds None: no steady state (everything at once), from first send to last end.
+    marks: what only the caller knows ("text prompts"). sharing: prompts share a beginning on purpose, so that cached
+    tokens are no surprise. Raises RecordError where the samples have no such point, or nothing in its window.
+    """
+    samples = in_order(samples.of(samples.point == name))
+    if not samples.window.any():
+        raise RecordError(f"samples have no request in the window of point {name!r}")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise RecordError(f"a window of {seconds} s is none: give None for a point that has no steady state")
+    window = _window(samples, seconds, opens)
+    counted = samples.of(samples.window)
+    complete = counted.outcome == OK
+    first, worth = _first_of_all(counted), _worth(counted)
+    dice = Dice(name, samples.intended, samples.actual, samples.first, samples.end)
+    figures = _figures(samples, counted.of(complete), window, dice)
+    return Point(
+        name=name,
+        kind=kind,
+        rate=rate,
+        concurrency=concurrency,
+        seconds=short(window.seconds),
+        opens=short(float(window.begins[0])) if window.steady else None,
+        effective=short(worth),
+        requests=len(counted),
+        complete=int(complete.sum()),
+        outcomes=_outcomes(counted),
+        output_tokens=_total(counted.output_tokens[complete]),
+        prompt_tokens=_total(counted.prompt_tokens[complete]),
+        cached_tokens=_total(counted.cached_tokens[complete]),
+        figures=figures,
+        goals=_goals(first, counted.start, worth, goals, window.seconds) if figures.first_token else [],
+        client=look,
+        marks=_marks(counted, kind, window, figures, worth, look, sharing, marks),
+        sample=_sample(counted, dice),
+    )
+
+
+def in_order(samples: Samples) -> Samples:
+    """By start, then by when they were to be issued; equal times as they stand."""
+    return samples.of(np.lexsort((rates.issued(samples), samples.start)))
+
+
+def _window(samples: Samples, seconds: float | None, opens: float | None) -> rates.Window:
+    if seconds is None:
+        return rates.whole_window(samples)
+    if opens is None:
+        opens = max(float(np.nanmin(rates.issued(samples)[samples.window])), 0.0)
+    # What is written down is what is counted with: whoever derives again has these digits and no others.
+    return rates.steady_window(samples, short(seconds), short(opens))
+
+
+# --- times
+
+
+def _figures(samples: Samples, done: Samples, window: rates.Window, dice: Dice) -> Figures:
+    requests, output, total = rates.rates_of(samples, window, dice)
+    planned = rates.issued(done)
+    per_token = (done.end - done.first) / np.maximum(done.output_tokens - 1, 1)
+    long = done.output_tokens >= 2
+    return Figures(
+        request_rate=_interval(requests),
+        output_rate=_interval(output),
+        total_rate=_interval(total),
+        first_token=spread_of(done.first - planned, done.start, dice),
+        first_token_actual=spread_of(done.first - done.actual, done.start, dice),
+        inter_token=gaps_of(done, dice),
+        per_token=spread_of(per_token[long], done.start[long], dice),
+        end_to_end=spread_of(done.end - planned, done.start, dice),
+        end_to_end_actual=spread_of(done.end - done.actual, done.start, dice),
+    )
+
+
+# --- goals
+
+
+def _first_of_all(counted: Samples) -> Floats:
+    """First token from the intended start, of every request; infinite for a failed one."""
+    first = np.where(counted.outcome == OK, counted.first - rates.issued(counted), np.inf)
+    return np.where(np.isnan(first), np.inf, np.maximum(first, 0.0))
+
+
+def _worth(counted: Samples) -> float:
+    first = _first_of_all(counted)
+    if np.isinf(first).all():  # nothing was streamed: the ends tell how requests hang together
+        first = np.where(counted.outcome == OK, counted.end - rates.issued(counted), np.inf)
+    return intervals.effective([intervals.ranks(each) for each in by_start_of(first, counted.start)])
+
+
+def _goals(first: Floats, starts: Ints, worth: float, goals: Sequence[float], seconds: float) -> list[Goal]:
+    made = []
+    for goal in goals:
+        met = first <= goal
+        share = float(met.mean())
+        low, high = intervals.share_interval(share * worth, worth)
+        by_start = [float(met[starts == start].mean()) for start in np.unique(starts)]
+        ends = intervals.across_starts(share, Ends(float(low), float(high)), by_start)
+        made.append(
+            Goal(
+                seconds=goal,
+                share=short(share),
+                low=short(min(max(ends.low or 0.0, 0.0), share)),
+                high=short(max(min(1.0 if ends.high is None else ends.high, 1.0), share)),
+                goodput=short(float(met.sum()) / seconds) if seconds > 0 else 0.0,
+            )
+        )
+    return made
+
+
+# --- counts, marks, sample
+
+
+def _outcomes(counted: Samples) -> dict[str, int]:
+    names, numbers = np.unique(counted.outcome[counted.outcome != OK].astype(str), return_counts=True)
+    return {str(name): int(number) for name, number in zip(names, numbers, strict=True)}
+
+
+def _total(tokens: Ints) -> int:
+    return int(tokens[tokens > 0].astype(np.int64).sum())
+
+
+def _marks(
+    counted: Samples, kind: str, window: rates.Window, figures: Figures, worth: float, look: Look, sharing: bool,
+    given: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """Why to read the point with care; docs/metrics.md has them all."""
+    failed = counted.outcome != OK
+    each, longest = window.seconds / len(window.starts), figures.end_to_end.p95.value if figures.end_to_end else 0.0
+    found = {
+        "few requests": worth < FEW,
+        "cached prompts": not sharing and bool((counted.cached_tokens > 0).any()),
+        "usage disagreed": bool(np.isin(counted.outcome.astype(str), ("usage", "length")).any()),
+        "failed requests": float(failed.mean()) > FAILED_SHARE,
+        "short window": each < SHORT_WINDOW or (window.steady and each < 2 * longest),
+        "client short": look.short,
+        "intended start unknown": kind == "open" and bool(np.isnan(counted.intended).any()),
+    }
+    return list(dict.fromkeys([*given, *(mark for mark, holds in found.items() if holds)]))
+
+
+def _sample(counted: Samples, dice: Dice) -> Sample:
+    """One request out of each of 500 stretches of equal length, in order of issue."""
+    total = len(counted)
+    keep = np.arange(total)
+    if total > SAMPLE_ROWS:
+        edges = np.arange(SAMPLE_ROWS + 1) * total // SAMPLE_ROWS
+        inside = dice.below(1 << 30, (SAMPLE_ROWS,)) * np.diff(edges) >> 30
+        keep = edges[:-1] + inside
+    rows = counted.of(keep)
+    ok, planned = rows.outcome == OK, rates.issued(rows)
+    per_token = (rows.end - rows.first) / np.maximum(rows.output_tokens - 1, 1)
+    return Sample(
+        first=_column(rows.first - planned, ok),
+        per_token=_column(per_token, ok & (rows.output_tokens >= 2)),
+        end_to_end=_column(rows.end - planned, ok),
+    )
+
+
+def _column(values: Floats, holds: np.typing.NDArray[np.bool_]) -> list[float]:
+    known = holds & ~np.isnan(values)
+    return [short(max(float(v), 0.0), SAMPLE_DIGITS) if k else -1.0 for v, k in zip(values, known, strict=True)]
+
+
+def _interval(rate: rates.Rate | None) -> Interval | None:
+    return None if rate is None else around(rate.value, rate.ends)
+
+
+# --- what follows from a figure; the page has the same four in its own language
+
+
+def cost_of_request(price_per_hour: float, request_rate: float) -> float:
+    """Dollars a request, where the machine costs so much an hour and serves so many a second."""
+    return price_per_hour / 3600 / request_rate if request_rate > 0 else float("inf")
+
+
+def cost_of_million(price_per_hour: float, token_rate: float) -> float:
+    """Dollars a million tokens (output or all of them, by the rate that is given)."""
+    return price_per_hour / 3600 / token_rate * 1e6 if token_rate > 0 else float("inf")
+
+
+def per_user(per_token: float) -> float:
+    """Tokens a second that one user sees after the first, at so many seconds a token."""
+    return 1 / per_token if per_token > 0 else float("inf")
+
+
+def per_gpu(rate: float, gpus: int) -> float:
+    return rate / max(gpus, 1)

@@ -1,0 +1,247 @@
+"""95 % intervals of shares, quantiles, means and rates, for requests that are not independent of each other.
+
+    share      Clopper-Pearson: never covers less than stated (Wilson dips to 90 % near 0 and 1; docs/metrics.md)
+    quantile   order statistics, by the same binomial: the ranks between which the true quantile lies
+    mean       moving-block bootstrap over the series in order of issue, or of time
+    starts     where a point was measured on several starts of the server, what they differ by more than they should
+
+Neighbours in a queue wait together. A series of n such requests is worth fewer independent ones: `effective` says how
+many, and shares and quantiles use that number. All is deterministic: random numbers come from a seed that the caller
+makes of the data, by a generator whose stream numpy promises to keep. It knows numbers, not requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.integer[Any]]
+
+CONFIDENCE = 0.95
+DRAWS = 1000
+Z = 1.959964  # of the normal distribution, two-sided 95 %
+# Student's t, two-sided 95 %, by degrees of freedom 1 to 20. Starts of a server are few.
+T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
+     2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860)  # fmt: skip
+FEWEST = 10  # values in a mean; with fewer nothing is said
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Of an interval. None: too few values to say."""
+
+    low: float | None
+    high: float | None
+
+
+# --- binomial
+
+
+def beta_cdf(x: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
+    """Regularised incomplete beta function, elementwise, by its continued fraction (Lentz's method; DLMF 8.17.22).
+    For a, b > 0 and 0 <= x <= 1; error below 1e-10 up to a + b of 1e7."""
+    x, a, b = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (x, a, b)))
+    swap = x > (a + 1) / (a + b + 2)  # where the fraction converges fast: the other tail
+    x, a, b = np.where(swap, 1 - x, x), np.where(swap, b, a), np.where(swap, a, b)
+    inside = np.clip(x, 1e-300, 1 - 1e-16)
+    front = np.exp(a * np.log(inside) + b * np.log1p(-inside) - _log_beta(a, b)) / a
+    value = np.where(x <= 0, 0.0, front * _fraction(inside, a, b))
+    return np.clip(np.where(swap, 1 - value, value), 0.0, 1.0)
+
+
+def _fraction(x: Floats, a: Floats, b: Floats) -> Floats:
+    tiny = 1e-300
+    c, d = np.ones_like(x), 1 / _away(1 - (a + b) * x / (a + 1), tiny)
+    value = d
+    for m in range(1, 20_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d, c = 1 / _away(1 + term * d, tiny), _away(1 + term / c, tiny)
+            value = value * d * c
+        if np.all(np.abs(d * c - 1) < 1e-13):
+            break
+    return value
+
+
+def _away(value: Floats, tiny: float) -> Floats:
+    """Not so near to nothing that it cannot be divided by."""
+    return np.asarray(np.where(np.abs(value) < tiny, tiny, value), np.float64)
+
+
+def _log_beta(a: Floats, b: Floats) -> Floats:
+    return _log_gamma(a) + _log_gamma(b) - _log_gamma(a + b)
+
+
+def _log_gamma(x: Floats) -> Floats:
+    """Stirling's series after moving x up by 10; error below 1e-13."""
+    shift = np.prod([x + step for step in range(10)], axis=0)
+    x = x + 10
+    series = 1 / (12 * x) - 1 / (360 * x**3) + 1 / (1260 * x**5) - 1 / (1680 * x**7)
+    return np.asarray((x - 0.5) * np.log(x) - x + 0.5 * np.log(2 * np.pi) + series - np.log(shift), np.float64)
+
+
+def beta_quantile(level: float, a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
+    """x with beta_cdf(x, a, b) = level: Newton's steps, and a bisection where one would leave the bracket."""
+    a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
+    low, high = np.zeros(a.shape), np.ones(a.shape)
+    x = np.asarray(a / (a + b), np.float64)
+    scale = _log_beta(a, b)
+    for _ in range(60):
+        away = beta_cdf(x, a, b) - level
+        low, high = np.where(away < 0, x, low), np.where(away < 0, high, x)
+        inside = np.clip(x, 1e-300, 1 - 1e-16)
+        density = np.exp((a - 1) * np.log(inside) + (b - 1) * np.log1p(-inside) - scale)
+        step = x - away / np.maximum(density, 1e-300)
+        new = np.asarray(np.where((step > low) & (step < high), step, (low + high) / 2), np.float64)
+        if np.all(np.abs(new - x) < 1e-12):
+            return new
+        x = new
+    return x
+
+
+def share_interval(hits: npt.ArrayLike, of: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Clopper-Pearson's interval of hits / of; neither needs to be whole. of = 0: the whole range."""
+    hits, of = np.broadcast_arrays(np.asarray(hits, np.float64), np.asarray(of, np.float64))
+    tail = (1 - CONFIDENCE) / 2
+    misses = np.maximum(of - hits, 0.0)
+    low = np.where(hits <= 0, 0.0, beta_quantile(tail, np.maximum(hits, 1e-9), misses + 1))
+    high = np.where(misses <= 0, 1.0, beta_quantile(1 - tail, hits + 1, np.maximum(misses, 1e-9)))
+    return np.where(of > 0, low, 0.0), np.where(of > 0, high, 1.0)
+
+
+def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
+    """Between which of the ordered values the true quantile lies: ranks r with F(value_r) ~ Beta(r, n + 1 - r), for the
+    effective number n of them. None at an end that lies beyond the data (p99 wants 368 independent values)."""
+    count = len(ordered)
+    if not count or effective < 1:
+        return Ends(None, None)
+    ranks = np.arange(1, count + 1) * (effective / count)
+    below = beta_cdf(level, ranks, effective + 1 - ranks)  # P(F(value_r) <= level)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.flatnonzero(below >= 1 - tail), np.flatnonzero(below <= tail)
+    return Ends(float(ordered[low[-1]]) if len(low) else None, float(ordered[high[0]]) if len(high) else None)
+
+
+# --- dependence
+
+
+def effective(series: Sequence[Floats]) -> float:
+    """How many independent values the series (one a start, each in order) are worth together: n / (1 + 2 sum of
+    autocorrelations), the sum ended by Geyer's initial positive sequence. Never more than n; n for a constant one."""
+    total = sum(len(each) for each in series)
+    if total < 4:
+        return float(total)
+    covariance = _autocovariance(series)
+    if covariance[0] <= 1e-18:
+        return float(total)
+    rho = covariance / covariance[0]
+    pairs = rho[: len(rho) // 2 * 2].reshape(-1, 2).sum(1)
+    over = np.flatnonzero(pairs <= 0)
+    pairs = np.minimum.accumulate(pairs[: over[0] if len(over) else len(pairs)])
+    return float(total / max(2 * pairs.sum() - 1, 1.0))
+
+
+def _autocovariance(series: Sequence[Floats]) -> Floats:
+    """Mean over the series of the sums of products at each lag, over their length (biased, as the sum of lags wants);
+    around the mean of each. At most half of the longest one's lags."""
+    longest = max(len(each) for each in series)
+    sums, total = np.zeros(max(longest // 2, 2)), 0
+    for each in series:
+        if len(each) < 2:
+            continue
+        away = each - each.mean()
+        size = 1 << (2 * len(each) - 1).bit_length()
+        products = np.fft.irfft(np.abs(np.fft.rfft(away, size)) ** 2, size)[: min(len(sums), len(each))]
+        sums[: len(products)] += products
+        total += len(each)
+    return sums / max(total, 1)
+
+
+def ranks(values: Floats) -> Floats:
+    """Ranks from 0 to 1, equal values the same: what `effective` sees of times, so that one of 1e6 s does not rule."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    middle = np.cumsum(counts) - (counts - 1) / 2
+    return np.asarray(middle[inverse] / max(len(values), 1), np.float64)
+
+
+# --- moving-block bootstrap
+
+
+class Dice:
+    """Whole numbers from a seed. Only the raw stream of the generator is used: numpy promises that it stays."""
+
+    def __init__(self, *seed: object) -> None:
+        digest = hashlib.sha256()
+        for part in seed:
+            digest.update(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
+        self.bits = np.random.PCG64(int.from_bytes(digest.digest(), "big"))
+
+    def below(self, bound: int, shape: tuple[int, ...]) -> Ints:
+        """Numbers 0 to bound - 1 of this shape (the bias is below bound / 2^32)."""
+        raw = self.bits.random_raw(int(np.prod(shape))).reshape(shape)
+        return np.asarray(((raw >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32), np.int64)
+
+
+def block_length(series: Sequence[Floats], worth: float) -> int:
+    """Long enough that blocks are nearly independent: n^(1/3), and three times the stretch that one independent value
+    takes (`worth` of them in all); at most a fifth of the longest series."""
+    longest = max(len(each) for each in series)
+    stretch = sum(len(each) for each in series) / max(worth, 1.0)
+    return int(max(1, min(max(longest ** (1 / 3), 3 * stretch), longest / 5)))
+
+
+def draw_means(series: Sequence[Floats], length: int, dice: Dice, draws: int = DRAWS) -> Floats:
+    """[draws]: the mean of all values, with each series made anew of blocks of itself, drawn with replacement."""
+    total = np.zeros(draws)
+    for each in series:
+        fits = min(length, len(each))
+        sums = np.convolve(each, np.ones(fits), "valid")  # of the block that begins at each value
+        whole, rest = divmod(len(each), fits)
+        total += sums[dice.below(len(sums), (draws, whole))].sum(1)
+        if rest:
+            tails = np.convolve(each, np.ones(rest), "valid")
+            total += tails[dice.below(len(tails), (draws,))]
+    return np.asarray(total / sum(len(each) for each in series), np.float64)
+
+
+def mean_ends(series: Sequence[Floats], dice: Dice) -> Ends:
+    """Of the mean over all series. The bootstrap gives the shape; blocks cut dependence off at their ends, so the width
+    is at least that of as many independent values as the series are worth, and Student's for few of them."""
+    series = [each for each in series if len(each)]
+    count = sum(len(each) for each in series)
+    if count < FEWEST:
+        return Ends(None, None)
+    value, worth = sum(float(each.sum()) for each in series) / count, effective(series)
+    drawn = draw_means(series, block_length(series, worth), dice)
+    middle, spread = float(drawn.mean()), float(drawn.std())  # a moving block misses the ends of a series a little
+    if spread <= 1e-15 * abs(value):
+        return Ends(value, value)
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) - middle
+    alone = (sum(float(((each - each.mean()) ** 2).sum()) for each in series) / count / worth) ** 0.5
+    stretch = max(alone / spread, 1.0) * t_value(int(worth) - 1) / Z
+    return Ends(value + stretch * float(low), value + stretch * float(high))
+
+
+# --- several starts
+
+
+def t_value(freedom: int) -> float:
+    return T[min(max(freedom, 1), len(T)) - 1] if freedom <= len(T) else Z + 2.4 / freedom
+
+
+def across_starts(value: float, ends: Ends, by_start: Sequence[float]) -> Ends:
+    """Widens an interval by what the starts differ by beyond what it already says: the variance between them that is
+    left over, times Student's t of their number less one. With one start nothing is known of starts."""
+    if len(by_start) < 2 or ends.low is None or ends.high is None:
+        return ends
+    within = (ends.high - ends.low) / 2 / Z
+    over = max(float(np.var(by_start, ddof=1)) / len(by_start) - within**2, 0.0)
+    more = t_value(len(by_start) - 1) ** 2 * over
+    return Ends(value - ((value - ends.low) ** 2 + more) ** 0.5, value + ((ends.high - value) ** 2 + more) ** 0.5)

@@ -23,6 +23,7 @@ SMALL: dict[str, tuple[dict[str, Any], int | None]] = {
     "chunks alone": ({"lengths": [], "chunks": [(0, 1), (0, 40), (33, 2)], "extra_width": 2}, None),
     "groups and chunks": (MIXED, None),
     "many empty groups": ({**MIXED, "groups": [(0, 16), (2, 0), (0, 32), (3, 32), (0, 0)]}, None),
+    "long prefixes, in parts": ({"lengths": [420, 401, 300, 289, 291, 17], "groups": [(2, 400), (3, 288)]}, None),
     "ratio 7, width 80": ({**MIXED, "heads": 7, "kv_heads": 1, "width": 80}, None),
     "ratio 1, width 96": ({**MIXED, "heads": 3, "kv_heads": 3, "width": 96}, None),
     "window 20": ({"lengths": [1, 17, 20, 21, 70], "chunks": [(0, 50), (16, 20), (60, 3)]}, 20),

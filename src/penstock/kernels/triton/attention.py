@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.kernels.inputs import AttentionInputs, DecodeInputs
 from penstock.kernels.triton.decode import attend_rows
 from penstock.kernels.triton.prefill import attend_chunks
-from penstock.kernels.triton.prefix import attend_prefixes
+from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
 
 
 def attention(q: Tensor, kv: Tensor, inputs: AttentionInputs, scale: float, window: int | None = None) -> Tensor:
@@ -37,19 +37,16 @@ def _decode(
         if window is not None:
             raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
         groups = decode.groups
-        prefix = _prefix_state(q, inputs)
-        attend_prefixes(q, kv, groups.start, groups.blocks, groups.length, scale, *prefix)
+        prefix = _prefix_state(q, kv.shape[1], groups.length.shape[0], inputs)
+        attend_prefixes(q, kv, groups.start, groups.blocks, groups.length, scale, prefix)
     rows, table, length = decode.rows, decode.table, decode.length
     attend_rows(q, kv, rows, table, length, decode.skip, prefix, scale, window, decode.max_own, out)
 
 
-def _prefix_state(q: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """answer [S, H, D] and lse [S, H] over the prefixes, float32: one buffer for all layers of a step."""
+def _prefix_state(q: Tensor, kv_heads: int, groups: int, inputs: AttentionInputs) -> PrefixState:
+    """One buffer for all layers of a step."""
     key = ("triton prefix", q.shape)
     if key not in inputs.notes:
-        inputs.notes[key] = (
-            torch.empty(q.shape, dtype=torch.float32, device=q.device),
-            torch.empty(q.shape[:2], dtype=torch.float32, device=q.device),
-        )
-    state: tuple[Tensor, Tensor] = inputs.notes[key]
+        inputs.notes[key] = PrefixState.of(q, kv_heads, groups)
+    state: PrefixState = inputs.notes[key]
     return state

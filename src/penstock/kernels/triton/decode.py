@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import LOG2_E
+from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
+from penstock.kernels.triton.walk import LOG2_E, span
 
 MOST_SPLITS = 64  # programs that share a row
 
@@ -30,24 +31,16 @@ def _extent(length, skip, row, item, capacity, window, SKIPS: tl.constexpr, WIND
     return first, end
 
 
-@triton.jit
-def _span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
-    """Tokens of a split: whole tiles. A row whose own part is empty has one split of nothing."""
-    tokens = tl.maximum(tokens, 1)
-    used = tl.minimum(tl.cdiv(tokens, split_tokens), splits)
-    return tl.cdiv(tl.cdiv(tokens, used), TOKENS) * TOKENS
-
-
 @triton.jit(
-    do_not_specialize=["capacity", "window", "splits", "split_tokens", "stride_blocks"],
+    do_not_specialize=["capacity", "window", "splits", "split_tokens", "prefix_splits", "stride_blocks"],
     do_not_specialize_on_alignment=["rows", "blocks", "length", "skip"],
 )
 def _own(
     q,  # [S, H, D]
     kv,  # [blocks, Hkv, 2, 16, D]
     out,  # [S, H, D]
-    answer,  # [S, H, D]: over the prefix alone
-    lse,  # [S, H] float32
+    answer,  # [S, H, prefix_splits, D] float32: over the prefix alone
+    lse,  # [S, H, prefix_splits] float32
     part,  # [S, H, splits, D] float32
     part_lse,  # [S, H, splits] float32
     blocks,  # [rows, W]
@@ -59,6 +52,7 @@ def _own(
     scale,
     splits,
     split_tokens,
+    prefix_splits,
     stride_q,
     stride_out,
     stride_block,
@@ -69,6 +63,9 @@ def _own(
     WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr,
     SKIPS: tl.constexpr,
+    PARTS: tl.constexpr,  # of a prefix, at most
+    PART_TOKENS: tl.constexpr,
+    PART_TILE: tl.constexpr,
     WINDOWED: tl.constexpr,
     SPLIT: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -85,10 +82,10 @@ def _own(
     alone = True
     if SPLIT:
         split = tl.program_id(1)
-        span = _span(end - begin, splits, split_tokens, TOKENS)
-        alone = span >= end - begin
-        begin += split * span
-        last = tl.minimum(begin + span, end)
+        part_tokens = span(end - begin, splits, split_tokens, TOKENS)
+        alone = part_tokens >= end - begin
+        begin += split * part_tokens
+        last = tl.minimum(begin + part_tokens, end)
     if (begin < end) | (split == 0):
         lane = tl.arange(0, WIDTH_PAD)
         inside = lane < WIDTH
@@ -101,9 +98,23 @@ def _own(
         state_sum = tl.zeros([RATIO_PAD], tl.float32)
         mixed = tl.zeros([RATIO_PAD, WIDTH_PAD], tl.float32)
         if SKIPS and (first > 0) & (split == 0):
-            state_max = tl.load(lse + item * HEADS + query_head, mask=query < RATIO, other=0.0)
-            state_sum += 1.0
-            mixed = tl.load(answer + item * (HEADS * WIDTH) + cell, mask=mask, other=0.0).to(tl.float32)
+            place = (item * HEADS + query_head) * prefix_splits
+            used = 1
+            if PARTS > 1:
+                used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
+            for at in tl.static_range(PARTS):  # unrolled: the loads of all parts are under way at once
+                there = (query < RATIO) & (at < used)
+                seen = tl.load(lse + place + at, mask=there, other=-1e30)
+                each = tl.load(
+                    answer + (place + at)[:, None] * WIDTH + lane[None, :],
+                    mask=there[:, None] & inside[None, :],
+                    other=0.0,
+                )
+                larger = tl.maximum(state_max, seen)
+                share, shrink = tl.exp2(seen - larger), tl.exp2(state_max - larger)
+                state_sum = state_sum * shrink + share
+                mixed = mixed * shrink[:, None] + each * share[:, None]
+                state_max = larger
         here = kv + head * (32 * WIDTH)
         table = blocks + row * stride_blocks
         token = tl.arange(0, TOKENS)
@@ -165,9 +176,9 @@ def _join(
     row = tl.load(rows + item).to(tl.int64)
     first, end = _extent(length, skip, row, item, capacity, window, SKIPS, WINDOWED)
     tokens = end - first // 16 * 16
-    span = _span(tokens, splits, split_tokens, TOKENS)
-    if span < tokens:
-        used = tl.cdiv(tokens, span)
+    part_tokens = span(tokens, splits, split_tokens, TOKENS)
+    if part_tokens < tokens:
+        used = tl.cdiv(tokens, part_tokens)
         place = (item * HEADS + head) * splits
         every = tl.arange(0, MOST)
         largest = tl.max(tl.load(part_lse + place + every, mask=every < used, other=-1e30), 0)
@@ -196,7 +207,7 @@ def attend_rows(
     block_table: Tensor,
     length: Tensor,
     skip: Tensor | None,
-    prefix: tuple[Tensor, Tensor] | None,
+    prefix: PrefixState | None,
     scale: float,
     window: int | None,
     max_tokens: int,
@@ -205,8 +216,8 @@ def attend_rows(
     """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into out [S, H, D]: item i is row rows[i] of the tables.
 
     rows [S], block_table [rows, W] int32, length [rows] int32: a row sees length + 1 tokens, at most W * 16, less
-    the first skip[i] (skip [S] int32) where `prefix` (answer [S, H, D], lse [S, H] float32: `prefix.attend_prefixes`)
-    stands for those. max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.
+    the first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
+    max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.
     """
     count, heads, width = q.shape
     kv_heads = kv.shape[1]
@@ -218,15 +229,16 @@ def attend_rows(
     if splits > 1:
         part = torch.empty((count, heads, splits, width), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
-    answer, lse = prefix if prefix is not None else (out, out)
+    answer, lse, prefix_splits = (out, out, 1) if prefix is None else (prefix.answer, prefix.lse, prefix.splits)
     skips = skip is not None and prefix is not None
     step = (rows, length, skip if skips else rows)
     sizes = (block_table.shape[1] * 16, window or 0)
     pad = max(16, triton.next_power_of_2(width))
     _own[(count * kv_heads, splits)](
         q, kv, out, answer, lse, part, part_lse, block_table, *step, *sizes, scale * LOG2_E, splits, split_tokens,
-        q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
-        max(16, triton.next_power_of_2(heads // kv_heads)), skips, window is not None, splits > 1, tokens,
+        prefix_splits, q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
+        max(16, triton.next_power_of_2(heads // kv_heads)), skips, 1 if prefix_splits == 1 else MOST_PARTS,
+        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:

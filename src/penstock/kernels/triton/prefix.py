@@ -7,24 +7,56 @@ idea; here it is one launch for all groups, and the groups lie on the device.) R
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import LOG2_E, owner, walk
+from penstock.kernels.triton.walk import LOG2_E, owner, span, walk
+
+MOST_PARTS = 8  # programs that share a tile's prefix
+PART_TOKENS = 128  # of a prefix, that one of them takes at least
+PART_TILE = 64  # parts are multiples of it
+FILLED = 2048  # programs that fill the chip, most of them with nothing to do
+EACH = 1024  # groups that a program looks at together
 
 
-@triton.jit(do_not_specialize=["groups", "stride_blocks"], do_not_specialize_on_alignment=["start", "blocks", "length"])
+@dataclass(slots=True)
+class PrefixState:
+    """What rows know of their prefixes: the answer over each part alone and its log-sum-exp, in powers of two."""
+
+    answer: Tensor  # [S, H, splits, D] float32
+    lse: Tensor  # [S, H, splits] float32
+    splits: int  # parts of a prefix, at most
+
+    @classmethod
+    def of(cls, q: Tensor, kv_heads: int, groups: int) -> PrefixState:
+        """For queries q [S, H, D], read by the prefixes of `groups` groups."""
+        rows, heads, width = q.shape
+        splits = _splits(_tiles(rows, heads // kv_heads, groups, width, q.dtype) * kv_heads)
+        return cls(
+            torch.empty((rows, heads, splits, width), dtype=torch.float32, device=q.device),
+            torch.empty((rows, heads, splits), dtype=torch.float32, device=q.device),
+            splits,
+        )
+
+
+@triton.jit(
+    do_not_specialize=["groups", "splits", "stride_blocks"],
+    do_not_specialize_on_alignment=["start", "blocks", "length"],
+)
 def _prefix(
     q,  # [S, H, D]
     kv,  # [blocks, Hkv, 2, 16, D]
-    answer,  # [S, H, D]
-    lse,  # [S, H] float32, powers of two
+    answer,  # [S, H, splits, D] float32
+    lse,  # [S, H, splits] float32, powers of two
     start,  # [G + 1]
     blocks,  # [G, W]
     length,  # [G]
     groups,
+    splits,
     scale,
     stride_q,
     stride_block,
@@ -35,16 +67,27 @@ def _prefix(
     WIDTH_PAD: tl.constexpr,
     QUERIES: tl.constexpr,  # query rows of a tile
     TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
+    PART_TILE: tl.constexpr,
+    EACH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     RATIO: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = QUERIES // RATIO
     head = tl.program_id(0) % KV_HEADS
     tile = tl.program_id(0) // KV_HEADS
-    group, row = owner(start, groups, tile, ROWS)
+    group, row = owner(start, groups, tile, ROWS, EACH)
     row_end = tl.load(start + group + 1)
-    tokens = tl.load(length + group)
-    if row < row_end and tokens > 0:
+    begin = 0
+    end = tl.load(length + group)
+    split = 0
+    if SPLIT:
+        split = tl.program_id(1)
+        part = span(end, splits, PART_TOKENS, PART_TILE)
+        begin = split * part
+        end = tl.minimum(begin + part, end)
+    if row < row_end and begin < end:
         at = tl.arange(0, QUERIES)
         lane = tl.arange(0, WIDTH_PAD)
         member = row + at // RATIO
@@ -59,25 +102,24 @@ def _prefix(
         here = kv + head * (32 * WIDTH)
         table = blocks + group.to(tl.int64) * stride_blocks
         last = tl.full([QUERIES], 2**30, tl.int32)
-        whole = tokens // TOKENS * TOKENS
+        whole = begin + (end - begin) // TOKENS * TOKENS
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, here, table, 0, whole, last, 0, scale, stride_block,
+            queries, state_max, state_sum, mixed, here, table, begin, whole, last, 0, scale, stride_block,
             False, False, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
         )  # fmt: skip
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, here, table, whole, tokens, last, 0, scale, stride_block,
+            queries, state_max, state_sum, mixed, here, table, whole, end, last, 0, scale, stride_block,
             True, False, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
         )  # fmt: skip
-        cell = (member.to(tl.int64) * HEADS + query_head)[:, None] * WIDTH + lane[None, :]
-        mixed = mixed / state_sum[:, None]
-        tl.store(answer + cell, mixed.to(answer.dtype.element_ty), mask=mask)
-        tl.store(lse + member.to(tl.int64) * HEADS + query_head, state_max + tl.log2(state_sum), mask=valid)
+        place = (member.to(tl.int64) * HEADS + query_head) * splits + split
+        tl.store(answer + place[:, None] * WIDTH + lane[None, :], mixed / state_sum[:, None], mask=mask)
+        tl.store(lse + place, state_max + tl.log2(state_sum), mask=valid)
 
 
 def attend_prefixes(
-    q: Tensor, kv: Tensor, start: Tensor, blocks: Tensor, length: Tensor, scale: float, answer: Tensor, lse: Tensor
+    q: Tensor, kv: Tensor, start: Tensor, blocks: Tensor, length: Tensor, scale: float, state: PrefixState
 ) -> None:
-    """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] -> answer [S, H, D], lse [S, H] float32 (of scores in powers of two).
+    """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into `state`.
 
     start [G + 1], blocks [G, W], length [G] int32: rows start[g] : start[g + 1] see the first length[g] tokens of
     blocks[g]; length is a multiple of 16. The launch depends on S and G alone: a group may be empty or of length 0.
@@ -86,14 +128,29 @@ def attend_prefixes(
     kv_heads, groups = kv.shape[1], start.shape[0] - 1
     ratio = heads // kv_heads
     queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
-    tiles = rows // (queries // ratio) + groups
-    _prefix[(tiles * kv_heads,)](
-        q, kv, answer, lse, start, blocks, length, groups, scale * LOG2_E,
+    tiles = _tiles(rows, ratio, groups, width, q.dtype)
+    _prefix[(tiles * kv_heads, state.splits)](
+        q, kv, state.answer, state.lse, start, blocks, length, groups, state.splits, scale * LOG2_E,
         q.stride(0), kv.stride(0), blocks.stride(0), heads, kv_heads, width,
-        max(16, triton.next_power_of_2(width)),
-        queries, tokens, "ieee" if q.dtype == torch.float32 else "tf32",
+        max(16, triton.next_power_of_2(width)), queries, tokens, state.splits > 1, PART_TOKENS, PART_TILE, EACH,
+        "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
+
+
+def tile_members(ratio: int, width: int, dtype: torch.dtype) -> int:
+    """Rows of a tile, for so many query heads of a KV head."""
+    return _shape(ratio, width, dtype)[0] // ratio
+
+
+def _tiles(rows: int, ratio: int, groups: int, width: int, dtype: torch.dtype) -> int:
+    """Tiles of rows of one group, at most."""
+    return rows // tile_members(ratio, width, dtype) + groups
+
+
+def _splits(programs: int) -> int:
+    """Parts of a prefix, a power of two, where `programs` take a whole one each: few of them don't fill the chip."""
+    return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
 
 
 def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

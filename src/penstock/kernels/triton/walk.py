@@ -1,4 +1,4 @@
-"""walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores.
+"""walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores; how programs share work.
 
 It knows block tables, masks and the running softmax; who the queries are and what becomes of them is for `prefix` and
 `prefill`. Scores live in powers of two (`scale` holds log2 e), so that an exponential is one instruction.
@@ -74,15 +74,23 @@ def walk(
 
 
 @triton.jit
-def owner(start, count, tile, ROWS: tl.constexpr):
+def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
+    """Tokens that one of at most `splits` programs takes of `tokens`: whole tiles, and split_tokens or more."""
+    tokens = tl.maximum(tokens, 1)
+    used = tl.minimum(tl.cdiv(tokens, split_tokens), splits)
+    return tl.cdiv(tl.cdiv(tokens, used), TOKENS) * TOKENS
+
+
+@triton.jit
+def owner(start, count, tile, ROWS: tl.constexpr, EACH: tl.constexpr = 128):
     """Which sequence of a CSR tile `tile` belongs to, and its first row; start [count + 1].
 
     Sequence g's tiles of ROWS rows are those from start[g] // ROWS + g on: never fewer than it needs, so that a tile is
     found without a sum over the sequences, and start[count] // ROWS + count tiles are enough whatever `start` holds.
     """
     found = 0
-    for at in range(0, count, 128):
-        each = at + tl.arange(0, 128)
+    for at in range(0, count, EACH):
+        each = at + tl.arange(0, EACH)
         first = tl.load(start + each, mask=each < count, other=2**30)
         found += tl.sum((first // ROWS + each <= tile).to(tl.int32), 0)
     index = found - 1

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
 GROWS = 1.05  # a rung of the ladder that adds less than this is its last
 NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
-BEYOND = 1.25  # no rate above this share of the saturated one is tried
+STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,31 +114,32 @@ def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
 # --- the crossings
 
 
-def bracket(settings: Settings, done: Sequence[Found], goal: float) -> tuple[float, float] | None:
-    """(highest rate that meets the goal, lowest that doesn't), below which nothing fails; None: not even one request at
-    a time meets it."""
+def bracket(settings: Settings, done: Sequence[Found], goal: float) -> tuple[float, float | None] | None:
+    """(highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: not even one
+    request at a time meets it."""
     single = next(each for each in done if each.plan.kind == SINGLE)
     if single.met[goal] < settings.quantile:
         return None
-    saturated = next(each for each in done if each.plan.kind == SATURATION)
     opened = [(each.plan.rate or 0.0, each.met[goal] >= settings.quantile) for each in done if each.plan.kind == OPEN]
-    fails = min((rate for rate, met in opened if not met), default=BEYOND * saturated.request_rate)
-    meets = max((rate for rate, met in opened if met and rate < fails), default=0.0)
+    fails = min((rate for rate, met in opened if not met), default=None)
+    meets = max((rate for rate, met in opened if met and (fails is None or rate < fails)), default=0.0)
     return meets, fails
 
 
 def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
-    """The middle of the first goal's bracket that is still wide; a goal has so many tries."""
-    tried = [each.plan for each in done if each.plan.kind == OPEN]
+    """The middle of the first goal's bracket that is still wide, the loosest goal first; so many tries in all."""
+    if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
+        return None
+    saturated = next(each for each in done if each.plan.kind == SATURATION)
     for goal in sorted(settings.goals, reverse=True):
-        sides_of = bracket(settings, done, goal)
-        if sides_of is None:
+        pair = bracket(settings, done, goal)
+        if pair is None:
             continue
-        meets, fails = sides_of
-        inside = sum(1 for plan in tried if plan.name.startswith(f"{OPEN}-"))
-        if fails - meets <= NARROW * fails or inside >= settings.bisections * len(settings.goals):
-            continue
-        return _open(settings, (meets + fails) / 2, 0)
+        meets, fails = pair
+        if fails is None:
+            return _open(settings, STRIDE * meets or saturated.request_rate, 0)
+        if fails - meets > NARROW * fails:
+            return _open(settings, (meets + fails) / 2, 0)
     return None
 
 

@@ -59,6 +59,17 @@ BENCHMARKS = (
         ),
     ),
     Benchmark(
+        ("answers.py",),
+        (
+            _figure("text_core_percent", "text and stop strings at 150k tok/s", "%core", "< 10"),
+            _figure("answer_us", "an answer over HTTP, a token", "us", ""),
+            _figure("answer_logprobs_us", "  with the chosen token's logprob", "us", "< 0.5"),
+            _figure("event_us", "an event of a stream", "us", ""),
+            _figure("event_logprobs_us", "  with the chosen token's logprob", "us", ""),
+            _figure("burst_block_ms", "1 M tokens that end at once, longest block", "ms", "< 20"),
+        ),
+    ),
+    Benchmark(
         ("against_transformers.py", "--case", "demo"),
         (
             _figure("demo_vs_transformers", "demo model, against transformers", "x", ">= 10", "demo", "times"),

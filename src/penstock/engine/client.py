@@ -115,7 +115,8 @@ class Client:
                 tokens = tokens[:-1]  # the last stands for the one that could not be drawn
             scores = None
             if asked.params.logprobs is not None:
-                scores = LazyLogprobs.of(up, i, asked.params.logprobs, self.tokenizer)[: len(tokens)]
+                k = asked.params.logprobs
+                scores = LazyLogprobs.of(up, i, k, self.tokenizer, brief=asked.stream)[: len(tokens)]
             if asked.stops is None and not asked.stream:
                 delta = Delta(asked.request_id, index, token_ids=tokens, logprobs=scores)
                 late.append((delta, asked))

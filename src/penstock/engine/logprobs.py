@@ -30,14 +30,16 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         self._columns, self._spell = columns, spell
 
     @classmethod
-    def of(cls, up: Deltas, i: int, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs:
-        """Those of a message's sample i, with the k most likely. Copies: one sample doesn't keep the message alive."""
+    def of(cls, up: Deltas, i: int, k: int, tokenizer: Tokenizer | None, *, brief: bool = False) -> LazyLogprobs:
+        """Those of a message's sample i, with the k most likely. Copies: one sample doesn't keep the message alive,
+        unless it is `brief`: an event's, gone when that is sent."""
         assert up.chosen is not None and up.rank is not None and up.top_ids is not None and up.top is not None, (
             "tokens came up without the logprobs that were asked for"
         )
         mine = slice(up.start[i], up.start[i + 1])
         views = (up.tokens[mine], up.chosen[mine], up.rank[mine], up.top_ids[mine, :k], up.top[mine, :k])
-        return cls(tuple(view.copy() for view in views), None if tokenizer is None else tokenizer.token_text)
+        spell = None if tokenizer is None else tokenizer.token_text
+        return cls(views if brief else tuple(view.copy() for view in views), spell)
 
     @classmethod
     def of_prompt(cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs | None:

@@ -48,6 +48,8 @@ def completion_object(parts: Sequence[Listed]) -> bytes:
 
 def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, offset: int) -> Listed:
     """Of these tokens; `offset` is where their text begins."""
+    if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
+        return _one(ids[0], positions, spell, offset)
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
         return _plain_completion(ids, positions, spell, offset)
     _check_length(ids, positions)
@@ -61,6 +63,14 @@ def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spellin
     lengths = tables.lengths[tokens]
     ends = lengths.cumsum(dtype=np.int64) + offset
     return Listed(b",".join(words), numbers, top[2:] + b"}", _encode((ends - lengths).tolist())[1:-1], int(ends[-1]))
+
+
+def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Listed:
+    """One token without likely ones, as nearly every event of a stream has it."""
+    _check_length((token,), position)
+    word, number = spell.tables.words[token], _encode(_floor(float(position.columns[1][0])))
+    end = offset + int(spell.tables.lengths[token])
+    return Listed(word, number, b"{%b:%b}" % (word, number), b"%d" % offset, end)
 
 
 def _with_likely(

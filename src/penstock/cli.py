@@ -228,13 +228,16 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients give. Left out: MODEL as it stands here.")
     ] = None,
+    api_server_count: Annotated[
+        int, typer.Option(help="Processes that answer HTTP, over one engine; more than one where one core is short.")
+    ] = 1,
     knobs: dict[str, Any],
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
     config = Config.of(model=model, **knobs)
     from penstock.server.serve import serve as serve_http
 
-    serve_http(config, host=host, port=port, served_model_name=served_model_name)
+    serve_http(config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count)
 
 
 @app.command()

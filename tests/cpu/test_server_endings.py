@@ -188,7 +188,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import types
 from server_fake import FakeEngine, make_tokenizer
-async def launch(config):
+async def launch(config, engine):
     print("loading", flush=True)
     await asyncio.sleep({load})
     engine = FakeEngine(make_tokenizer(Path({folder!r})))
@@ -200,7 +200,7 @@ async def launch(config):
         print("closed", flush=True)
     engine.close = close
     return engine
-sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch)  # so that no torch is loaded
+sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())  # so that no torch is loaded
 import penstock.server.serve as room
 from penstock.config import Config
 from penstock.errors import PenstockError

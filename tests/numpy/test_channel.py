@@ -17,6 +17,7 @@ from penstock.engine.channel import (
     Down,
     EngineEnd,
     Failed,
+    Left,
     News,
     Ready,
     Up,
@@ -24,6 +25,7 @@ from penstock.engine.channel import (
 )
 from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
+from penstock.engine.owners import Owners
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import Deltas, PromptNews, empty_deltas
 
@@ -173,7 +175,7 @@ def test_the_two_ends_meet(tmp_path: Any) -> None:
 
     async def meet() -> None:
         client = ClientEnd(f"ipc://{tmp_path / 'channel'}")
-        engine = EngineEnd(f"ipc://{tmp_path / 'channel'}")
+        engine = EngineEnd([f"ipc://{tmp_path / 'channel'}"])
         try:
             engine.send_up(Ready(FACTS))
             assert_same(await client.receive(), Ready(FACTS))
@@ -195,3 +197,96 @@ def test_the_two_ends_meet(tmp_path: Any) -> None:
             client.close()
 
     asyncio.run(meet())
+
+
+@pytest.mark.parametrize("one_each", [True, False], ids=["a token each", "any number"])
+def test_each_client_gets_its_own_news_in_its_own_ids(one_each: bool) -> None:
+    rng = np.random.default_rng(3)
+    owners, k = Owners(3), 40
+    ids = [(int(c), int(i)) for c, i in zip(rng.integers(0, 3, k), rng.integers(0, 2**40, k), strict=True)]
+    counts = np.ones(k, np.int64) if one_each else rng.integers(0, 5, k)
+    total = int(counts.sum())
+    every = Deltas(
+        request=np.array([owners.engine_id(c, i) for c, i in ids], np.int64),
+        sample=rng.integers(0, 9, k).astype(np.int32),
+        finish=rng.integers(-1, 3, k).astype(np.int8),
+        stop_id=rng.integers(-1, 3, k).astype(np.int32),
+        start=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        tokens=np.arange(total, dtype=np.int32),
+        chosen=rng.random(total).astype(np.float32),
+        rank=rng.integers(1, 9, total).astype(np.int32),
+        top_ids=rng.integers(0, 9, (total, 2)).astype(np.int32),
+        top=rng.random((total, 2)).astype(np.float32),
+        prompts=[PromptNews(owners.engine_id(c, i), 16 * c) for c, i in ids[:9]],
+    )
+    found = owners.deltas(every)
+    seen = dict.fromkeys(range(3), 0)
+    for at, (client, mine) in enumerate(ids):  # a slow twin: one sample after the other
+        part, place = found[client], seen[client]
+        seen[client] += 1
+        tokens, whole = (slice(d.start[i], d.start[i + 1]) for d, i in ((part, place), (every, at)))
+        assert part.request[place] == mine
+        for name in ("sample", "finish", "stop_id"):
+            assert getattr(part, name)[place] == getattr(every, name)[at]
+        for name in ("tokens", "chosen", "rank", "top_ids", "top"):
+            assert_same(getattr(part, name)[tokens], getattr(every, name)[whole])
+    assert [found[c].count for c in range(3)] == [seen[c] for c in range(3)]
+    for client in range(3):
+        assert found[client].prompts == [PromptNews(i, 16 * c) for c, i in ids[:9] if c == client]
+    refused = [Refused(owners.engine_id(c, i), "UsageError", str(c), None) for c, i in ids[:5]]
+    for client, told in owners.refused(refused).items():
+        assert told == [Refused(i, "UsageError", str(c), None) for c, i in ids[:5] if c == client]
+
+
+def test_a_client_without_news_gets_none() -> None:
+    assert Owners(2).deltas(empty_deltas()) == {} == Owners(2).deltas(None)
+    only = empty_deltas()
+    only.prompts = [PromptNews(5, 0)]
+    (found,) = Owners(2).deltas(only).items()
+    assert found[0] == 1 and found[1].count == 0 and found[1].prompts == [PromptNews(2, 0)]
+
+
+def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
+    """Each hears what is its own; one goes without a word, one with it, and the engine learns of both."""
+    import asyncio
+
+    async def hear(engine: EngineEnd, count: int) -> list[Any]:
+        got: list[Any] = []
+        while len(got) < count:
+            got += engine.receive(0)
+            await asyncio.sleep(0.001)
+        return got
+
+    async def share() -> None:
+        places = [f"ipc://{tmp_path / str(at)}" for at in range(3)]
+        engine = EngineEnd(places)  # before its clients
+        clients = [ClientEnd(place) for place in places]
+        try:
+            for at, client in enumerate(clients):
+                client.send_down(Ask(Request(request_id=7, prompt=IDS, sampling=SamplingParams())))
+                client.send_down(Cancel(7, at))
+            got = await hear(engine, 6)
+            asked = {word.request.request_id for word in got if isinstance(word, Ask)}
+            assert asked == {21, 22, 23} == {word.request_id for word in got if isinstance(word, Cancel)}
+            assert [engine.owners.owns(1, n) for n in (21, 22, 23)] == [False, True, False]
+            engine.send_up(Ready(FACTS))
+            for client in clients:
+                assert_same(await client.receive(), Ready(FACTS))
+            engine.send_up(News(None, [Refused(22, "UsageError", "no", None)], None))
+            engine.send_up(News(None, [], {"a": 1.0}))
+            assert await clients[0].receive() == News(None, [], {"a": 1.0})
+            assert await clients[1].receive() == News(None, [Refused(7, "UsageError", "no", None)], None)
+            clients[0].close()
+            assert await hear(engine, 1) == [Left(0)] and engine.clients == 2
+            clients[1].send_down(Close())
+            assert await hear(engine, 1) == [Left(1)] and engine.clients == 1
+            clients[1].close(flush=True)
+            assert await clients[2].receive() == News(None, [], {"a": 1.0})
+            engine.send_up(News(None, [Refused(22, "UsageError", "no", None)], {"b": 2.0}))  # of one who has gone
+            assert await clients[2].receive() == News(None, [], {"b": 2.0})
+            assert engine.receive(0) == []
+        finally:
+            engine.close()
+            clients[2].close()
+
+    asyncio.run(share())

@@ -1,6 +1,6 @@
 """AsyncClient: a client for an asyncio loop, over an engine in another process; Stream: one request's news.
 
-It knows the channel and the client that makes text; not how the process was started.
+It knows the channel, the client that makes text, and whether the engine's process lives; not how it was started.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, News
 from penstock.engine.client import Asked, Client, error_of
@@ -16,9 +16,12 @@ from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
 from penstock.errors import EngineError, PenstockError
 from penstock.request import Delta, PositionLogprobs, Request, SamplingParams
+from penstock.schedule.deltas import Deltas
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
+
+PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
 
 
 class Stream:
@@ -70,12 +73,42 @@ class Stream:
         self._queue.put_nowait(news)
 
 
-class AsyncClient:
-    """Requests of one event loop. Made by launch.launch()."""
+class EngineProcess(Protocol):
+    """The engine's process: asyncio's own where we are its parent, else what the parent says of it."""
 
-    def __init__(
-        self, facts: EngineFacts, tokenizer: Tokenizer | None, end: ClientEnd, process: asyncio.subprocess.Process
-    ) -> None:
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class SharedEngine:
+    """The process of an engine that another one started for several clients: it ends with the last of them."""
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._ended = asyncio.Event()
+
+    def ended(self, code: int) -> None:
+        """Told by the parent."""
+        self.returncode = code
+        self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        """Not ours to kill."""
+
+
+class AsyncClient:
+    """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that others use too."""
+
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None, end: ClientEnd, process: EngineProcess) -> None:
         self.facts, self.tokenizer = facts, tokenizer
         self._end, self._process = end, process
         self._client = Client(facts, tokenizer, self._send)
@@ -106,23 +139,27 @@ class AsyncClient:
         return made
 
     async def close(self) -> None:
-        """Ends the engine's process; requests under way get an EngineError."""
+        """Ends the engine's process, unless others use it too; requests under way get an EngineError."""
         if self._closing:
             return
         self._closing = True
         self._fail(EngineError("the engine was closed"))
         if self._process.returncode is None:
             self._end.send_down(Close())
-            try:
-                await asyncio.wait_for(self._process.wait(), timeout=10)
-            except TimeoutError:
-                self._process.kill()
+            if not isinstance(self._process, SharedEngine):
+                await self._end_process()
         for task in (self._reader, self._watcher):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self._process.wait()
-        self._end.close()
+        self._end.close(flush=self._process.returncode is None)
+
+    async def _end_process(self) -> None:
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout=10)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
 
     def _send(self, word: Request | tuple[int, int | None]) -> None:
         self._end.send_down(Ask(word) if isinstance(word, Request) else Cancel(*word))
@@ -141,13 +178,13 @@ class AsyncClient:
                     self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
                     return
                 if isinstance(word, News):
-                    self._news(word)
+                    await self._news(word)
         except Exception as error:  # noqa: BLE001  every waiter raises it: nobody would wake them otherwise
             failure = EngineError(f"the client cannot read the engine's news: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._fail(failure)
 
-    def _news(self, word: News) -> None:
+    async def _news(self, word: News) -> None:
         if word.stats is not None:
             self._stats = word.stats
         for refused in word.refused:
@@ -157,8 +194,14 @@ class AsyncClient:
             self._client.take(refused)
         if word.deltas is None:
             return
+        for place, part in enumerate(word.deltas.in_parts(PART)):
+            if place:
+                await asyncio.sleep(0)  # the loop turns: a large message takes longer than others' streams can wait
+            self._deltas(part)
+
+    def _deltas(self, news: Deltas) -> None:
         by_request: dict[int, list[Delta]] = {}
-        for delta in self._client.take(word.deltas):
+        for delta in self._client.take(news):
             by_request.setdefault(delta.request_id, []).append(delta)
         for request_id, deltas in by_request.items():
             stream = self._streams.get(request_id)

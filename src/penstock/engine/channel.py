@@ -1,23 +1,28 @@
 """The channel: how requests go down to an engine in another process, and how its news come up.
 
-Typed msgpack over ZeroMQ (a PAIR over ipc): a tag, a struct, and arrays as raw bytes with their dtype and shape. Never
-pickle. In-process users (llm.py) call the engine directly and need none of this. It knows the
-words that cross; neither scheduling nor text.
+Typed msgpack over ZeroMQ (a PAIR over ipc for each client): a tag, a struct, and arrays as raw bytes with their dtype
+and shape. Never pickle. Clients count their requests by themselves: the engine's end makes ids of its own out of
+theirs, sends each client what is its own, and notices when one has gone. In-process users (llm.py) call the engine
+directly and need none of this. It knows the words that cross; neither scheduling nor text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
+from penstock.engine.owners import Owners
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 
@@ -39,7 +44,7 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
 
 
 class Close(msgspec.Struct, tag="close", frozen=True):
-    """Down: end."""
+    """Down, last: this client wants nothing more. The last client's end is the engine's."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -114,29 +119,95 @@ class Wire:
         return word
 
 
-class EngineEnd:
-    """The engine's end: where requests arrive and news leaves."""
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the engine's end says of a client that has closed, or whose process has gone."""
 
-    def __init__(self, address: str) -> None:
+    client: int
+
+
+class EngineEnd:
+    """The engine's end: where requests arrive and news leaves. A client is a number, its place among `addresses`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
         self._wire = Wire()
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}
+        self._clients: dict[zmq.Socket[bytes], int] = {}  # by socket, and by the monitor that tells of its end
+        self.owners = Owners(len(addresses))
+        for client, address in enumerate(addresses):
+            self._connect(client, address)
 
-    def receive(self, wait_ms: int) -> list[Down]:
+    @property
+    def clients(self) -> int:
+        """How many have not left."""
+        return len(self._sockets)
+
+    def receive(self, wait_ms: int) -> list[Ask | Cancel | Left]:
         """All words that are here; waits for the first for at most `wait_ms` (-1: for ever)."""
-        words: list[Down] = []
-        while self._socket.poll(wait_ms if not words else 0):
-            words.append(self._wire.down(self._socket.recv()))
+        words: list[Ask | Cancel | Left] = []
+        while found := self._poller.poll(wait_ms if not words else 0):
+            for socket, _ in found:
+                client = self._clients.get(socket)
+                if client is not None:  # else it left a moment ago
+                    words += self._hear(client, socket)
         return words
 
     def send_up(self, word: Up) -> None:
-        self._socket.send(self._wire.encode(word), copy=False)
+        """To all clients; of news, to each what is its own."""
+        if not isinstance(word, News) or self.owners.count == 1:
+            data = self._wire.encode(word)
+            for socket in self._sockets.values():
+                socket.send(data, copy=False)
+            return
+        deltas = self.owners.deltas(word.deltas)
+        refused = self.owners.refused(word.refused)
+        for client, socket in self._sockets.items():
+            part = News(deltas.get(client), refused.get(client, []), word.stats)
+            if part.deltas is not None or part.refused or part.stats is not None:
+                socket.send(self._wire.encode(part), copy=False)
 
     def close(self) -> None:
-        self._socket.close(linger=1000)
+        for client in list(self._sockets):
+            self._drop(client, linger=1000)
         self._context.term()
+
+    def _connect(self, client: int, address: str) -> None:
+        socket = self._context.socket(zmq.PAIR)
+        socket.set_hwm(0)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.connect(address)
+        self._sockets[client] = socket
+        for each in (socket, monitor):
+            self._clients[each] = client
+            self._poller.register(each, zmq.POLLIN)
+
+    def _hear(self, client: int, socket: zmq.Socket[bytes]) -> list[Ask | Cancel | Left]:
+        """A word of a client, or of the monitor of its socket, whose only news is that its process has gone."""
+        if socket is not self._sockets[client]:
+            recv_monitor_message(socket)
+            return self._left(client)
+        word = self._wire.down(socket.recv())
+        if isinstance(word, Close):
+            return self._left(client)
+        if isinstance(word, Ask):
+            if self.owners.count == 1:
+                return [word]
+            return [Ask(replace(word.request, request_id=self.owners.engine_id(client, word.request.request_id)))]
+        return [Cancel(self.owners.engine_id(client, word.request_id), word.sample)]
+
+    def _left(self, client: int) -> list[Ask | Cancel | Left]:
+        self._drop(client, linger=0)
+        return [Left(client)]
+
+    def _drop(self, client: int, linger: int) -> None:
+        socket = self._sockets.pop(client)
+        for each in [known for known, number in self._clients.items() if number == client]:
+            self._poller.unregister(each)
+            del self._clients[each]
+        socket.disable_monitor()
+        socket.close(linger=linger)
 
 
 class ClientEnd:
@@ -162,6 +233,7 @@ class ClientEnd:
     async def receive(self) -> Up:
         return self._wire.up(await self._socket.recv())
 
-    def close(self) -> None:
-        self._socket.close(linger=0)
+    def close(self, *, flush: bool = False) -> None:
+        """`flush` gives words that are still here a second to go out: to an engine that lives."""
+        self._socket.close(linger=1000 if flush else 0)
         self._context.term()

@@ -1,21 +1,23 @@
 """launch: starts an engine in a process of its own and gives a client for this event loop once it is ready.
 
-It knows processes and the channel's address; not what crosses.
+Where several processes share an engine, one of them starts it and each joins it. It knows processes and the channel's
+addresses; not what crosses.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from penstock.config import Config
-from penstock.engine.async_client import AsyncClient
+from penstock.engine.async_client import AsyncClient, EngineProcess
 from penstock.engine.channel import ClientEnd, Failed, Ready, Up
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
@@ -31,44 +33,64 @@ async def launch(config: Config, engine: Sequence[str] = ENGINE) -> AsyncClient:
     `engine` is the command of its process; benchmarks bring one that computes nothing.
     """
     config.check()
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # readable by this user alone, and so is the socket in it
-    end = ClientEnd(f"ipc://{folder / 'engine'}")
+    with addresses(1) as (address,):
+        end = ClientEnd(address)
+        try:
+            process = await start(config, [address], engine)
+        except BaseException:
+            end.close()
+            raise
+        try:
+            return await join(end, process, tokenizer=not config.model.skip_tokenizer_init)
+        except BaseException:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            raise
+
+
+@contextlib.contextmanager
+def addresses(clients: int) -> Iterator[list[str]]:
+    """An address a client. Inside, both ends of each must come to hold it; afterwards nobody else can join."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # readable by this user alone, and so are the sockets in it
+    try:
+        yield [f"ipc://{folder / f'client{client}'}" for client in range(clients)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def start(config: Config, addresses: Sequence[str], engine: Sequence[str] = ENGINE) -> asyncio.subprocess.Process:
+    """Starts the engine's process for a client at each address; it loads from now on. Raises CapacityError."""
     try:
         process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE)
     except OSError as error:
-        end.close()
-        shutil.rmtree(folder, ignore_errors=True)
         raise CapacityError(
             f"the engine's process could not be started: {error.strerror}: free memory or raise the process limit"
         ) from error
-    try:
-        await _tell(process, f"ipc://{folder / 'engine'}", config)
-        facts = await _ready(end, process)
-        tokenizer = None
-        if not config.model.skip_tokenizer_init:
-            from penstock.text.tokenizer import Tokenizer
-
-            tokenizer = Tokenizer.load(Path(facts.folder), vocab_size=facts.vocab_size)
-    except BaseException:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        end.close()
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # both ends hold the socket by now, or never will
-    return AsyncClient(facts, tokenizer, end, process)
-
-
-async def _tell(process: asyncio.subprocess.Process, address: str, config: Config) -> None:
-    """The line on standard input, which stays open: its end would be the engine's."""
+    # The line on standard input, which stays open: its end would be the engine's.
     knobs = {name: getattr(place, name) for name, place in config.places().items()}
     assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode({"address": address, "knobs": knobs}) + b"\n")
-    await process.stdin.drain()
+    process.stdin.write(msgspec.json.encode({"addresses": list(addresses), "knobs": knobs}) + b"\n")
+    return process
 
 
-async def _ready(end: ClientEnd, process: asyncio.subprocess.Process) -> EngineFacts:
+async def join(end: ClientEnd, process: EngineProcess, *, tokenizer: bool) -> AsyncClient:
+    """Waits until the engine is ready and gives its client. Raises what the engine raised while it loaded, or
+    TokenizerError; `end` is closed then."""
+    try:
+        facts = await _ready(end, process)
+        loaded = None
+        if tokenizer:
+            from penstock.text.tokenizer import Tokenizer
+
+            loaded = Tokenizer.load(Path(facts.folder), vocab_size=facts.vocab_size)
+    except BaseException:
+        end.close()
+        raise
+    return AsyncClient(facts, loaded, end, process)
+
+
+async def _ready(end: ClientEnd, process: EngineProcess) -> EngineFacts:
     """Waits for Ready; Failed, or the process's end, is raised."""
     word = asyncio.ensure_future(end.receive())
     gone = asyncio.ensure_future(process.wait())

@@ -1,8 +1,8 @@
 """The engine's process: `python -m penstock.engine.process`, started by launch.py and by nobody else.
 
-It reads one line of JSON from standard input (the knobs and the channel's address), loads the model, says Ready, and
-turns the loop until it is told to close. Standard input stays open for as long as the parent lives: its end is ours. It
-knows the loop and the channel.
+It reads one line of JSON from standard input (the knobs and an address for each client), loads the model, says Ready,
+and turns the loop until all clients have closed; the requests of one that goes away are ended. Standard input stays
+open for as long as the parent lives: its end is ours. It knows the loop and the channel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import Config
-from penstock.engine.channel import Ask, Close, EngineEnd, Failed, News, Ready
+from penstock.engine.channel import Ask, EngineEnd, Failed, Left, News, Ready
 from penstock.engine.engine import Engine, Refused
 from penstock.engine.open import EngineFacts, open_engine
 from penstock.errors import EngineError, PenstockError
@@ -30,19 +30,22 @@ STATS_EVERY = 0.1  # seconds between stats on the way up
 class Start(msgspec.Struct):
     """The line on standard input."""
 
-    address: str
+    addresses: list[str]
     knobs: dict[str, Any]
 
 
 def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = open_engine) -> int:
     """`open` makes the engine of a config; benchmarks bring one that computes nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent says when to end
+    # Ctrl-C reaches the whole terminal, and a service manager's SIGTERM the whole group: the parent says when to end,
+    # once running requests have had their time.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent was gone before it said anything
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    end = EngineEnd(start.address)
+    end = EngineEnd(start.addresses)
     try:
         engine, facts = open(Config.of(**start.knobs))
         # What is loaded by now (torch's modules, the model) lives to the end. Looked through again in each full
@@ -70,13 +73,16 @@ def _turn(engine: Engine, end: EngineEnd) -> None:
     while True:
         refused: list[Refused] = []
         for word in end.receive(-1 if idle else 0):
-            if isinstance(word, Close):
-                return
             if isinstance(word, Ask):
                 refusal = engine.submit(word.request)
                 refused += [refusal] if refusal is not None else []
+            elif isinstance(word, Left):
+                for request_id in [n for n in engine.scheduler.live if end.owners.owns(word.client, n)]:
+                    engine.cancel(request_id)
             else:
                 engine.cancel(word.request_id, word.sample)
+        if not end.clients:
+            return
         deltas = engine.step() if engine.has_work else None
         idle = not engine.has_work
         now = time.monotonic()

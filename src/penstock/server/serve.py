@@ -13,7 +13,8 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import uvicorn
@@ -25,7 +26,7 @@ from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.server.app import build_app
 from penstock.server.exchange import Service
 from penstock.server.limits import Limits
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import Board, Metrics
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
 BACKLOG = 4096  # connections the kernel holds while the loop is busy
+ENGINE_DIED = "the engine died while serving: its last words are above; start the server again"
 COLLECT_EVERY = (20_000, 20, 20)  # the collector's thresholds while we serve; Python's own are 700, 10, 10
 
 Result = TypeVar("Result")
@@ -46,12 +48,14 @@ def serve(
     served_model_name: str | None = None,
     api_key: str | None = None,
     limits: Limits | None = None,
+    api_server_count: int = 1,
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
     """Serves until SIGINT or SIGTERM, then returns. Port 0 takes a free one; the line printed at the start names it.
 
-    `engine` is the command of the engine's process; benchmarks bring one that computes nothing.
+    `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
+    process; benchmarks bring one that computes nothing.
 
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
@@ -60,11 +64,24 @@ def serve(
         raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
     if api_key is not None and (not api_key or not api_key.isascii()):
         raise UsageError("api_key must be at least one ASCII character", param="api_key")
-    with (
-        contextlib.closing(bind(host, port)) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        runner.run(_serve(config, listener, served_model_name, api_key, limits or Limits(), out or sys.stdout, engine))
+    site = Site(served_model_name or config.model.model, api_key, limits or Limits())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if api_server_count == 1:
+            with contextlib.closing(bind(host, port)) as listener:
+                runner.run(_serve(config, listener, site, out or sys.stdout, engine))
+        else:
+            from penstock.server.several import serve_several
+
+            runner.run(serve_several(config, host, port, site, api_server_count, out or sys.stdout, engine))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a server is called and lets in, whatever engine is behind it."""
+
+    name: str
+    key: str | None
+    limits: Limits
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -83,59 +100,58 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _port_error(host, port, error) from error
+        raise port_error(host, port, error) from error
     return listener
 
 
-def _port_error(host: str, port: int, error: OSError) -> CapacityError:
+def port_error(host: str, port: int, error: OSError) -> CapacityError:
     way_out = "give another --port"
     if error.errno == errno.EADDRNOTAVAIL:
         way_out = "give an address of this machine as --host, or 0.0.0.0 for all of them"
     return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): {way_out}", param="port")
 
 
-async def _serve(
-    config: Config,
-    listener: socket.socket,
-    name: str | None,
-    key: str | None,
-    limits: Limits,
-    out: TextIO,
-    engine: Sequence[str],
-) -> None:
-    with _signals() as stop:
-        client = await _unless_stopped(launch(config, engine), stop)
+async def _serve(config: Config, listener: socket.socket, site: Site, out: TextIO, engine: Sequence[str]) -> None:
+    with signals() as stop:
+        client = await unless_stopped(launch(config, engine), stop)
         if client is None:
             return
         try:
-            await _serve_engine(client, listener, name or config.model.model, key, limits, out, stop)
+            await serve_engine(client, listener, site, stop, lambda: print(line(site, listener), file=out, flush=True))
         finally:
             await client.close()
 
 
-async def _serve_engine(
+async def serve_engine(
     client: AsyncClient,
     listener: socket.socket,
-    name: str,
-    key: str | None,
-    limits: Limits,
-    out: TextIO,
+    site: Site,
     stop: Stop,
+    ready: Callable[[], None],
+    board: Board | None = None,
 ) -> None:
-    service = Service(client=client, model=name, metrics=Metrics(client, name), limits=limits)
-    server = _Server(_uvicorn_config(build_app(service, api_key=key)))
+    """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
+    metrics = Metrics(client, site.name, board)
+    service = Service(client=client, model=site.name, metrics=metrics, limits=site.limits)
+    server = _Server(_uvicorn_config(build_app(service, api_key=site.key)))
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(BACKLOG)
     except OSError as error:  # another server took the port while ours was loading
-        raise _port_error(host, port, error) from error
+        raise port_error(host, port, error) from error
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    print(f"penstock serves {name} at {_url(host, port)}/v1", file=out, flush=True)
+    ready()
     with _rare_collections():
         await _watch(service, serving, stop)
         await _end(service, server, serving, stop)
+
+
+def line(site: Site, listener: socket.socket) -> str:
+    """What is said once it serves."""
+    host, port = listener.getsockname()[:2]
+    return f"penstock serves {site.name} at {_url(host, port)}/v1"
 
 
 @contextlib.contextmanager
@@ -193,7 +209,7 @@ def _uvicorn_config(app: Any) -> uvicorn.Config:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[Stop]:
+def signals() -> Iterator[Stop]:
     loop, stop = asyncio.get_running_loop(), Stop()
     ours = (signal.SIGINT, signal.SIGTERM)
     for number in ours:
@@ -205,7 +221,7 @@ def _signals() -> Iterator[Stop]:
             loop.remove_signal_handler(number)
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, Result], stop: Stop) -> Result | None:
+async def unless_stopped(work: Coroutine[Any, Any, Result], stop: Stop) -> Result | None:
     """The result of `work`, or None if a signal came first; the work is cancelled then and has ended."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.first.wait())
     try:
@@ -223,6 +239,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, Result], stop: Stop) -> Resu
 async def _watch(service: Service, serving: asyncio.Task[None], stop: Stop) -> None:
     """Returns when there is a reason to end: a signal, a dead engine, a server that stopped."""
     while service.client.alive and not serving.done() and not stop.first.is_set():
+        service.metrics.share()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.first.wait(), LOOK_EVERY)
 
@@ -241,7 +258,7 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
     await asyncio.wait((serving,), timeout=LAST_WORDS)
     serving.cancel()
     if died:
-        raise EngineError("the engine died while serving: its last words are above; start the server again")
+        raise EngineError(ENGINE_DIED)
 
 
 def _url(host: str, port: int) -> str:

@@ -130,7 +130,7 @@ class Stream(Answer):
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        if not self._rest and data.startswith(b"data: {") and data.endswith(b"\n\n"):
+        if data.startswith(b"data: {") and data.endswith(b"\n\n") and not self._rest and not self.ended:
             try:
                 event = _event(memoryview(data)[6:])
             except msgspec.DecodeError:

@@ -2,39 +2,32 @@
 
     asks ── shared out ──▶ client processes ──▶ columns ── put together, in order ──▶ Samples, Seen
 
-It knows processes, shares and columns; not what a request asks (workload.py) nor which points a run has (method.py).
+It knows shares and columns; not what a request asks (workload.py) nor which points a run has (method.py).
 """
 
 from __future__ import annotations
 
 import math
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac.record import Look
 from penstock.almanac.samples import Samples, from_lists
+from penstock.bench.processes import Clients
 from penstock.bench.target import Target
-from penstock.bench.wire import Go, Message, News, Part, Ready, Spec, Stop, pack, read
-from penstock.errors import EngineError, UsageError
+from penstock.bench.wire import News, Part, Spec
+from penstock.errors import UsageError
 
 LAG = 0.005  # seconds: a client whose loop ticks later than this at p99 was short
 LATE = 0.005  # seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
 LATE_SHARE = 0.05
 HEADROOM = 2.0
 BUSY = 0.5  # where no ceiling is known: the share of a core that stands for a headroom of 2
-LEAD = 0.05  # seconds between the word and the point's begin
 OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
-PATIENCE = 60.0  # seconds for a client process to start, or to come back after the point
 
 
 @dataclass(frozen=True)
@@ -135,8 +128,13 @@ def run_load(
     one that was never due has none. Raises EngineError when a client process of ours ends by itself."""
     specs = shares(target, load, processes)
     clients = Clients(specs)
+
+    def hear(seconds: float, news: list[News], firsts: list[float]) -> None:
+        if progress is not None:
+            progress(together(len(load.asks), seconds, news, firsts))
+
     try:
-        parts = clients.run(load, progress)
+        parts = clients.run(hear)
     finally:
         clients.end()
     return gather(load, parts, point, start), see(load, parts, clients.begin)
@@ -165,6 +163,14 @@ def shares(target: Target, load: Load, processes: int) -> list[Spec]:
     return specs
 
 
+def together(asked: int, seconds: float, news: list[News], firsts: list[float]) -> Progress:
+    totals = {
+        name: sum(getattr(each, name) for each in news)
+        for name in ("sent", "ended", "failed", "in_flight", "events", "output_tokens")
+    }
+    return Progress(seconds=seconds, asked=asked, firsts=firsts, **totals)
+
+
 def _share(whole: int, at: int, count: int) -> int:
     return whole // count + (at < whole % count)
 
@@ -178,122 +184,6 @@ def beforehand(load: Load) -> int:
         return min(load.closed, len(load.asks))
     at_once = sum(ask.intended < 0.1 for ask in load.asks)
     return max(at_once, min(OPENED, len(load.asks)))
-
-
-class Clients:
-    """The client processes of a point; `end` them whatever happens."""
-
-    def __init__(self, specs: list[Spec]) -> None:
-        self.begin = 0.0
-        self._specs = specs
-        self._told: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
-        self._errors: list[IO[bytes]] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        for at in range(len(specs)):
-            errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-            self._errors.append(errors)
-            self._processes.append(_client(errors))
-            threading.Thread(target=self._hear, args=(at,), daemon=True).start()
-
-    def run(self, load: Load, progress: Callable[[Progress], None] | None) -> list[Part]:
-        for at, spec in enumerate(self._specs):
-            self._tell(at, spec)
-        for _ in self._specs:
-            at, message = self._next(PATIENCE)
-            if not isinstance(message, Ready):
-                raise EngineError(f"a client process said {type(message).__name__} before it was ready")
-        self.begin = time.monotonic() + LEAD
-        for at in range(len(self._specs)):
-            self._tell(at, Go(self.begin))
-        return self._gather(load, progress)
-
-    def _gather(self, load: Load, progress: Callable[[Progress], None] | None) -> list[Part]:
-        parts: dict[int, Part] = {}
-        news: dict[int, News] = {}
-        stopped = False
-        until = self.begin + load.stop_after + PATIENCE
-        while len(parts) < len(self._specs):
-            at, message = self._next(until - time.monotonic())
-            if isinstance(message, Part):
-                parts[at] = message
-            elif isinstance(message, News):
-                news[at] = message
-                if progress is not None:
-                    progress(self._progress(load, news, message.firsts))
-            if not stopped and self._has_all(load, news, parts):
-                stopped = True
-                for each in range(len(self._specs)):
-                    if each not in parts:
-                        self._tell(each, Stop())
-        return [parts[at] for at in range(len(self._specs))]
-
-    def _has_all(self, load: Load, news: dict[int, News], parts: dict[int, Part]) -> bool:
-        """The window is over and nothing of it goes on, in any process."""
-        if time.monotonic() - self.begin < load.window[1]:
-            return False
-        return all(at in parts or (at in news and not news[at].waiting) for at in range(len(self._specs)))
-
-    def _progress(self, load: Load, news: dict[int, News], firsts: list[float]) -> Progress:
-        totals = {
-            name: sum(getattr(each, name) for each in news.values())
-            for name in ("sent", "ended", "failed", "in_flight", "events", "output_tokens")
-        }
-        return Progress(seconds=time.monotonic() - self.begin, asked=len(load.asks), firsts=firsts, **totals)
-
-    def _next(self, patience: float) -> tuple[int, Message]:
-        try:
-            at, message = self._told.get(timeout=max(0.0, patience))
-        except queue.Empty as error:
-            raise EngineError("a client process of the load did not come back: try again with fewer") from error
-        if message is None:
-            code = self._processes[at].wait()
-            self._errors[at].seek(0)
-            lines = self._errors[at].read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-            raise EngineError(f"a client process of the load ended with code {code}: {lines[-1][:300]}")
-        return at, message
-
-    def _hear(self, at: int) -> None:
-        """A thread a process: what it says, and None when it has ended before its part."""
-        out = self._processes[at].stdout
-        assert out is not None
-        message: Message | None = None
-        while not isinstance(message, Part):
-            message = read(cast(BinaryIO, out))
-            self._told.put((at, message))
-            if message is None:
-                return
-
-    def _tell(self, at: int, message: Message) -> None:
-        pipe = self._processes[at].stdin
-        assert pipe is not None
-        try:
-            pipe.write(pack(message))
-            pipe.flush()
-        except BrokenPipeError:
-            return  # it has ended: what it said last comes from _hear
-
-    def end(self) -> None:
-        for process, errors in zip(self._processes, self._errors, strict=True):
-            if process.poll() is None:
-                try:
-                    process.wait(0.0 if process.stdout is None else 1.0)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            for pipe in (process.stdin, process.stdout, errors):
-                if pipe is not None:
-                    try:
-                        pipe.close()
-                    except BrokenPipeError:
-                        continue  # bytes for one that has gone
-
-
-def _client(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own: an interrupt at the terminal is the load's to handle."""
-    command = [sys.executable, "-m", "penstock.bench.client"]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
-    )
 
 
 # --- columns

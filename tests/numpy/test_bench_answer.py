@@ -1,0 +1,97 @@
+"""How answers are read: however a stream is chopped, the same events, usage and verdict come out of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hostile_server import DONE, EVENTS, event, usage_event
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.bench.answer import Refusal, Stream, Whole, judge
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+CHAT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
+THOUGHT = b'data: {"choices":[{"delta":{"content":null,"reasoning_content":"hm"}}]}\n\n'
+CALL = b'data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}\n\n'
+IDS = b'data: {"choices":[{"text":"","token_ids":[5]}]}\n\n'
+MARKED = event("\ndata: {")  # output that looks like an event
+
+
+def read(data: bytes, cuts: list[int] | None = None) -> Stream:
+    """The answer of bytes that arrive in pieces, at the instants 0, 1, 2..."""
+    stream, ends = Stream(), sorted({cut % (len(data) + 1) for cut in cuts or []} | {0, len(data)})
+    for now, (begin, end) in enumerate(itertools.pairwise(ends)):
+        stream.feed(data[begin:end], float(now))
+    stream.finish()
+    return stream
+
+
+@given(
+    st.lists(st.sampled_from([event(), event("b"), event(""), b": c\n\n", MARKED, ROLE, CHAT, IDS]), max_size=8),
+    st.lists(st.integers(0, 5000), max_size=12),
+    st.booleans(),
+)
+def test_chopping_changes_nothing_but_the_times(pieces: list[bytes], cuts: list[int], returns: bool) -> None:
+    data = b"".join([*pieces, event("", "length"), usage_event(), DONE])
+    if returns:
+        data = data.replace(b"\n", b"\r\n")
+    whole, chopped = read(data), read(data, cuts)
+    with_output = sum(piece in (event(), event("b"), MARKED, CHAT, IDS) for piece in pieces)
+    assert len(whole.times) == len(chopped.times) == with_output
+    assert whole.usage == chopped.usage and whole.usage is not None and whole.usage.cached == 2
+    assert whole.fault is chopped.fault is None and list(chopped.times) == sorted(chopped.times)
+
+
+@given(st.lists(st.integers(0, 5000), max_size=6), st.integers(1, 400))
+def test_a_stream_that_was_cut_is_never_taken_for_a_whole_one(cuts: list[int], lost: int) -> None:
+    data = b"".join(EVENTS[:3])
+    stream = read(data[: max(0, len(data) - lost)], cuts)
+    assert stream.fault is not None and stream.fault[0] == "cut"
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 60), max_size=4))
+def test_no_bytes_make_it_fail(data: bytes, cuts: list[int]) -> None:
+    stream = read(data, cuts)
+    assert stream.fault is not None and not stream.times
+
+
+@pytest.mark.parametrize(("data", "events"), [(ROLE, 0), (CHAT, 1), (THOUGHT, 1), (CALL, 1), (IDS, 1), (event(""), 0)])
+def test_events_count_when_they_bring_output(data: bytes, events: int) -> None:
+    assert len(read(data + event("", "stop") + DONE).times) == events
+
+
+def test_an_event_arrives_when_its_line_is_whole() -> None:
+    stream = Stream()
+    stream.feed(event()[:20], 1.0)
+    assert not stream.times
+    stream.feed(event()[20:] + event() + event()[:9], 2.0)
+    assert list(stream.times) == [2.0, 2.0]
+
+
+def test_a_line_without_end_is_broken_and_not_kept() -> None:
+    stream = Stream()
+    for _ in range(10):
+        stream.feed(b"data: {" + b"x" * (1 << 20), 0.0)
+    assert stream.fault is not None and stream.fault[0] == "broken" and len(stream.fault[1]) < 400
+
+
+def test_a_whole_body_is_judged_by_its_usage() -> None:
+    body = json.dumps({"choices": [{"text": "a"}] * 4, "usage": {"prompt_tokens": 3, "completion_tokens": 8}}).encode()
+    answer = Whole()
+    answer.feed(body[:30], 0.0)
+    answer.feed(body[30:], 0.0)
+    answer.finish()
+    assert judge(answer, 3, 8) is None and judge(answer, -1, -1) is None
+    for asked, word in (((3, 9), "length"), ((4, 8), "length")):
+        verdict = judge(answer, *asked)
+        assert verdict is not None and verdict[0] == word
+
+
+def test_a_refusal_shows_its_beginning() -> None:
+    answer = Refusal(429)
+    answer.feed(b"slow down " * 1000, 0.0)
+    answer.finish()
+    assert answer.fault is not None and "429" in answer.fault[1] and len(answer.fault[1]) < 300

@@ -1,0 +1,283 @@
+"""The load against servers that behave and servers that don't: each outcome by name, open and closed loops, windows."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import hostile_server
+import numpy as np
+import pytest
+from hostile_server import CLOSES, SENDS, HostileServer
+
+from penstock.almanac.samples import Samples
+from penstock.bench.load import Ask, Load, Progress, Seen, run_load
+from penstock.bench.null_server import Draw, NullServer, Plan
+from penstock.bench.target import Target, target_of
+from penstock.errors import UsageError
+
+EXPECTED = {
+    "status": ["503", "500 without a length", "an error in the stream"],
+    "stalled": ["nothing", "nothing after two events"],
+    "cut": ["closed at once", "closed after two events", "ended after two events", "ended within a line"],
+    "broken": ["garbage", "a page", "a line of nothing", "no JSON", "a list", "text that is a number",
+               "an event after DONE", "a bad chunk"],
+    "usage": ["no usage", "fewer tokens than events", "a wrong sum", "more cached than sent", "a negative usage",
+              "a usage of words", "a usage past all ends", "tokens without events"],
+    "length": ["more out than asked", "fewer out than asked", "another prompt"],
+}  # fmt: skip
+GOOD = [name for name in SENDS if name.startswith("good")] + ["good, byte by byte", "good, in pieces of 7"]
+WHOLE = {"whole": "ok", "whole, in two bytes": "ok", "whole, no usage": "usage", "whole, cut": "cut",
+         "whole, no JSON": "broken", "whole, no choices": "broken", "whole, short": "length",
+         "503": "status"}  # fmt: skip
+
+
+def asks_for(names: list[str], intended: float = 0.0) -> list[Ask]:
+    return [Ask(intended, json.dumps({"behave": name}).encode(), 4, 3) for name in names]
+
+
+def load_of(asks: list[Ask], **changed: object) -> Load:
+    return Load(**{
+        "asks": asks, "closed": None, "stop_after": 60.0, "stall": 1.5, "window": (0.0, 60.0), "stream": True,
+        **changed,
+    })  # fmt: skip
+
+
+def sent(target: Target, load: Load, processes: int = 1) -> tuple[Samples, Seen]:
+    return run_load(target, load, point="p", start=2, processes=processes, progress=None)
+
+
+# --- what servers do
+
+
+def test_every_fault_of_a_server_is_told_by_its_word() -> None:
+    """One load that meets them all; the good ones beside them are whole, however they are framed and chopped."""
+    names = [name for group in EXPECTED.values() for name in group] + GOOD
+    with HostileServer() as server:
+        samples, seen = sent(target_of(server.url), load_of(asks_for(names)), 2)
+    found = dict(zip(names, samples.outcome, strict=True))
+    expected = {name: word for word, group in EXPECTED.items() for name in group} | dict.fromkeys(GOOD, "ok")
+    assert found == expected
+    assert set(seen.troubles) == set(EXPECTED) and "no byte for 1.5 s" in seen.troubles["stalled"]
+    good = samples.of(samples.outcome == "ok")
+    assert good.events.tolist() == [3] * len(GOOD) and all(len(gaps) == 2 for gaps in good.gaps)
+    assert (good.prompt_tokens == 4).all() and (good.output_tokens == 3).all() and (good.cached_tokens == 2).all()
+    assert (good.first <= good.end).all() and (good.intended <= good.actual).all() and (good.actual < good.first).all()
+    lost = samples.of(np.array([name == "nothing after two events" for name in names]))
+    assert lost.events.tolist() == [2] and lost.end[0] - lost.first[0] > 1.5 and lost.prompt_tokens.tolist() == [-1]
+
+
+def test_answers_that_are_not_streamed_have_their_usage_and_no_first_token() -> None:
+    with HostileServer() as server:
+        samples, _ = sent(target_of(server.url), load_of(asks_for(list(WHOLE)), stream=False))
+    assert dict(zip(WHOLE, samples.outcome, strict=True)) == WHOLE
+    assert np.isnan(samples.first).all() and (samples.events == 0).all()
+    assert samples.output_tokens[:2].tolist() == [3, 3]
+
+
+def test_a_server_that_cannot_be_reached_refuses_every_ask() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        samples, seen = sent(target_of(f"127.0.0.1:{port}"), load_of(asks_for(["good"] * 3)))
+    assert samples.outcome.tolist() == ["refused"] * 3 and np.isnan(samples.actual).all()
+    assert f"no connection to 127.0.0.1:{port}" in seen.troubles["refused"]
+    samples, seen = sent(target_of("http://no.such.host.invalid"), load_of(asks_for(["good"])))
+    assert samples.outcome.tolist() == ["refused"] and "no.such.host.invalid" in seen.troubles["refused"]
+
+
+def test_a_connection_that_the_server_closed_while_it_was_idle_is_no_fault() -> None:
+    with HostileServer(once=True) as server:
+        samples, seen = sent(target_of(server.url), load_of(asks_for(["good"] * 4, math.nan), closed=1))
+    assert samples.outcome.tolist() == ["ok"] * 4 and seen.again == 3 and server.connections == 4
+
+
+def test_a_new_connection_that_is_closed_is_cut_and_not_tried_again() -> None:
+    with HostileServer() as server:
+        samples, seen = sent(target_of(server.url), load_of(asks_for(["closed at once"]), connections=0))
+    assert samples.outcome.tolist() == ["cut"] and (seen.again, server.connections) == (0, 1)
+
+
+def test_connections_are_kept_or_not_as_the_target_says() -> None:
+    for keep, connections in ((True, 1), (False, 3)):
+        with HostileServer() as server:
+            target = target_of(server.url, keep_alive=keep, api_key="secret")
+            samples, _ = sent(target, load_of(asks_for(["good"] * 3, math.nan), closed=1))
+        assert samples.outcome.tolist() == ["ok"] * 3 and server.connections == connections
+        assert all(b"authorization: Bearer secret" in head for head in server.seen)
+        assert all((b"connection: close" in head) is not keep for head in server.seen)
+
+
+def test_ipv6_is_spoken() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    with HostileServer(host="::1") as server:
+        samples, _ = sent(target_of(server.url), load_of(asks_for(["good"])))
+    assert samples.outcome.tolist() == ["ok"] and b"host: [::1]:" in server.seen[0]
+
+
+def test_https_is_spoken_and_a_stranger_is_refused(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost -addext"
+    command = ["openssl", *words.split(), "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with HostileServer(tls=context) as server:
+        trusted, _ = sent(target_of(server.url, ca_file=str(certificate)), load_of(asks_for(["good"] * 2)))
+        stranger, seen = sent(target_of(server.url), load_of(asks_for(["good"])))
+    assert trusted.outcome.tolist() == ["ok"] * 2 and trusted.events.tolist() == [3, 3]
+    assert stranger.outcome.tolist() == ["refused"] and "certificate" in seen.troubles["refused"].lower()
+
+
+# --- when requests go
+
+
+def body(tokens: int) -> bytes:
+    return json.dumps({"prompt": [1, 2, 3, 4], "max_tokens": tokens, "stream": True}).encode()
+
+
+def test_an_open_loop_waits_for_no_answer() -> None:
+    """All are sent before the first has ended, over connections that were not there before; in order of the plan."""
+    asks = [Ask(0.01 * at, body(3), 4, 3) for at in (5, 3, 1, 4, 2, 0)]
+    with NullServer(Plan(first=Draw("fixed", 1.0))) as server:
+        samples, seen = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, connections=1), 2)
+    assert samples.outcome.tolist() == ["ok"] * 6
+    assert np.allclose(samples.intended, np.arange(6) * 0.01, atol=1e-9)
+    assert samples.actual.max() < samples.end.min() and (samples.first - samples.intended >= 0.999).all()
+    assert (samples.start == 2).all() and set(samples.point) == {"p"} and seen.processes == 2
+
+
+def test_a_closed_loop_sends_when_a_slot_is_free() -> None:
+    asks = [Ask(math.nan, body(4), 4, 4) for _ in range(23)]
+    with NullServer(Plan(first=Draw("uniform", 0.0, 0.03), gap=Draw("exponential", 0.004), seed=1)) as server:
+        samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, closed=5), 2)
+    assert len(samples) == 23 and set(samples.outcome) == {"ok"} and (samples.intended[:5] == 0).all()
+    assert set(samples.intended[5:]) <= set(samples.end)
+    steps = sorted([(at, 1) for at in samples.actual] + [(at, -1) for at in samples.end])
+    assert max(np.cumsum([step for _, step in steps])) == 5
+
+
+def test_all_at_once_is_an_open_loop_of_zeros() -> None:
+    asks = [Ask(0.0, body(5), 4, 5) for _ in range(40)]
+    with NullServer(Plan(step=0.01), 2) as server:
+        samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks), 3)
+    assert set(samples.outcome) == {"ok"} and samples.events.tolist() == [5] * 40 and (samples.intended == 0).all()
+
+
+def test_the_point_ends_when_the_window_has_what_it_wants() -> None:
+    """Requests after the window are load that is cut: the answers of 100 s are not waited for."""
+    asks = [Ask(0.1 * at, body(1 if at < 5 else 1000), 4, 1 if at < 5 else 1000) for at in range(10)]
+    with NullServer(Plan(gap=Draw("fixed", 0.1))) as server:
+        samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, window=(0.15, 0.45)))
+    assert samples.window.tolist() == ([False] * 2 + [True] * 3 + [False] * 5)[: len(samples)]
+    assert set(samples.outcome[:5]) == {"ok"} and "unfinished" in samples.outcome[5:]
+
+
+def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_line() -> None:
+    asks = [Ask(at, body(500), 4, 500) for at in (0.0, 0.1, 30.0)]
+    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
+        samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, stop_after=0.6))
+    assert samples.outcome.tolist() == ["unfinished"] * 2 and (samples.events > 0).all()
+    assert (samples.output_tokens == -1).all()
+
+
+def test_a_stalled_server_is_seen_from_the_intended_start_alone() -> None:
+    """One slot, so a stall of a second delays all that queue behind it; those that came late look well from their
+    own start in a closed loop, and don't from the plan's in an open one."""
+    plan = Plan(first=Draw("fixed", 0.005), slots=1, stall_every=1.0, stall_for=0.6)
+    with NullServer(plan) as server:
+        target = target_of(f"127.0.0.1:{server.port}")
+        opened, _ = sent(target, load_of([Ask(0.03 * at, body(1), 4, 1) for at in range(67)]))
+        closed, _ = sent(target, load_of([Ask(math.nan, body(1), 4, 1) for _ in range(100)], closed=1))
+    assert set(opened.outcome) == set(closed.outcome) == {"ok"}
+    assert np.mean(opened.first - opened.intended > 0.2) > 0.3 > 0.1 > np.mean(closed.first - closed.intended > 0.2)
+
+
+def test_progress_adds_up() -> None:
+    told: list[Progress] = []
+    asks = [Ask(0.02 * at, body(6), 4, 6) for at in range(40)]
+    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
+        load = load_of(asks, window=(0.0, 0.9))
+        run_load(target_of(f"127.0.0.1:{server.port}"), load, point="p", start=0, processes=2, progress=told.append)
+    assert all(each.sent == each.ended + each.in_flight and each.asked == 40 for each in told)
+    last = told[-1]
+    assert 0 < last.ended <= 40 and last.failed == 0 and last.output_tokens == 6 * last.ended
+    assert 0 < sum(len(each.firsts) for each in told) <= 40 and all(first > 0 for each in told for first in each.firsts)
+
+
+# --- what the client says of itself
+
+
+def seen_with(**changed: object) -> Seen:
+    fine = {
+        "lag_p99": 0.001, "busy": 0.2, "late_p99": 0.001, "late_limit": 0.005, "events_per_second": 1000.0,
+        "requests_per_second": 10.0, "processes": 1, "cpu": 1.0, "seconds": 5.0, "again": 0, "begin": 0.0,
+    }  # fmt: skip
+    return Seen(**{**fine, **changed})
+
+
+def test_a_client_that_was_short_says_so() -> None:
+    assert not seen_with().look(None, None).short and seen_with().look(None, None).headroom is None
+    assert seen_with(busy=0.6).look(None, None).short and not seen_with(busy=0.6).look(50_000.0, 1000.0).short
+    assert seen_with().look(50_000.0, 15.0).headroom == pytest.approx(1.5) and seen_with().look(50_000.0, 15.0).short
+    assert seen_with(lag_p99=0.006).look(50_000.0, 1000.0).short
+    assert seen_with(late_p99=0.006).look(50_000.0, 1000.0).short
+    assert not seen_with(late_p99=0.006, late_limit=0.05).look(50_000.0, 1000.0).short
+
+
+def test_loads_that_cannot_be_are_refused() -> None:
+    ask = Ask(0.0, b"{}", -1, -1)
+    for changed, message in (
+        ({"asks": []}, "no asks"),
+        ({"closed": 0}, "0 slots"),
+        ({"asks": [Ask(math.nan, b"", -1, -1)]}, "no intended time"),
+        ({"stall": 0.0}, "above 0"),
+        ({"window": (2.0, 2.0)}, "is empty"),
+        ({"connections": -1}, "from 0 on"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            load_of(**{"asks": [ask], **changed})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("localhost:8000", "http://localhost:8000/v1/completions"),
+        ("http://h", "http://h:80/v1/completions"),
+        ("https://h/v1/", "https://h:443/v1/completions"),
+        ("https://h:1/proxy", "https://h:1/proxy/v1/completions"),
+        ("http://[::1]:8/v1/chat/completions", "http://[::1]:8/v1/chat/completions"),
+    ],
+)
+def test_targets_are_read_from_what_users_type(url: str, whole: str) -> None:
+    assert target_of(url).url == whole
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://u:p@h", "http://h?x=1", "http://h:99999", "http://h:a"])
+def test_urls_that_are_none_are_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        target_of(url)
+
+
+def test_headers_smuggle_nothing() -> None:
+    for headers in ({"x": "a\r\nb: c"}, {"a b": "c"}, {"content-length": "5"}):
+        with pytest.raises(UsageError, match="cannot be sent"):
+            Target("h", 1, headers=headers)
+    with pytest.raises(UsageError, match="no path"):
+        Target("h", 1, path="/a b")
+
+
+def test_the_hostile_server_has_all_that_is_expected_of_it() -> None:
+    named = {name for group in EXPECTED.values() for name in group} | set(GOOD) | set(WHOLE)
+    assert set(SENDS) <= named and set(CLOSES) <= set(hostile_server.SENDS)

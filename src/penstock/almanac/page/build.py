@@ -8,7 +8,7 @@ The same records give the same bytes. It knows files; what the page shows is sit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -17,8 +17,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.almanac.page import compact, downloads
-from penstock.almanac.page.compact import Subject
+from penstock.almanac.page import compact
+from penstock.almanac.page.compact import Entry, Subject
+from penstock.almanac.page.downloads import NAMES, Downloads
 from penstock.almanac.record import Record
 from penstock.errors import UsageError
 
@@ -37,22 +38,23 @@ class Built:
 def build(source: Path | Iterable[Record], out: Path) -> Built:
     """Writes the page of the records under a folder (or of given ones) into `out`, over an older page.
 
-    Raises UsageError where there is no such folder, or `out` holds something that is no page."""
+    Raises UsageError where there is no such folder, `out` holds something that is no page, or pyarrow is missing."""
     _take(out)
-    if isinstance(source, Path):
-        texts, records, refused = _read(source)
-    else:
-        records = [(f"{record.run}.json", record) for record in source]
-        texts, refused = [record.model_dump_json(by_alias=True) for _, record in records], []
-    grouped = _grouped(records)
-    _write_site(out)
     data = out / "data"
+    refused: list[tuple[str, str]] = []
+    found = _read(source, refused) if isinstance(source, Path) else _given(source)
+    taken = Downloads(data)
+    entries: list[Entry] = []
+    for file, record, text in found:
+        taken.add(file, record, text)
+        entries.append(compact.entry(file, record))
+    taken.close()
+    grouped = _grouped(entries)
     for number, of_group in enumerate(grouped.values()):
         (data / f"g{number}.js").write_text(compact.group_script(number, of_group), encoding="ascii")
-    downloads.write_json(texts, data / "records.json")
-    downloads.write_tables(records, data)
     (data / "index.js").write_text(compact.index_script(grouped, _facts(data, refused)), encoding="ascii")
-    return Built(len(records), len(grouped), refused)
+    _write_site(out)
+    return Built(len(entries), len(grouped), refused)
 
 
 def _take(out: Path) -> None:
@@ -66,13 +68,10 @@ def _take(out: Path) -> None:
         old.unlink()
 
 
-def _read(root: Path) -> tuple[list[str], list[tuple[str, Record]], list[tuple[str, str]]]:
-    """Every record under a folder, by name, with its text; and the files that are none, with the reason."""
+def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Record, str]]:
+    """Every record under a folder, by name, with its text. Files that are none go into `refused`, with the reason."""
     if not root.is_dir():
         raise UsageError(f"there is no folder {root} of records", param="records")
-    texts: list[str] = []
-    records: list[tuple[str, Record]] = []
-    refused: list[tuple[str, str]] = []
     for path in sorted(root.rglob("*.json")):
         name = path.relative_to(root).as_posix()
         try:
@@ -81,9 +80,12 @@ def _read(root: Path) -> tuple[list[str], list[tuple[str, Record]], list[tuple[s
         except (UnicodeDecodeError, ValidationError) as error:
             refused.append((name, _reason(error)))
             continue
-        texts.append(text.strip().replace("\n", " "))
-        records.append((name, record))
-    return texts, records, refused
+        yield name, record, text
+
+
+def _given(records: Iterable[Record]) -> Iterator[tuple[str, Record, str]]:
+    for record in records:
+        yield f"{record.run}.json", record, record.model_dump_json(by_alias=True)
 
 
 def _reason(error: UnicodeDecodeError | ValidationError) -> str:
@@ -96,20 +98,20 @@ def _reason(error: UnicodeDecodeError | ValidationError) -> str:
     return " ".join(f"{where}: {faults[0]['msg']}{more}".split())[:500]
 
 
-def _grouped(records: list[tuple[str, Record]]) -> dict[Subject, list[tuple[str, Record]]]:
-    """Records by subject, subjects in the order of their labels, the newest record first."""
-    groups: dict[Subject, list[tuple[str, Record]]] = {}
-    for file, record in records:
-        groups.setdefault(compact.subject(record), []).append((file, record))
+def _grouped(entries: list[Entry]) -> dict[Subject, list[Entry]]:
+    """By subject, subjects in the order of their labels, the newest record first."""
+    groups: dict[Subject, list[Entry]] = {}
+    for each in entries:
+        groups.setdefault(each.about, []).append(each)
     for of_group in groups.values():
-        of_group.sort(key=lambda each: (each[1].when, each[1].run), reverse=True)
+        of_group.sort(key=lambda each: (each.line["when"], each.line["run"]), reverse=True)
     return dict(sorted(groups.items(), key=lambda each: (each[0].model, each[0].machine, each[0].shape)))
 
 
 def _facts(data: Path, refused: list[tuple[str, str]]) -> dict[str, Any]:
     return {
         "scale": [compact.SMALLEST, compact.LARGEST, compact.STEPS],
-        "downloads": [[name, (data / name).stat().st_size] for name in downloads.NAMES],
+        "downloads": [[name, (data / name).stat().st_size] for name in NAMES],
         "refused": refused,
         "form": Record.model_json_schema(by_alias=True),
     }
@@ -135,5 +137,3 @@ def _joined(folder: Traversable, ending: str) -> str:
 
 def _text(file: Traversable) -> str:
     return file.read_text(encoding="utf-8")
-
-

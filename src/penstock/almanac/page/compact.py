@@ -33,6 +33,7 @@ _PLAIN = (
     "name", "kind", "rate", "concurrency", "seconds", "requests", "complete", "outcomes", "output_tokens",
     "prompt_tokens", "cached_tokens", "marks", "opens", "effective",
 )  # fmt: skip
+_TABLED = ("engine", "version", "configuration")  # texts of the index that are written once
 _LOOK = ("lag_p99", "busy", "headroom", "late_p99", "short")
 
 
@@ -72,20 +73,35 @@ def shape_label(record: Record) -> str:
 # --- a group
 
 
-def group_script(number: int, records: Iterable[tuple[str, Record]]) -> str:
-    """The script of one group; `records` are (file name, record)."""
-    return script("group", number, [compact(record, file) for file, record in records])
+@dataclass(frozen=True)
+class Entry:
+    """What is kept of a record while the page is made. text: its compact form as JSON. line: its headlines."""
+
+    about: Subject
+    shape: list[Any]
+    line: dict[str, Any]
+    text: str
 
 
-def script(what: str, *values: Any) -> str:
-    """A script that hands JSON to the page. ASCII only: no line separator, no quote of another script can end it."""
-    texts = (json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":")) for value in values)
-    return f"ALMANAC.{what}({','.join(texts)});\n"
+def entry(file: str, record: Record) -> Entry:
+    shape = record.shape
+    lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
+    return Entry(subject(record), lengths, headlines(record), to_json(compact(record, file)))
+
+
+def group_script(number: int, entries: Iterable[Entry]) -> str:
+    """The script of one group."""
+    return f"ALMANAC.group({number},[{','.join(each.text for each in entries)}]);\n"
+
+
+def to_json(value: Any) -> str:
+    """ASCII only: no line separator, and no name, can end a script."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def compact(record: Record, file: str) -> dict[str, Any]:
     """A record as the page loads it: as it is, but for its points."""
-    small = record.model_dump(mode="json", by_alias=True, exclude={"points"})
+    small: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude={"points"})
     small["file"] = file
     small["points"] = _columns(record.points)
     return small
@@ -134,25 +150,23 @@ def packed(sample: Sample) -> str:
 # --- the index
 
 
-def index_script(grouped: dict[Subject, list[tuple[str, Record]]], facts: dict[str, Any]) -> str:
+def index_script(grouped: dict[Subject, list[Entry]], facts: dict[str, Any]) -> str:
     """The script of the index. `grouped`: the groups in the order of their numbers. `facts`: what the page says of
     itself (the record's JSON schema, files to download)."""
-    tables = {name: _Table() for name in ("model", "machine", "shape", "engine", "version", "configuration")}
+    tables = {name: _Table() for name in ("model", "machine", "shape", *_TABLED)}
     groups: list[list[Any]] = []
     rows: list[dict[str, Any]] = []
-    for number, (about, records) in enumerate(grouped.items()):
-        shape = records[0][1].shape
-        lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
+    for number, (about, entries) in enumerate(grouped.items()):
         numbers = [tables["model"](about.model), tables["machine"](about.machine), tables["shape"](about.shape)]
-        groups.append([*numbers, lengths])
-        rows += [_line(number, record, tables) for _, record in records]
-    names = list(rows[0]) if rows else []
+        groups.append([*numbers, entries[0].shape])
+        for each in entries:
+            rows.append({"group": number, **each.line, **{name: tables[name](each.line[name]) for name in _TABLED}})
     index = {
         "schema": PAGE_SCHEMA, **facts, "groups": groups,
         "tables": {name: table.values for name, table in tables.items()},
-        "records": {name: [row[name] for row in rows] for name in names},
+        "records": {name: [row[name] for row in rows] for name in (rows[0] if rows else [])},
     }  # fmt: skip
-    return script("index", index)
+    return f"ALMANAC.index({to_json(index)});\n"
 
 
 class _Table:
@@ -169,17 +183,16 @@ class _Table:
         return self._numbers[value]
 
 
-def _line(group: int, record: Record, tables: dict[str, _Table]) -> dict[str, Any]:
+def headlines(record: Record) -> dict[str, Any]:
     """A record's headlines, read off its points; none of a point whose client was short."""
     points = [point for point in record.points if not point.client.short]
     best = max((p for p in points if p.figures.request_rate), key=_request_rate, default=None)
     single = next((point for point in points if point.kind == "single"), None)
     spread = single.figures if single else None
     return {
-        "group": group,
-        "engine": tables["engine"](record.engine.name),
-        "version": tables["version"](record.engine.version),
-        "configuration": tables["configuration"](record.engine.configuration.name),
+        "engine": record.engine.name,
+        "version": record.engine.version,
+        "configuration": record.engine.configuration.name,
         "run": record.run,
         "when": record.when,
         "brief": int(record.method.short),

@@ -1,110 +1,124 @@
 """What can be taken away from the page: every record as JSON, every point as CSV and as Parquet.
 
 The JSON is the records' own text. A row of the CSV is a point with what was measured and its figures; the Parquet file
-has the same rows with the samples beside them. It knows records and files; not the page."""
+has the same rows with the samples beside them. Records are given one after the other and not kept: 2,000 of them with
+their samples are a gigabyte of Python's numbers. It knows records and files; not the page."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.almanac.page.compact import QUANTILES, RATES, SPREADS
 from penstock.almanac.record import Interval, Point, Record
 from penstock.errors import UsageError
 
 NAMES = ("records.json", "points.csv", "points.parquet")
-_SAMPLE = ("first", "per_token", "end_to_end")
-
-
-def write_json(texts: Iterable[str], path: Path) -> None:
-    """All records as one JSON array, a record a line."""
-    with path.open("w", encoding="utf-8") as out:
-        out.write("[")
-        for number, text in enumerate(texts):
-            out.write(("," if number else "") + "\n" + text)
-        out.write("\n]\n")
-
-
-def write_tables(records: list[tuple[str, Record]], folder: Path) -> None:
-    """points.csv and points.parquet. Raises UsageError where pyarrow is missing."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UsageError("the almanac's page needs pyarrow for its Parquet file: pip install pyarrow") from error
-    rows = [row for file, record in records for row in _rows(file, record)]
-    names = list(_row("", None, None))
-    with (folder / "points.csv").open("w", encoding="utf-8", newline="") as out:
-        table = csv.writer(out)
-        table.writerow(names)
-        table.writerows([_inert(row[name]) for name in names] for row in rows)
-    columns = {name: pa.array([row[name] for row in rows], _arrow(name, pa)) for name in names}
-    for name in _SAMPLE:
-        samples = (getattr(point.sample, name) for _, record in records for point in record.points)
-        columns[f"sample_{name}"] = pa.array(list(samples), pa.list_(pa.float32()))
-    pq.write_table(pa.table(columns), folder / "points.parquet", compression="zstd")
-
-
-def _inert(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula is quoted, as spreadsheets do it."""
-    return "'" + value if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
-
-
-def _rows(file: str, record: Record) -> Iterator[dict[str, Any]]:
-    for point in record.points:
-        yield _row(file, record, point)
-
-
-_TEXTS = (
+TEXTS = (
     "file", "run", "when", "engine", "version", "commit", "configuration", "model", "dtype", "weights", "gpu", "cpu",
-    "shape", "shape_kind", "point", "kind", "marks", "raw_sha256",
+    "shape", "shape_kind", "prompts", "raw_sha256", "point", "kind", "marks",
 )  # fmt: skip
-_NUMBERS = (
-    "gpus", "input", "output", "n", "rate", "concurrency", "seconds", "requests", "complete", "output_tokens",
-    "prompt_tokens", "cached_tokens", "client_short", "client_lag_p99", "client_headroom",
+_OF_RECORD = ("gpus", "input", "output", "n", "price_per_hour", "brief")
+_OF_POINT = (
+    "rate", "concurrency", "seconds", "requests", "effective", "complete", "output_tokens", "prompt_tokens",
+    "cached_tokens",
 )  # fmt: skip
+_OF_CLIENT = ("lag_p99", "busy", "headroom", "late_p99", "short")
+_INTERVALS = (*RATES, *(f"{name}_{quantile}" for name in SPREADS for quantile in QUANTILES))
+NUMBERS = (
+    *_OF_RECORD, *_OF_POINT, *(f"client_{name}" for name in _OF_CLIENT),
+    *(f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")),
+)  # fmt: skip
+SAMPLE = ("first", "per_token", "end_to_end")
+NAN = float("nan")
 
 
-def _row(file: str, record: Record | None, point: Point | None) -> dict[str, Any]:
-    """A point's row; without a record: its names alone."""
-    row: dict[str, Any] = dict.fromkeys((*_TEXTS, *_NUMBERS))
-    if record is not None and point is not None:
-        row.update(_what(record), file=file)
-        row.update(
-            point=point.name, kind=point.kind, rate=point.rate, concurrency=point.concurrency, seconds=point.seconds,
-            requests=point.requests, complete=point.complete, output_tokens=point.output_tokens,
-            prompt_tokens=point.prompt_tokens, cached_tokens=point.cached_tokens, marks="; ".join(point.marks),
-            client_short=int(point.client.short), client_lag_p99=point.client.lag_p99,
-            client_headroom=point.client.headroom,
-        )  # fmt: skip
-    figures = point.figures if point else None
+class Downloads:
+    """Writes the three files as records come. Raises UsageError where pyarrow is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise UsageError("the almanac's page needs pyarrow for its Parquet file: pip install pyarrow") from error
+        self._parquet: Any = pyarrow.parquet
+        self._folder = folder
+        self._texts: list[list[str | None]] = []  # [points] of TEXTS
+        self._numbers: list[list[float]] = []  # [points] of NUMBERS; NaN: there is none
+        self._samples: dict[str, list[npt.NDArray[np.float32]]] = {name: [] for name in SAMPLE}
+        self._json = (folder / "records.json").open("w", encoding="utf-8")
+        self._count = 0
+
+    def add(self, file: str, record: Record, text: str) -> None:
+        """`text`: the record as it came."""
+        self._json.write((",\n" if self._count else "[\n") + text.strip().replace("\n", " "))
+        self._count += 1
+        texts, numbers = _what(file, record)
+        for point in record.points:
+            self._texts.append([*texts, point.name, point.kind, "; ".join(point.marks)])
+            self._numbers.append([*numbers, *_point_numbers(point)])
+            for name in SAMPLE:
+                self._samples[name].append(np.array(getattr(point.sample, name), np.float32))
+
+    def close(self) -> None:
+        """Ends the JSON, writes the tables."""
+        self._json.write("\n]\n" if self._count else "[]\n")
+        self._json.close()
+        with (self._folder / "points.csv").open("w", encoding="utf-8", newline="") as out:
+            table = csv.writer(out)
+            table.writerow([*TEXTS, *NUMBERS])
+            for texts, numbers in zip(self._texts, self._numbers, strict=True):
+                table.writerow([*map(_inert, texts), *("" if value != value else f"{value:.10g}" for value in numbers)])
+        self._write_parquet()
+
+    def _write_parquet(self) -> None:
+        import pyarrow as pa
+
+        matrix = np.array(self._numbers, np.float64).reshape(-1, len(NUMBERS))
+        columns = {name: pa.array([row[at] for row in self._texts], pa.string()) for at, name in enumerate(TEXTS)}
+        for at, name in enumerate(NUMBERS):
+            columns[name] = pa.array(matrix[:, at], pa.float64(), mask=np.isnan(matrix[:, at]))
+        for name, samples in self._samples.items():
+            ends = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int32)
+            values = np.concatenate(samples) if samples else np.empty(0, np.float32)
+            columns[f"sample_{name}"] = pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
+        path = self._folder / "points.parquet"
+        self._parquet.write_table(pa.table(columns), path, compression="zstd", compression_level=1)
+
+
+def _inert(value: str | None) -> str | None:
+    """A text that a spreadsheet would take for a formula is quoted, as spreadsheets do it."""
+    return "'" + value if value and value[0] in "=+-@\t" else value
+
+
+def _what(file: str, record: Record) -> tuple[list[str | None], list[float]]:
+    """What all points of a record share: TEXTS but for the last three, and the first of NUMBERS."""
+    gpu, shape, engine, model = record.machine.gpu, record.shape, record.engine, record.model
+    texts = [
+        file, record.run, record.when, engine.name, engine.version, engine.commit, engine.configuration.name,
+        model.name, model.dtype, model.weights, gpu.name if gpu else None, record.machine.cpu, shape.name, shape.kind,
+        shape.prompts, record.raw.sha256 if record.raw else None,
+    ]  # fmt: skip
+    price = record.method.price_per_hour
+    numbers = [gpu.count if gpu else 0, shape.input, shape.output, shape.n, NAN if price is None else price]
+    return texts, [*numbers, record.method.short]
+
+
+def _point_numbers(point: Point) -> list[float]:
+    values: list[float | None] = [getattr(point, name) for name in _OF_POINT]
+    values += [getattr(point.client, name) for name in _OF_CLIENT]
     for name in RATES:
-        row.update(_interval(name, getattr(figures, name, None)))
+        values += _three(getattr(point.figures, name))
     for name in SPREADS:
-        spread = getattr(figures, name, None)
+        spread = getattr(point.figures, name)
         for quantile in QUANTILES:
-            row.update(_interval(f"{name}_{quantile}", getattr(spread, quantile, None)))
-    return row
+            values += _three(getattr(spread, quantile) if spread else None)
+    return [NAN if value is None else value for value in values]
 
 
-def _what(record: Record) -> dict[str, Any]:
-    gpu, shape = record.machine.gpu, record.shape
-    return dict(
-        run=record.run, when=record.when, engine=record.engine.name, version=record.engine.version,
-        commit=record.engine.commit, configuration=record.engine.configuration.name, model=record.model.name,
-        dtype=record.model.dtype, weights=record.model.weights, gpu=gpu.name if gpu else None,
-        gpus=gpu.count if gpu else 0, cpu=record.machine.cpu, shape=shape.name, shape_kind=shape.kind,
-        input=shape.input, output=shape.output, n=shape.n, raw_sha256=record.raw.sha256 if record.raw else None,
-    )  # fmt: skip
-
-
-def _interval(name: str, value: Interval | None) -> dict[str, float | None]:
-    if value is None:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
-
-
-def _arrow(name: str, pa: Any) -> Any:
-    return pa.string() if name in _TEXTS else pa.float64()
+def _three(value: Interval | None) -> list[float | None]:
+    return [None, None, None] if value is None else [value.value, value.low, value.high]

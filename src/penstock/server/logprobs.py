@@ -59,10 +59,11 @@ def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spellin
     if likely.shape[1]:
         top = _with_likely(tokens, chosen, likely, values, tables)
     else:
-        top = _alternating(repeat(b"},{", len(ids)), words, repeat(b":"), numbers.split(b","))
+        rest = (b":" + numbers.replace(b",", b"},{\n:")).split(b"\n")  # b":-0.5},{" each but the last
+        top = b"{" + _alternating(words, rest) + b"}"
     lengths = tables.lengths[tokens]
     ends = lengths.cumsum(dtype=np.int64) + offset
-    return Listed(b",".join(words), numbers, top[2:] + b"}", _encode((ends - lengths).tolist())[1:-1], int(ends[-1]))
+    return Listed(b",".join(words), numbers, top, _encode((ends - lengths).tolist())[1:-1], int(ends[-1]))
 
 
 def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Listed:
@@ -88,7 +89,7 @@ def _with_likely(
     firsts = np.flatnonzero(stays.ravel()) % ids.shape[1] == 0
     between = [b"},{" if first else b"," for first in firsts.tolist()]
     scores = np.concatenate((chosen[:, None], values), axis=1)
-    return _alternating(between, words, repeat(b":"), _numbers(scores[stays]).split(b","))
+    return _alternating(between, words, repeat(b":"), _numbers(scores[stays]).split(b","))[2:] + b"}"
 
 
 def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top: int) -> bytes:

@@ -3,11 +3,11 @@
 #
 #   scripts/sanitize.sh [TOOL...]     memcheck and racecheck by default; synccheck and initcheck exist too
 #
-# Each tool runs over a subset of each sweep that meets every kernel in every kind of step, within about a minute. Memory
-# is not cached by torch meanwhile, so that a read beyond one tensor is not one of its neighbour's; captured graphs are
-# left out, since they need that cache. It ends with 1 where a tool or a test found something, with 3 where the sanitizer
-# cannot look at this device (gVisor). PYTHON names another interpreter, SECONDS_EACH another limit a run, LOGS a folder
-# for what the tools say.
+# Each tool runs over a subset of each sweep that meets every kernel in every kind of step, within about a minute. Our
+# kernels alone are checked: torch's have C++ names, and its sorts alone take a race checker minutes. Torch caches no memory
+# meanwhile, so that a read beyond one tensor is not one of its neighbour's; captured graphs are left out, since they need
+# that cache. It ends with 1 where a tool or a test found something, with 3 where the sanitizer cannot look at this device
+# (gVisor). PYTHON names another interpreter, SECONDS_EACH another limit a run, LOGS a folder for what the tools say.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ if [ -z "$sanitizer" ]; then
 fi
 export PYTHONPATH="${PYTHONPATH:-$PWD/src}" PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONUNBUFFERED=1
 attention="test_small_steps or test_every_length or test_what_is_not_seen or (test_shapes and (6-2-80 or 16-1-256 or 4-1-64))"
-sampler="test_bad_logits or test_rows_do_not_see or (all_kinds and (-7] or -300] or 16-32003]))"
+sampler="test_bad_logits or test_rows_do_not_see or (all_kinds and (-7] or -300]))"
 logs=${LOGS:-$(mktemp -d)}
 tools=${*:-memcheck racecheck}
 
@@ -39,10 +39,10 @@ for tool in $tools; do
         log=$logs/$tool.$sweep.log
         begun=$SECONDS
         timeout "$limit" "$sanitizer" --tool "$tool" --target-processes application-only --error-exitcode 99 \
-            --print-limit 20 "$python" -m pytest -q -p no:cacheprovider "$file" \
+            --kernel-name-exclude kns=_ZN --print-limit 20 "$python" -m pytest -q -p no:cacheprovider "$file" \
             -k "(${!sweep}) and not captured" >"$log" 2>&1
         status=$?
-        echo "$tool over the $sweep sweep: $(grep -E '[0-9]+ (passed|failed|error)' "$log" | tail -1)" \
+        echo "$tool over the $sweep sweep: $(grep -E '[0-9]+ (passed|failed)' "$log" | tail -1)" \
             "$(grep -E 'SUMMARY' "$log" | tail -1) (status $status, $((SECONDS - begun)) s)"
         if [ $status -ne 0 ]; then
             found=1

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -115,12 +116,14 @@ class LLM:
 
         Memory doesn't grow with the number of prompts. Closing the iterator early cancels what is under way.
         """
-        for delta, asked, prompt in self._deltas(prompts):
-            if asked is None:
-                yield Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
-            elif delta.finish_reason is not None:
-                output = None if delta.index < 0 else _output(delta)
-                yield Finished(key=prompt.key, output=output, error=delta.error, prompt_tokens=len(asked.prompt_ids))
+        # Closed by name: in Python 3.12 a generator that is closed lets go of its own only when it is dropped itself.
+        with closing(self._deltas(prompts)) as deltas:
+            for delta, asked, prompt in deltas:
+                if asked is None:
+                    yield Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
+                elif delta.finish_reason is not None:
+                    output, tokens = None if delta.index < 0 else _output(delta), len(asked.prompt_ids)
+                    yield Finished(key=prompt.key, output=output, error=delta.error, prompt_tokens=tokens)
 
     # --- what else it says --------------------------------------------------------------------------------------------
 
@@ -184,7 +187,7 @@ class LLM:
             raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
         return self._tokenizer
 
-    def _deltas(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Delta, Asked | None, Prompt]]:
+    def _deltas(self, prompts: Iterable[Prompt]) -> Generator[tuple[Delta, Asked | None, Prompt]]:
         """Submits while rows want work, turns the engine, and hands out deltas with their request and prompt.
 
         A prompt that was refused comes with no request.

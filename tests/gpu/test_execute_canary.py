@@ -41,7 +41,8 @@ def test_no_foreign_token_among_two_thousand(folder: Path, knobs: dict[str, Any]
     with LLM(str(folder), **(KNOBS | knobs)) as llm:
         flock.fly(llm)
         stats = llm.stats()
-        _stream_closed_early(llm)
+        if not flock.wrong:
+            _stream_closed_early(llm)
     said = sum(len(tokens) for bird in flock.birds for tokens in bird.said.values())
     print(
         f"{said} tokens of {len(flock.birds)} requests in {flock.steps} steps, {flock.left} cancelled, "
@@ -60,7 +61,7 @@ def _stream_closed_early(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=90, detokenize=False)
     stream = llm.stream(Prompt(key=i, prompt=bird.canary.prompt, params=params) for i, bird in enumerate(birds))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()  # type: ignore[attr-defined]  # and it is kept: what it held must be let go of all the same
     outs = llm.generate([bird.canary.prompt for bird in birds[:50]], params, use_tqdm=False)
     for out, bird in zip(outs, birds, strict=False):
         assert out.outputs[0].token_ids == bird.canary.answer(90)

@@ -15,9 +15,10 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from server_fake import Facts, FakeEngine, make_tokenizer, running_server
+from server_fake import Facts, make_tokenizer, running_server
 
-from penstock.engine.async_client import Stream
+from penstock.engine.async_client import AsyncClient
+from penstock.engine.channel import News
 from penstock.engine.client import Asked, Client
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import Delta, SamplingParams
@@ -144,26 +145,36 @@ def test_tokens_without_their_logprobs_are_an_error(tokenizer: Tokenizer) -> Non
 # --- whole bodies, and streams, of a made-up engine's news
 
 
-class NewsEngine(FakeEngine):
-    """The real client, to which a test hands the news of an engine."""
+class End:
+    """The channel's end of the real client: a test puts an engine's news into it."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        super().__init__(tokenizer)
-        self.client = Client(Facts(), tokenizer, lambda word: None)  # type: ignore[arg-type]
-        self.streams: dict[int, Stream] = {}
+    def __init__(self) -> None:
+        self.words: asyncio.Queue[News] = asyncio.Queue()
 
-    def submit(self, prompt_ids: list[int], sampling: SamplingParams, *, stream: bool) -> Any:
-        asked = self.client.submit(prompt_ids, sampling, stream=stream)
-        made = self.streams[asked.request_id] = Stream(asked, self.client.cancel)
-        return made
+    def take(self, deltas: Deltas) -> None:
+        self.words.put_nowait(News(deltas, [], None))
 
-    def take(self, news: Deltas) -> None:
-        deltas = self.client.take(news)
-        for delta in deltas:
-            self.streams[delta.request_id].push([delta])
-        for request in {delta.request_id for delta in deltas}:
-            if not self.streams[request].asked.remaining:
-                self.streams[request].push(None)
+    async def receive(self) -> News:
+        return await self.words.get()
+
+    def send_down(self, word: Any) -> None:
+        pass
+
+
+class Process:
+    """An engine's, that doesn't end."""
+
+    returncode = None
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+
+def made_service(tokenizer: Tokenizer) -> tuple[exchange.Service, End]:
+    end = End()
+    client = AsyncClient(Facts(), tokenizer, end, Process())  # type: ignore[arg-type]
+    return exchange.Service(client=client, model="fake", metrics=Metrics(client, "fake")), end
 
 
 def news_of(n: int, prompts: list[list[int]], k: int, *, stream: bool, seed: int) -> list[Deltas]:
@@ -226,8 +237,7 @@ def make_call(sampling: SamplingParams, prompts: list[list[int]], **more: Any) -
 
 async def run_call(tokenizer: Tokenizer, call: Call, news: list[Deltas], chat: bool) -> list[bytes]:
     """The body's pieces, or the events."""
-    engine = NewsEngine(tokenizer)
-    service = exchange.Service(client=engine, model="fake", metrics=Metrics(engine, "fake"))  # type: ignore[arg-type]
+    service, end = made_service(tokenizer)
     answer = (ChatAnswer if chat else CompletionAnswer)(call, "fake", service.spellings)
     running = exchange.Running(service, call)
     sent: list[bytes] = []
@@ -238,7 +248,7 @@ async def run_call(tokenizer: Tokenizer, call: Call, news: list[Deltas], chat: b
     work = exchange.EventStream(service, running, answer)._write(send) if call.stream else None
     task = asyncio.ensure_future(work or exchange._whole(service, running, answer))  # type: ignore[arg-type]
     for step in news:
-        engine.take(step)
+        end.take(step)
         await asyncio.sleep(0)
     ended = await asyncio.wait_for(task, 30)
     return sent if call.stream else ended  # type: ignore[return-value]
@@ -324,8 +334,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
     )  # fmt: skip
 
     async def main() -> tuple[int, int]:
-        engine = NewsEngine(tokenizer)
-        service = exchange.Service(client=engine, model="fake", metrics=Metrics(engine, "fake"))  # type: ignore[arg-type]
+        service, end = made_service(tokenizer)
         call = make_call(SamplingParams(n=n, max_tokens=length, logprobs=0), [[65]])
         written: list[int] = []
         tasks = []
@@ -339,7 +348,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
 
             monkeypatch.setattr(answer, "choice", counted)
             tasks.append(asyncio.ensure_future(exchange._whole(service, exchange.Running(service, call), answer)))
-        engine.take(news)
+        end.take(news)
         while not all(task.done() for task in tasks):
             written.append(0)
             await asyncio.sleep(0)

@@ -25,12 +25,14 @@ PART = 65_536  # tokens of a message that are read in one turn of the loop; abou
 
 
 class Stream:
-    """One request's deltas: `async for deltas in stream` until all its samples have ended."""
+    """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader."""
 
     def __init__(self, asked: Asked, cancel: Callable[[Asked], None]) -> None:
         self.asked = asked
         self._cancel = cancel
-        self._queue: asyncio.Queue[list[Delta] | PenstockError | None] = asyncio.Queue()
+        self._news: list[Delta] = []  # what the reader hasn't taken
+        self._end: PenstockError | bool = False  # whether, and with what, it has ended
+        self._waiter: asyncio.Future[None] | None = None  # the reader's, while there is nothing for it
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -48,29 +50,41 @@ class Stream:
     def cancel(self) -> None:
         """Ends the request wherever it stands and ends the iteration; its blocks go back. Idempotent."""
         self._cancel(self.asked)
-        self._queue.put_nowait(None)
+        self.end()
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         try:
             while True:
-                news = await self._queue.get()
-                while isinstance(news, list) and not self._queue.empty():
-                    more = self._queue.get_nowait()  # a reader that is behind gets all at once
-                    if isinstance(more, list):
-                        news += more
-                        continue
+                if self._news:
+                    news, self._news = self._news, []  # a reader that is behind gets all at once
                     yield news
-                    news = more
-                if news is None:
+                elif self._end is not False:
+                    if isinstance(self._end, PenstockError):
+                        raise self._end
                     return
-                if isinstance(news, PenstockError):
-                    raise news
-                yield news
+                else:
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
         finally:
             self.cancel()  # a reader that goes away early frees the blocks; after the last delta it changes nothing
 
-    def push(self, news: list[Delta] | PenstockError | None) -> None:
-        self._queue.put_nowait(news)
+    def push(self, news: list[Delta]) -> None:
+        """News; the list is the stream's from here on. None come after the end."""
+        if self._news:
+            self._news += news
+        else:
+            self._news = news
+        self._wake()
+
+    def end(self, error: PenstockError | None = None) -> None:
+        """No more will come. The first end counts."""
+        if self._end is False:
+            self._end = True if error is None else error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class EngineProcess(Protocol):
@@ -190,7 +204,7 @@ class AsyncClient:
         for refused in word.refused:
             stream = self._streams.pop(refused.request_id, None)
             if stream is not None:
-                stream.push(error_of(refused))
+                stream.end(error_of(refused))
             self._client.take(refused)
         if word.deltas is None:
             return
@@ -209,7 +223,7 @@ class AsyncClient:
                 continue
             stream.push(deltas)
             if not stream.asked.remaining:
-                stream.push(None)
+                stream.end()
                 del self._streams[request_id]
 
     async def _watch(self) -> None:
@@ -223,5 +237,5 @@ class AsyncClient:
         if self._dead is None:
             self._dead = error
         for stream in self._streams.values():
-            stream.push(self._dead)
+            stream.end(self._dead)
         self._streams.clear()

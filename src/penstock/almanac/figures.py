@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.almanac import intervals, rates
 from penstock.almanac.intervals import Dice, Ends, Floats, Ints
-from penstock.almanac.record import SAMPLE_ROWS, Figures, Goal, Interval, Look, Point, Sample
+from penstock.almanac.record import SAMPLE_ROWS, Figures, Goal, Interval, Look, Point, Sample, Shape
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.spreads import around, by_start_of, gaps_of, short, spread_of
 from penstock.errors import RecordError
@@ -77,6 +77,11 @@ def point_of(
         marks=_marks(counted, kind, window, figures, worth, look, sharing, marks),
         sample=_sample(counted, dice),
     )
+
+
+def shares_prompts(shape: Shape) -> bool:
+    """Whether prompts of the shape may share a beginning; those of exact lengths are unique in their first block."""
+    return shape.kind != "exact"
 
 
 def in_order(samples: Samples) -> Samples:

@@ -1,0 +1,305 @@
+"""What a record cannot say without contradicting itself: counts, rates, quantiles, goals and the joint sample.
+
+Each rule yields lines `field: what is wrong`. Where chance has a part (500 rows of 10,000 requests; what was in flight
+at a window's ends) a rule leaves five standard deviations, so that no honest record in a million is refused; a forger
+who keeps within them changes little. It knows the form and the definitions (docs/metrics.md); no file, no raw data.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from penstock.almanac.intervals import Floats, Z
+from penstock.almanac.record import SAMPLE_ROWS, Goal, Interval, Point, Record, Spread
+from penstock.almanac.samples import OK, OUTCOMES
+from penstock.almanac.spreads import QUANTILES
+
+AHEAD = datetime.timedelta(days=1)  # of clocks in other places
+SPREADS = ("first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual")
+COLUMNS = {"first": "first_token", "per_token": "per_token", "end_to_end": "end_to_end"}  # of the sample: its figure
+DEVIATIONS = 5.0
+NEAR = 2e-4  # two roundings to 5 digits
+
+
+def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str]:
+    """What is impossible in it, most basic first. now: by the clock, unless told."""
+    yield from _head(record, now or datetime.datetime.now(datetime.UTC))
+    yield from _names(record)
+    for number, point in enumerate(record.points):
+        where = f"points.{number} ({point.name})"
+        for rule in (_counts, _marks, _ends, _order, _whole_rates, _steady_rates, _goals, _sample_rows, _sample_share):
+            for fault in rule(point, record):
+                yield f"{where}.{fault}"
+
+
+# --- the record
+
+
+def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
+    try:
+        when = datetime.datetime.strptime(record.when, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
+    except ValueError:
+        yield f"when: {record.when} is no day of the calendar"
+        return
+    if when > now + AHEAD:
+        yield f"when: {record.when} lies in the future"
+    if record.raw is not None and record.raw.rows < (issued := sum(point.requests for point in record.points)):
+        yield f"raw.rows: {record.raw.rows}, but the points have {issued} requests"
+    if not record.points and not record.failures:
+        yield "points: none, and no failure either: the record says nothing"
+    if not 0 < record.method.quantile < 1:
+        yield f"method.quantile: {record.method.quantile} is none: a share between 0 and 1"
+    names = [point.name for point in record.points]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"points: {twice[0]} stands there twice"
+
+
+def _names(record: Record) -> Iterator[str]:
+    """Names that become a part of a path, or that name a file."""
+    gpu, configuration = record.machine.gpu, record.engine.configuration
+    named = {
+        "engine.name": record.engine.name,
+        "model.name": record.model.name,
+        "machine.gpu.name": gpu.name if gpu else "",
+        "shape.name": record.shape.name,
+        "engine.configuration.name": configuration.name,
+    } | {f"engine.configuration.files.{name}": name for name in configuration.files}
+    for where, name in named.items():
+        if ".." in name.split("/") or "//" in name:
+            yield f"{where}: {name!r} climbs out of its folder"
+
+
+# --- a point: counts and marks
+
+
+def _counts(point: Point, record: Record) -> Iterator[str]:
+    shape = record.shape
+    if point.complete > point.requests:
+        yield f"complete: {point.complete} of {point.requests} requests"
+    if sum(point.outcomes.values()) != point.requests - point.complete:
+        yield f"outcomes: {sum(point.outcomes.values())} in all, but {point.requests - point.complete} did not complete"
+    if strange := [name for name in point.outcomes if name not in OUTCOMES or name == OK]:
+        yield f"outcomes: {strange[0]!r} is none: {', '.join(OUTCOMES[1:])}"
+    if point.kind == "open" and not point.rate:
+        yield "rate: an open loop has one, above 0"
+    if point.kind == "closed" and not point.concurrency:
+        yield "concurrency: a closed loop has one, above 0"
+    if point.complete and point.seconds <= 0:
+        yield "seconds: 0, with complete requests"
+    if (point.effective or 0) > point.requests * (1 + 1e-5):
+        yield f"effective: {point.effective}, more than the {point.requests} requests"
+    if point.cached_tokens > point.prompt_tokens:
+        yield f"cached_tokens: {point.cached_tokens}, of {point.prompt_tokens} prompt tokens"
+    if shape.kind == "exact" and point.output_tokens != (asked := round(point.complete * shape.output)):
+        yield f"output_tokens: {point.output_tokens}, but {point.complete} requests of {shape.output:g} are {asked}"
+    read = point.complete * shape.input
+    if shape.kind == "exact" and point.prompt_tokens and abs(point.prompt_tokens - read) > 0.02 * read:
+        yield f"prompt_tokens: {point.prompt_tokens}, but {point.complete} requests of {shape.input:g} are {read:g}"
+
+
+def _marks(point: Point, record: Record) -> Iterator[str]:
+    wanted = {
+        "cached prompts": record.shape.kind == "exact" and point.cached_tokens > 0,
+        "client short": point.client.short,
+        "text prompts": record.shape.prompts == "text",
+        "usage disagreed": bool({"usage", "length"} & point.outcomes.keys()),
+    }
+    for mark, holds in wanted.items():
+        if holds and mark not in point.marks:
+            yield f"marks: {mark!r} is missing"
+
+
+# --- a point: figures
+
+
+def _intervals(point: Point) -> Iterator[tuple[str, Interval]]:
+    for name in ("request_rate", "output_rate", "total_rate"):
+        if (rate := getattr(point.figures, name)) is not None:
+            yield f"figures.{name}", rate
+    for name in SPREADS:
+        spread: Spread | None = getattr(point.figures, name)
+        for key in ("mean", *QUANTILES) if spread is not None else ():
+            yield f"figures.{name}.{key}", getattr(spread, key)
+
+
+def _ends(point: Point, record: Record) -> Iterator[str]:
+    for where, interval in _intervals(point):
+        low, high = interval.low, interval.high
+        if (low is not None and low > interval.value) or (high is not None and high < interval.value):
+            yield f"{where}: {interval.value} lies outside of its interval, {low} to {high}"
+
+
+def _order(point: Point, record: Record) -> Iterator[str]:
+    """Quantiles rise, a mean is no smaller than its quantiles allow, and what contains something takes no less."""
+    figures = point.figures
+    for name in SPREADS:
+        if (spread := getattr(figures, name)) is None:
+            continue
+        values = [(key, getattr(spread, key).value) for key in QUANTILES]
+        for (below, low), (above, high) in pairwise(values):
+            if low > high:
+                yield f"figures.{name}: {below} {low} is above {above} {high}"
+        for key, level in QUANTILES.items():  # Markov: a share 1 - level of the values is at least the quantile
+            least = (1 - level) * getattr(spread, key).value
+            if point.complete >= 200 and spread.mean.value < 0.9 * least:
+                yield f"figures.{name}.mean: {spread.mean.value} is less than {key} allows"
+    contained = {"first_token": "end_to_end", "first_token_actual": "end_to_end_actual"}
+    late = {"first_token_actual": "first_token", "end_to_end_actual": "end_to_end"}
+    for inner, outer in (*contained.items(), *late.items()):
+        one, other = getattr(figures, inner), getattr(figures, outer)
+        for key in QUANTILES if one is not None and other is not None else ():
+            small, large = getattr(one, key).value, getattr(other, key).value
+            if small > large * (1 + NEAR) + 2e-3:
+                yield f"figures.{inner}.{key}: {small} is above {outer}'s {large}, which contains it"
+    if not point.complete and any(getattr(figures, name) is not None for name in type(figures).model_fields):
+        yield "figures: are there, but no request was complete"
+    if point.complete and point.seconds > 0 and figures.request_rate is None:
+        yield "figures.request_rate: is missing, with complete requests"
+
+
+def _whole_rates(point: Point, record: Record) -> Iterator[str]:
+    """Without a steady window a rate is an amount over the seconds, and nothing else."""
+    figures = point.figures
+    if figures.output_rate and figures.total_rate and figures.total_rate.value < figures.output_rate.value * (1 - NEAR):
+        yield "figures.total_rate: is below output_rate"
+    if point.opens is not None or point.seconds <= 0:
+        return
+    amounts = {
+        "request_rate": point.complete,
+        "output_rate": point.output_tokens,
+        "total_rate": point.output_tokens + point.prompt_tokens,
+    }
+    for name, amount in amounts.items():
+        rate = getattr(figures, name)
+        if rate is not None and abs(rate.value * point.seconds - amount) > NEAR * amount + 1e-9:
+            yield f"figures.{name}: {rate.value} is not {amount} in {point.seconds} s"
+
+
+def _steady_rates(point: Point, record: Record) -> Iterator[str]:
+    """In a steady window what arrived and what was issued differ by what was in flight at its ends; and no more can be
+    in flight than the loop allows (Little's law)."""
+    figures, seconds = point.figures, point.seconds
+    if not (point.opens is not None and figures.request_rate and figures.end_to_end_actual and seconds > 0):
+        return
+    flying = 2 * record.method.starts * point.requests / seconds * figures.end_to_end_actual.p99.value
+    slack = flying + 6 * point.requests**0.5 + 3 + point.requests - point.complete
+    each = {
+        "request_rate": 1.0,
+        "output_rate": point.output_tokens / max(point.complete, 1),
+        "total_rate": (point.output_tokens + point.prompt_tokens) / max(point.complete, 1),
+    }
+    for name, amount in each.items():
+        rate = getattr(figures, name)
+        if rate is not None and abs(rate.value * seconds - point.complete * amount) > slack * max(amount, 1e-9):
+            yield f"figures.{name}: {rate.value} in {seconds} s is far from the {point.complete} complete requests"
+    users = {"closed": point.concurrency, "single": 1}.get(point.kind)
+    inside = figures.request_rate.value * figures.end_to_end_actual.mean.value
+    if users and point.complete >= 30 and inside > 1.5 * users + 1:
+        yield f"figures.request_rate: {inside:.4g} requests in flight (rate times time), where {users} were allowed"
+
+
+# --- a point: goals and sample
+
+
+def _goals(point: Point, record: Record) -> Iterator[str]:
+    ordered = sorted(enumerate(point.goals), key=lambda pair: pair[1].seconds)
+    for (_, early), (number, later) in pairwise(ordered):
+        if later.share < early.share - NEAR:
+            yield f"goals.{number}.share: {later.share} in {later.seconds} s, but {early.share} in {early.seconds} s"
+    for number, goal in ordered:
+        for fault in _goal(goal, point):
+            yield f"goals.{number}.{fault}"
+
+
+def _goal(goal: Goal, point: Point) -> Iterator[str]:
+    if not goal.low <= goal.share <= goal.high:
+        yield f"share: {goal.share} lies outside of its interval, {goal.low} to {goal.high}"
+    met, most = goal.share * point.requests, max(point.requests, 1)
+    if met > point.complete * (1 + 1e-5) + 1e-3 or abs(met - round(met)) > 1e-5 * most + 1e-3:
+        yield f"share: {goal.share} is {met:.6g} of {point.requests} requests, {point.complete} of them complete"
+    if abs(goal.goodput * point.seconds - met) > NEAR * met + 1e-6 * most:
+        yield f"goodput: {goal.goodput} in {point.seconds} s is not {goal.share} of {point.requests} requests"
+    if goal.high - goal.low < 0.8 * _least_width(goal.share, most):
+        yield f"low: {goal.low} to {goal.high} is narrower than {point.requests} requests allow"
+    first, slack = point.figures.first_token, 1.5 / most + 1e-5
+    for key, level in QUANTILES.items() if first is not None else ():
+        value, complete = getattr(first, key).value, point.complete / most
+        if goal.seconds > value * (1 + NEAR) and goal.share < level * complete - slack:
+            yield f"share: {goal.share}, but first_token.{key} is {value} s"
+        if goal.seconds < value * (1 - NEAR) and goal.share > level * complete + slack:
+            yield f"share: {goal.share}, but first_token.{key} is {value} s"
+
+
+def _least_width(share: float, requests: int) -> float:
+    """Of a 95 % interval for a share of independent requests (Wilson's, narrower than ours and quick to have)."""
+    square = Z * Z / requests
+    return float(2 * Z * ((share * (1 - share) + square / 4) / requests) ** 0.5 / (1 + square))
+
+
+def _columns(point: Point) -> dict[str, Floats]:
+    return {name: np.array(getattr(point.sample, name), np.float64) for name in COLUMNS}
+
+
+def _sample_rows(point: Point, record: Record) -> Iterator[str]:
+    columns = _columns(point)
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1 or max(lengths) > min(point.requests, SAMPLE_ROWS) or (point.requests and not max(lengths)):
+        yield f"sample: columns of {sorted(lengths)} rows, for {point.requests} requests"
+        return
+    first, per_token, end = columns["first"], columns["per_token"], columns["end_to_end"]
+    for name, column in columns.items():
+        if ((column < 0) & (column != -1)).any():
+            yield f"sample.{name}: a time below 0 that is not -1"
+    failed = end < 0
+    if (failed & ((first >= 0) | (per_token >= 0))).any():
+        yield f"sample: row {int(np.argmax(failed & ((first >= 0) | (per_token >= 0))))} failed, yet it has times"
+    late = ~failed & (first > end * (1 + NEAR))
+    if late.any():
+        yield f"sample: row {int(np.argmax(late))} has its first token after its end"
+    if record.shape.kind == "exact":
+        whole = first + per_token * max(record.shape.output - 1, 1)
+        off = (first >= 0) & (per_token >= 0) & (np.abs(whole - end) > 5 * NEAR * end)
+        if off.any():
+            yield f"sample: row {int(np.argmax(off))}: first, per token and end do not add up"
+
+
+def _sample_share(point: Point, record: Record) -> Iterator[str]:
+    """The sample against the figures: as many rows below a quantile as there should be, give or take chance."""
+    columns = _columns(point)
+    rows = len(columns["first"])
+    if not rows:
+        return
+    complete = columns["end_to_end"] >= 0
+    for fault in _beside(int(complete.sum()), rows, point.complete / point.requests, point):
+        yield f"sample: {fault} complete"
+    for name, figure in COLUMNS.items():
+        column, spread = columns[name][columns[name] >= 0], getattr(point.figures, figure)
+        if (spread is None) != (not len(column)) and complete.any() and point.complete >= rows:
+            yield f"sample.{name}: {len(column)} rows, but figures.{figure} is {'not ' if spread is None else ''}there"
+        for key, level in QUANTILES.items() if spread is not None else ():
+            below = int((column <= getattr(spread, key).value * (1 + NEAR)).sum())
+            above = int((column >= getattr(spread, key).value * (1 - NEAR)).sum())
+            for number, share in ((below, level), (above, 1 - level)):
+                for fault in _beside(number, len(column), share, point, at_least=True):
+                    yield f"sample.{name}: {fault} on that side of figures.{figure}.{key}"
+    for number, goal in enumerate(point.goals):
+        for near, least in ((1 + NEAR, True), (1 - NEAR, False)):
+            met = int(((columns["first"] >= 0) & (columns["first"] <= goal.seconds * near)).sum())
+            if list(_beside(met, rows, goal.share, point, at_least=least, at_most=not least)):
+                yield f"sample.first: {met} of {rows} rows met goals.{number}, but its share is {goal.share}"
+                break
+
+
+def _beside(
+    number: int, of: int, share: float, point: Point, *, at_least: bool = False, at_most: bool = False
+) -> Iterator[str]:
+    """Whether `number` of `of` rows may come of a share; a sample of everything has no chance in it."""
+    left = max(1 - of / max(point.complete, of, 1), 0.0)  # what was drawn without replacement varies less
+    spread = DEVIATIONS * (of * share * (1 - share) * left) ** 0.5 + 2
+    short, long = number < of * share - spread, number > of * share + spread
+    if (short and not at_most) or (long and not at_least):
+        yield f"{number} of {of} rows, where {of * share:.4g} are to be expected,"

@@ -1,0 +1,123 @@
+"""Strangers' JSON into a Record, or one line that names the file and the field.
+
+A result is a file that anybody may send: it is small, flat, of known fields, each key once, without NaN, and its texts
+hold nothing that a terminal or a page would obey. What the numbers say is validate.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.almanac.record import Record
+from penstock.errors import RecordError
+
+LARGEST = 5_000_000  # bytes of a record
+DEEPEST = 12  # levels of lists and objects; the form has 7
+_SHOWN = 80  # characters of somebody's text in a message
+# Marks that turn or hide the text around them; separators that some readers take for a new line.
+_HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
+
+
+def read_record(path: Path) -> Record:
+    """Raises RecordError, one line, for whatever is no record."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise RecordError(f"{path.name}: {size} bytes; a record has at most {LARGEST}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+    return record_of(content, path.name)
+
+
+def record_of(content: bytes, name: str) -> Record:
+    """The record that these bytes are; `name` is what messages call it. Raises RecordError."""
+    if len(content) > LARGEST:
+        raise RecordError(f"{name}: {len(content)} bytes; a record has at most {LARGEST}")
+    try:
+        told = json.loads(content.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+        _depth(told)
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{name}: is no UTF-8 text (byte {error.start})") from error
+    except (ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        raise RecordError(f"{name}: {'nested too deeply' if deep else one_line(str(error))}") from error
+    for where, text in _texts(told, ""):
+        if fault := _hostile(text):
+            raise RecordError(f"{name}: {where}: holds {fault}")
+    try:
+        return Record.model_validate(told)
+    except ValidationError as error:
+        raise RecordError(f"{name}: {faults_in_a_line(error)}") from error
+
+
+def faults_in_a_line(error: ValidationError) -> str:
+    """The first fault by its field, and how many more there are."""
+    faults = error.errors(include_url=False, include_context=False)
+    first = faults[0]
+    where = ".".join(one_line(str(part)) for part in first["loc"]) or "the file"
+    given = "" if isinstance(first["input"], (dict, list)) else f" (it is {one_line(repr(first['input']))})"
+    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return f"{where[:200]}: {one_line(first['msg'], 300)}{given}{more}"
+
+
+def one_line(text: str, longest: int = _SHOWN) -> str:
+    """Somebody's text, fit for a message: printable, in one line, not long."""
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[: longest + 1]).split())
+    return plain if len(text) <= longest else plain[: longest - 1] + "…"
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {one_line(repr(twice))} stands twice in one object")
+    return made
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number of a record")
+
+
+def _depth(told: Any) -> None:
+    level, below = 0, [told]
+    while below:
+        level += 1
+        if level > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} levels deep")
+        inner = (each.values() if isinstance(each, dict) else each for each in below if isinstance(each, (dict, list)))
+        below = [value for values in inner for value in values if isinstance(value, (dict, list))]
+
+
+def _texts(told: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Every text and key, with its place. Long lists of numbers are passed over quickly."""
+    if isinstance(told, str):
+        yield where, told
+    elif isinstance(told, dict):
+        for key, value in told.items():
+            yield where or "the file", key
+            yield from _texts(value, f"{where}.{one_line(key, 40)}" if where else one_line(key, 40))
+    elif isinstance(told, list):
+        for number, value in enumerate(told):
+            if isinstance(value, (str, dict, list)):
+                yield from _texts(value, f"{where}.{number}")
+
+
+def _hostile(text: str) -> str | None:
+    """What a text holds that no honest one does, in words."""
+    if text.isascii() and text.isprintable():
+        return None
+    for letter in text:
+        if letter in "\n\t":  # of a log or a file; where only a line may stand, the form refuses them
+            continue
+        if unicodedata.category(letter) in ("Cc", "Cs") or _HIDDEN.match(letter):
+            return f"the control character U+{ord(letter):04X}"
+    return None

@@ -1,0 +1,157 @@
+"""Whether a record can be believed: by itself, and against the raw data that it came from.
+
+    read        strict form, sizes, no hostile text                                  reading.py
+    possible    counts, rates, quantiles, goals and sample agree with each other     possible.py
+    derived     with the Parquet file: its checksum, its own sense, every number again
+
+The first fault is a RecordError of one line: file, field, what is wrong. It writes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.almanac.figures import point_of, shares_prompts
+from penstock.almanac.possible import faults
+from penstock.almanac.reading import one_line, read_record
+from penstock.almanac.record import Point, Record
+from penstock.almanac.samples import OK, Samples, read_parquet
+from penstock.errors import RecordError
+
+LARGEST_RAW = 4_000_000_000  # bytes
+CLOCK = 1e-3  # seconds that neighbouring stamps of one request may contradict each other by
+
+
+def validate(path: Path, raw: Path | None = None) -> Record:
+    """The record, when nothing is wrong with it; RecordError otherwise. raw: the Parquet file of its samples."""
+    record = read_record(path)
+    _first(path.name, faults(record))
+    if raw is not None:
+        _first(path.name, _against(record, raw))
+    return record
+
+
+def _first(name: str, found: Iterator[str]) -> None:
+    for fault in found:
+        raise RecordError(f"{name}: {fault}")
+
+
+# --- against the raw data
+
+
+def _against(record: Record, raw: Path) -> Iterator[str]:
+    if record.raw is None:
+        yield f"raw: names no raw data, but {raw.name} was given"
+        return
+    if (told := _checksum(raw)) != record.raw.sha256:
+        yield f"raw.sha256: is {record.raw.sha256[:12]}…, {raw.name} has {told[:12]}…: another file, or a changed one"
+        return
+    samples = _samples(raw)
+    if len(samples) != record.raw.rows:
+        yield f"raw.rows: {record.raw.rows}, {raw.name} has {len(samples)}"
+    for fault in sense(samples):
+        yield f"{raw.name}: {fault}"
+    known = {point.name for point in record.points} | {failure.point for failure in record.failures}
+    if missing := sorted(set(samples.point.astype(str)) - {str(name) for name in known}):
+        yield f"points: {one_line(missing[0])} is in {raw.name}, but neither a point nor a failure of the record"
+    for number, point in enumerate(record.points):
+        yield from _derived(record, samples, point, f"points.{number} ({point.name})")
+
+
+def _checksum(raw: Path) -> str:
+    try:
+        if (size := raw.stat().st_size) > LARGEST_RAW:
+            raise RecordError(f"{raw.name}: {size} bytes; raw data has at most {LARGEST_RAW}")
+        with raw.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RecordError(f"{raw.name}: cannot be read: {error.strerror or error}") from error
+
+
+def _samples(raw: Path) -> Samples:
+    try:
+        return read_parquet(raw)
+    except (TypeError, ValueError, OverflowError) as error:  # a column of another type than its own
+        raise RecordError(f"{raw.name}: is no table of samples: {one_line(str(error), 200)}") from error
+
+
+def _derived(record: Record, samples: Samples, point: Point, where: str) -> Iterator[str]:
+    """What of the point comes out otherwise when it is derived again."""
+    try:
+        again = point_of(
+            samples,
+            name=point.name,
+            kind=point.kind,
+            rate=point.rate,
+            concurrency=point.concurrency,
+            seconds=None if point.opens is None else point.seconds,
+            opens=point.opens,
+            goals=[goal.seconds for goal in point.goals],
+            look=point.client,
+            marks=point.marks,
+            sharing=shares_prompts(record.shape),
+        )
+    except (RecordError, ValueError) as error:
+        yield f"{where}: cannot be derived from the raw data: {one_line(str(error), 300)}"
+        return
+    yield from _differences(point.model_dump(), again.model_dump(), where, 1e-5)
+
+
+def _differences(told: Any, derived: Any, where: str, near: float) -> Iterator[str]:
+    if where.endswith(".sample"):
+        near = 1e-4  # its rows have a digit less
+    if isinstance(told, dict) and isinstance(derived, dict):
+        for key in sorted({*told, *derived}):
+            yield from _differences(told.get(key), derived.get(key), f"{where}.{key}", near)
+    elif isinstance(told, list) and isinstance(derived, list) and len(told) == len(derived):
+        for number, (one, other) in enumerate(zip(told, derived, strict=True)):
+            yield from _differences(one, other, f"{where}.{number}", near)
+    elif not _same(told, derived, near):
+        yield f"{where}: {_word(told)}, but the raw data gives {_word(derived)}"
+
+
+def _same(told: Any, derived: Any, near: float) -> bool:
+    if isinstance(told, float) and isinstance(derived, float):
+        return math.isclose(told, derived, rel_tol=near, abs_tol=1e-12)
+    return bool(told == derived)
+
+
+def _word(value: Any) -> str:
+    return f"{len(value)} of them" if isinstance(value, list) else one_line(repr(value))
+
+
+# --- whether raw data can be
+
+
+def sense(samples: Samples) -> Iterator[str]:
+    """What no request can have done, by the first row that did."""
+    ok, streamed = samples.outcome == OK, ~np.isnan(samples.first)
+    spans = np.array([float(np.sum(gaps, dtype=np.float64)) for gaps in samples.gaps])
+    counts = np.array([len(gaps) for gaps in samples.gaps], np.int64)
+    least = np.array([float(np.min(gaps)) if len(gaps) else 0.0 for gaps in samples.gaps])
+    exact, prompt = ok & (samples.asked_output >= 0), np.maximum(samples.prompt_tokens, 0)
+    with np.errstate(invalid="ignore"):
+        rules = {
+            "end: an infinite time": np.isinf(samples.end) | np.isinf(samples.first) | np.isinf(samples.actual),
+            "end: a complete request without one": ok & (np.isnan(samples.end) | np.isnan(samples.actual)),
+            "actual: sent before it was planned": samples.actual < samples.intended - CLOCK,
+            "first: before the request was sent": samples.first < samples.actual - CLOCK,
+            "end: before the first token": samples.end < samples.first - CLOCK,
+            "gaps: below 0, or not finite": (least < -CLOCK) | ~np.isfinite(spans),
+            "gaps: beyond the request's end": streamed & (samples.first + spans > samples.end + CLOCK + 1e-5 * spans),
+            "events: another number than of gaps": streamed & (samples.events != counts + 1),
+            "output_tokens: not as many as asked, yet ok": exact & (samples.output_tokens != samples.asked_output),
+            "cached_tokens: more than the prompt has": ok & (samples.cached_tokens > prompt),
+            "start: below 0": samples.start < 0,
+        }  # fmt: skip
+    for fault, broken in rules.items():
+        if broken.any():
+            at = int(np.argmax(broken))
+            more = f" (and {int(broken.sum()) - 1} more)" if broken.sum() > 1 else ""
+            yield f"row {at}: {fault}{more}"

@@ -66,6 +66,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 def open_llm(folder: Path, **knobs: Any) -> LLM:
     defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_tokens": 8192, "dtype": "float32"}
+    defaults["prefix_groups"] = "always"  # small groups too, which `auto` leaves alone
     return LLM(str(folder), **defaults | knobs)
 
 

@@ -18,7 +18,7 @@ from penstock.execute.runner import TorchRunner
 from penstock.request import CompletionOutput
 
 NEAR = {"float32": 1e-4, "bfloat16": 2.0**-5}  # nats between the first and the second
-KNOBS: dict[str, Any] = {"max_num_seqs": 256, "max_model_len": 512}
+KNOBS: dict[str, Any] = {"max_num_seqs": 256, "max_model_len": 512, "prefix_groups": "always"}
 PROMPTS = [f"Question: {problem.question}\nAnswer:" for problem in shipped("test")][:200]
 HEADER = "".join(f"Question: {p.question}\nAnswer: {p.answer}\n\n" for p in shipped("train")[:2])
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)

@@ -10,6 +10,7 @@ from penstock.schedule import lineup as lineup_file
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.groups import ForkGroup, Groups, LiveRequest
 from penstock.schedule.lineup import Lineup
+from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.rows import FREE, RUNNING, Rows
 
 
@@ -18,7 +19,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.rows, self.groups, self.pool = Rows(32, 8), Groups(), BlockPool(64)
-        self.lineup = Lineup(self.rows, self.groups, self.pool, grouping=True)
+        self.lineup = Lineup(self.rows, self.groups, self.pool, SharingCosts())
         self.step = 0
 
     def add(self, tails: int, blocks: tuple[int, ...] = ()) -> tuple[ForkGroup, np.ndarray]:
@@ -109,3 +110,17 @@ def test_more_tails_of_a_group_that_shares_all_its_blocks_cost_no_finding(monkey
     scene.add(3)
     scene.grouped()
     assert len(found) == 1
+
+
+def test_a_group_that_half_has_left_is_looked_at_again() -> None:
+    """Over two blocks a tail saves 32 tokens: 8 pay for a launch of 70, 4 still, 3 don't."""
+    scene = Scene()
+    scene.lineup.sharing = SharingCosts(step=70)
+    group, rows = scene.add(8)
+    assert scene.grouped() == [(sorted(rows.tolist()), group.blocks.tolist())]
+    scene.remove(group, rows[:4])
+    assert scene.grouped() == [(sorted(rows[4:].tolist()), group.blocks.tolist())]
+    scene.remove(group, rows[4:5])
+    assert scene.grouped() == []
+    more = scene.join(group, 2)
+    assert scene.grouped() == [(sorted([*rows[5:], *more]), group.blocks.tolist())]

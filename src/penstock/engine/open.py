@@ -13,6 +13,7 @@ from penstock.config import Config
 from penstock.engine.engine import Engine
 from penstock.errors import UsageError
 from penstock.schedule.limits import Limits
+from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 
 
@@ -61,7 +62,8 @@ def open_engine(config: Config) -> tuple[Engine, EngineFacts]:
                 eos_token_ids=runner.eos_token_ids,
                 prefix_caching=config.memory.enable_prefix_caching,
                 # A window's rows see different parts of a shared prefix: they are attended each by itself.
-                prefix_groups=config.schedule.prefix_groups == "auto" and not runner.uses_window,
+                prefix_groups=config.schedule.prefix_groups != "off" and not runner.uses_window,
+                sharing=SharingCosts() if config.schedule.prefix_groups == "always" else runner.sharing,
                 preempt_every=config.schedule.preempt_every,
                 seed=config.model.seed,
             )

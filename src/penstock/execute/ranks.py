@@ -58,7 +58,7 @@ def _open(config: Config, folder: Path, device: torch.device, lane: Lane) -> Tor
         block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
         sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
         runner = TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling(), lane)
-        runner.capture(grouping=config.schedule.prefix_groups == "auto" and not runner.uses_window)
+        runner.capture(grouping=config.schedule.prefix_groups != "off" and not runner.uses_window)
     return runner
 
 

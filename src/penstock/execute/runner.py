@@ -6,6 +6,7 @@ host but its plan, so several may be launched before one is read.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from penstock.execute.sampler import Sampler
 from penstock.execute.warm import warm
 from penstock.kernels.choose import choose_rows
 from penstock.kernels.ops import Ops
+from penstock.kernels.sharing import sharing_times
 from penstock.models.decoder import Decoder
+from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
@@ -49,6 +52,8 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.eos_token_ids = end_ids
         self.sampling_defaults = sampling_defaults
+        times = sharing_times(ops, config.heads, config.kv_heads, config.head_dim, model.dtype, device)
+        self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
         self.uses_window = any(window is not None for window in config.windows)
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from penstock.schedule.prefix_groups import SharingCosts
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -17,5 +19,6 @@ class Limits:
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     prefix_groups: bool = True
+    sharing: SharingCosts = field(default_factory=SharingCosts)  # when a prefix group pays
     preempt_every: int = 0
     seed: int = 0

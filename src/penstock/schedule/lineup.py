@@ -13,7 +13,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.groups import ForkGroup, Groups
-from penstock.schedule.prefix_groups import PrefixGroup, Unit, find_groups
+from penstock.schedule.prefix_groups import PrefixGroup, SharingCosts, Unit, find_groups
 from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
 
@@ -35,8 +35,9 @@ class Order:
 class Lineup:
     """Who runs, in which order."""
 
-    def __init__(self, rows: Rows, groups: Groups, pool: BlockPool, grouping: bool) -> None:
-        self.rows, self.groups, self.pool, self.grouping = rows, groups, pool, grouping
+    def __init__(self, rows: Rows, groups: Groups, pool: BlockPool, sharing: SharingCosts | None) -> None:
+        """sharing: what prefix groups save and cost; None: there are none."""
+        self.rows, self.groups, self.pool, self.sharing = rows, groups, pool, sharing
         self.changed = True  # somebody came or left
         self._running: Int32 = np.zeros(0, np.int32)
         self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
@@ -45,6 +46,7 @@ class Lineup:
         self._patience = _PATIENCE
         self._place: Int32 = np.zeros(64, np.int32)  # fork group slot -> prefix group, or _alone
         self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> running tails
+        self._tails_then: Int32 = np.zeros(64, np.int32)  # the same when the prefix groups were found, 0: in none
         self._first: Int32 = np.zeros(64, np.int32)  # fork group slot -> first full block, or the scratch block
         self._whole: Bool = np.zeros(64, np.bool_)  # fork group slot -> it is a prefix group by itself, all its blocks
         self._alone = 0
@@ -68,9 +70,11 @@ class Lineup:
                 more = np.zeros(slot + 64, np.int32)
                 self._place = np.concatenate((self._place, more))
                 self._tails = np.concatenate((self._tails, more))
+                self._tails_then = np.concatenate((self._tails_then, more))
                 self._first = np.concatenate((self._first, more))
                 self._whole = np.concatenate((self._whole, more.astype(np.bool_)))
             self._place[slot] = self._alone
+            self._tails_then[slot] = 0
             self._whole[slot] = False
             self._first[slot] = group.blocks[0] if group.full else SCRATCH_BLOCK
         elif not self._whole[slot]:
@@ -78,10 +82,12 @@ class Lineup:
         self._tails[slot] = group.running
 
     def left(self, slots: Int32, counts: Int64 | Int32) -> None:
-        """So many tails of these fork groups have left; a slot stands here once."""
+        """So many tails of these fork groups have left; a slot stands here once. Half of a prefix group's may have:
+        then it may no longer pay."""
         self.changed = True
         tails = self._tails[slots] - counts
         self._tails[slots] = tails
+        self._stale |= bool((tails * 2 < self._tails_then[slots]).any())
         for slot in slots[tails == 0].tolist():
             del self._units[slot]
             self._stale = True
@@ -107,19 +113,21 @@ class Lineup:
     def _find(self, number: int) -> None:
         """Finds the prefix groups of the units that run now."""
         self._stale, self._found_at = False, number
-        if not self.grouping:
+        if self.sharing is None:
             return
         units = self._may_group()
         self._patience = _PATIENCE + len(units) // _SPREAD
-        self._prefixes = find_groups(units, self.pool.refs)
+        self._prefixes = find_groups(units, self.pool.refs, self.sharing)
         self._alone = len(self._prefixes)
         self._place[:] = self._alone
         self._whole[:] = False
+        self._tails_then[:] = 0
         width = max((prefix.blocks.size for prefix in self._prefixes), default=0)
         self._blocks = np.full((self._alone, width), SCRATCH_BLOCK, np.int32)
         self._lengths = np.zeros(self._alone, np.int32)
         for index, prefix in enumerate(self._prefixes):
             self._place[prefix.slots] = index
+            self._tails_then[prefix.slots] = self._tails[prefix.slots]
             if len(prefix.slots) == 1:
                 self._whole[prefix.slots[0]] = prefix.blocks.size == self._units[prefix.slots[0]].full
             self._blocks[index, : prefix.blocks.size] = prefix.blocks

@@ -1,15 +1,15 @@
 """Prefix groups: which running rows are attended together, their shared prefix once.
 
 A fork group's tails share its full blocks. Fork groups whose tables begin with the same blocks (the same few-shot
-header, the same system prompt) share those: one level of grouping, chosen so that nearly the most block reads are saved
-(the most in 98 of 100 random families, tests/numpy/test_prefix_groups.py). Found from block numbers alone: the prefix
-tree gives equal beginnings equal blocks.
+header, the same system prompt) share those: one level of grouping, chosen so that by the device's measured costs
+nearly the most time is saved (the most in 98 of 100 random families, tests/numpy/test_prefix_groups.py). Found from
+block numbers alone: the prefix tree gives equal beginnings equal blocks.
 
     units (fork groups with running tails)       A: 1 2 3 4 (64 tails)   B: 1 2 7 (1 tail)   C: 1 2 8 (1 tail)
-    saved by one group over 1 2                  (66 - 1) * 2 = 130
-    saved by A alone over 1 2 3 4                63 * 4 = 252, and B with C over 1 2: 1 * 2      -> taken
+    blocks saved by one group over 1 2           (66 - 1) * 2 = 130
+    by A alone over 1 2 3 4                      63 * 4 = 252, and B with C over 1 2: 1 * 2      -> taken
 
-It knows blocks and counts; no rows' state, no tokens.
+It knows blocks, counts and costs; no rows' state, no tokens, no device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,25 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.step import Int32
 
-MIN_SHARED_TOKENS = 64  # block reads that grouping must save, in tokens: below it a launch costs more than it saves
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class SharingCosts:
+    """What grouping saves and costs attention, in any one unit. `execute` hands over measured seconds of a layer; the
+    defaults count the tokens that are read. docs/design/prefix_groups.md has the model and its figures.
+
+    Members of a group are cut into tiles; a tile sees the prefix once.
+    """
+
+    member_token: float = 1.0  # saved: a row's own reading of a shared token
+    member: float = 0.0  # spent: a row carries on from what its group saw
+    tile_token: float = 1.0  # spent: a tile sees a shared token
+    tile_members: int = 1 << 30
+    step: float = 0.0  # spent once in a step that has groups
+
+    def saved(self, members: int, tokens: int) -> float:
+        """By one group, the step's own cost aside; 0 or less: it doesn't pay."""
+        tiles = -(-members // self.tile_members)
+        return members * (self.member_token * tokens - self.member) - tiles * self.tile_token * tokens
 
 
 @dataclass(slots=True)
@@ -36,19 +54,17 @@ class Unit:
 
 @dataclass(slots=True)
 class PrefixGroup:
-    """Units that are attended together over `blocks`."""
+    """Units that are attended together over `blocks`, and what that saves."""
 
     blocks: Int32
     slots: list[int]
+    saved: float
 
 
-def pays(tails: int, blocks: int) -> bool:
-    """Whether attending `blocks` once for `tails` rows is cheaper than once a row."""
-    return (tails - 1) * blocks * BLOCK_SIZE >= MIN_SHARED_TOKENS
+def find_groups(units: Sequence[Unit], refs: Int32, costs: SharingCosts) -> list[PrefixGroup]:
+    """Groups that pay, those that save the most first, each unit in at most one; none where together they don't pay.
 
-
-def find_groups(units: Sequence[Unit], refs: Int32) -> list[PrefixGroup]:
-    """Groups that pay, each unit in at most one. `refs` of the pool: a first block held once has no second unit."""
+    `refs` of the pool: a first block held once has no second unit."""
     alone: list[Unit] = []
     together: dict[int, list[Unit]] = {}
     for unit in units:
@@ -59,42 +75,42 @@ def find_groups(units: Sequence[Unit], refs: Int32) -> list[PrefixGroup]:
             together.setdefault(first, []).append(unit)
         else:
             alone.append(unit)
-    groups = [g for unit in alone for g in _single(unit)]
+    groups = [g for unit in alone for g in _single(unit, costs)]
     for family in together.values():
-        groups += _best(family, 0).groups
-    return groups
+        groups += _best(family, 0, costs).groups
+    if sum(group.saved for group in groups) <= costs.step:
+        return []
+    return sorted(groups, key=lambda group: group.saved, reverse=True)
 
 
-def _single(unit: Unit) -> list[PrefixGroup]:
-    return [PrefixGroup(unit.blocks, [unit.slot])] if pays(unit.tails, unit.blocks.size) else []
+def _single(unit: Unit, costs: SharingCosts) -> list[PrefixGroup]:
+    saved = costs.saved(unit.tails, unit.blocks.size * BLOCK_SIZE) if unit.tails > 1 else 0.0
+    return [PrefixGroup(unit.blocks, [unit.slot], saved)] if saved > 0 else []
 
 
 @dataclass(slots=True)
 class _Plan:
-    """A grouping of units: blocks saved, its groups, the units in none, and the tails of all and of those."""
+    """A grouping of units: what it saves, its groups, the units in none, and the tails of all and of those."""
 
-    saved: int
+    saved: float
     groups: list[PrefixGroup]
     rest: list[Unit]
     tails: int
     rest_tails: int
 
 
-def _best(family: list[Unit], depth: int) -> _Plan:
+def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
     """A grouping of units that share their first `depth` blocks, from the leaves of their tree to its root.
 
     At each fork: a group over what all share may open; of each branch it takes either all units, or those that are in
     none of the branch's own groups, whichever saves more.
     """
     if len(family) == 1:
-        unit, groups = family[0], _single(family[0])
-        saved = (unit.tails - 1) * unit.blocks.size if groups else 0
+        unit, groups = family[0], _single(family[0], costs)
+        saved = groups[0].saved if groups else 0.0
         return _Plan(saved, groups, [] if groups else family, unit.tails, 0 if groups else unit.tails)
     shared = _common(family, depth)
-    parts = [_best(members, shared + 1) for members in _children(family, shared)]
-    whole = [part.saved + (part.rest_tails - part.tails) * shared <= 0 for part in parts]  # no worse when taken whole
-    taken = sum(part.tails if all_of_it else part.rest_tails for part, all_of_it in zip(parts, whole, strict=True))
-    kept = sum(part.saved for part, all_of_it in zip(parts, whole, strict=True) if not all_of_it)
+    parts = [_best(members, shared + 1, costs) for members in _children(family, shared)]
     apart = _Plan(
         sum(part.saved for part in parts),
         [group for part in parts for group in part.groups],
@@ -102,13 +118,34 @@ def _best(family: list[Unit], depth: int) -> _Plan:
         sum(part.tails for part in parts),
         sum(part.rest_tails for part in parts),
     )
-    together = kept + (taken - 1) * shared
-    if not pays(taken, shared) or together < apart.saved:
+    kept = _kept(parts, apart.tails, shared * BLOCK_SIZE, costs)
+    taken = apart.tails - sum(part.tails - part.rest_tails for part in kept)
+    saved = costs.saved(taken, shared * BLOCK_SIZE) if taken > 1 else 0.0
+    together = saved + sum(part.saved for part in kept)
+    if saved <= 0 or together < apart.saved:
         return apart
-    groups = [g for part, all_of_it in zip(parts, whole, strict=True) if not all_of_it for g in part.groups]
+    groups = [group for part in kept for group in part.groups]
     own = {slot for group in groups for slot in group.slots}
-    group = PrefixGroup(family[0].blocks[:shared], [unit.slot for unit in family if unit.slot not in own])
-    return _Plan(together, [*groups, group], [], apart.tails, 0)
+    rest = [unit.slot for unit in family if unit.slot not in own]
+    return _Plan(together, [*groups, PrefixGroup(family[0].blocks[:shared], rest, saved)], [], apart.tails, 0)
+
+
+def _kept(parts: list[_Plan], tails: int, tokens: int, costs: SharingCosts) -> list[_Plan]:
+    """Branches that keep their own groups beside a group over what all share: by what a tail saves on average, or by
+    what each branch does to the tiles, one after the other."""
+    own = [part for part in parts if part.groups]
+    grown = [part.tails - part.rest_tails for part in own]  # tails that come in with a branch that is taken whole
+    each = costs.saved(costs.tile_members, tokens) / costs.tile_members
+    first = [part.saved > each * more for part, more in zip(own, grown, strict=True)]
+    least = tails - sum(more for more, keeps in zip(grown, first, strict=True) if keeps)
+    taken, second = least, list(first)
+    for index, (part, more) in enumerate(zip(own, grown, strict=True)):
+        without = taken if second[index] else taken - more
+        second[index] = part.saved > costs.saved(without + more, tokens) - costs.saved(without, tokens)
+        taken = without if second[index] else without + more
+    of_first = costs.saved(least, tokens) + sum(part.saved for part, keeps in zip(own, first, strict=True) if keeps)
+    of_second = costs.saved(taken, tokens) + sum(part.saved for part, keeps in zip(own, second, strict=True) if keeps)
+    return [part for part, keeps in zip(own, second if of_second > of_first else first, strict=True) if keeps]
 
 
 def _common(family: list[Unit], depth: int) -> int:

@@ -52,7 +52,8 @@ class Scheduler:
         self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths)
         self.watch = WatchTables(limits.vocab_size)
         self.reading = Reading(limits, self.rows, self.groups, self.slot_token, self.watch)
-        self.lineup = Lineup(self.rows, self.groups, self.pool, limits.prefix_groups)
+        sharing = limits.sharing if limits.prefix_groups else None
+        self.lineup = Lineup(self.rows, self.groups, self.pool, sharing)
         self.live: dict[int, LiveRequest] = {}
         self.departure = Departure(
             self.rows, self.pool, self.tree, self.groups, self.admission, self.lineup, self.lengths, self.reading

@@ -1,0 +1,19 @@
+"""What grouping saves in plain torch: figures of one thread of a CPU (`benchmarks/prefix_groups.py --device cpu`).
+
+A group is one product for all its members here: there is no tile but the group. Torch's calls for it are the step's
+cost, though each group has its own: groups of equal size and length are multiplied together (`tiles.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.kernels.sharing import MeasuredSharing, SharingTimes
+
+MEASURED = MeasuredSharing("cpu", member_byte=7.2e-11, member=6.1e-10, tile_byte=8.3e-11, step=43e-6)
+WHOLE = 1 << 30
+
+
+def sharing(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> SharingTimes:
+    """As `kernels.sharing.Sharing`."""
+    return MEASURED.times(kv_heads, width, WHOLE)

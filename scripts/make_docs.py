@@ -62,7 +62,8 @@ def cli_page() -> str:
         line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
         parts.append(f"## `penstock {name}`\n\n```\n{line}\n```\n\n{_one_line(command.help)}\n")
         parts.append(_table([(_metavar(a).strip("[]"), a) for a in arguments] + [(_names(o), o) for o in own]))
-        parts.append("Engine options: " + ", ".join(_names(o) for o in shared) + ".\n")
+        if shared:
+            parts.append("Engine options: " + ", ".join(_names(o) for o in shared) + ".\n")
     return "\n".join(parts)
 
 

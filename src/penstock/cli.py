@@ -18,6 +18,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from penstock import __version__
+from penstock.cli_almanac import almanac_app
 from penstock.config import Config
 from penstock.errors import PenstockError
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 
 bench_app = typer.Typer(help="Measure: speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
+app.add_typer(almanac_app, name="almanac")
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")

@@ -49,10 +49,10 @@ function number(value) {
 function time(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
   if (seconds === Infinity) return "never";
-  if (seconds === 0) return "0 s";
-  if (seconds < 0.001) return `${number(seconds * 1e6)} µs`;
-  if (seconds < 0.9995) return `${number(seconds * 1e3)} ms`;
-  return seconds < 120 ? `${number(seconds)} s` : `${number(seconds / 60)} min`;
+  if (seconds === 0) return "0\u00a0s";
+  if (seconds < 0.001) return `${number(seconds * 1e6)}\u00a0µs`;
+  if (seconds < 0.9995) return `${number(seconds * 1e3)}\u00a0ms`;
+  return seconds < 120 ? `${number(seconds)}\u00a0s` : `${number(seconds / 60)}\u00a0min`;
 }
 
 /** A share in per cent, with as many digits as tell it from 100 %. */
@@ -60,14 +60,14 @@ function share(value) {
   if (value === null || value === undefined) return "–";
   const cent = value * 100;
   const digits = cent > 0 && cent < 100 && (cent > 99 || cent < 1) ? 2 : cent % 1 ? 1 : 0;
-  return `${Number(cent.toFixed(digits))} %`;
+  return `${Number(cent.toFixed(digits))}\u00a0%`;
 }
 
 /** Dollars. */
 function money(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value >= 100) return `$${thousands.format(value)}`;
-  if (value >= 0.995) return `$${value.toFixed(2)}`;
+  if (value >= 0.0995) return `$${value.toFixed(2)}`;
   return value === 0 ? "$0" : `$${Number(value.toPrecision(2)).toLocaleString("en-US", { maximumFractionDigits: 9 })}`;
 }
 
@@ -76,7 +76,16 @@ function interval(three, unit = number) {
   if (!three) return "–";
   const [value, low, high] = three;
   if (low === null && high === null) return `${unit(value)} (no interval)`;
-  return `${unit(value)} (${low === null ? "?" : unit(low)} to ${high === null ? "?" : unit(high)})`;
+  const [from, to] = [low, high].map((end) => (end === null ? "?" : unit(end)));
+  const [mark] = to.match(/\u00a0\S+$/) ?? [""]; // a unit that both ends have is written once
+  return `${unit(value)} (${mark && from.endsWith(mark) ? from.slice(0, -mark.length) : from} to ${to})`;
+}
+
+/** The same for a cell of a table: the interval smaller, under the value. */
+function stacked(three, unit = number) {
+  const text = interval(three, unit);
+  const at = text.indexOf(" (");
+  return at < 0 ? text : el("span", {}, text.slice(0, at), el("small", { text: text.slice(at) }));
 }
 
 const plural = (count, word) => `${thousands.format(count)} ${word}${count === 1 ? "" : "s"}`;

@@ -52,14 +52,22 @@ function shareAt(ready, first) {
 
 /** Where shares along rising rates fall through the quantile: {rate, before, after}, or null where none reaches it.
     Between two measured points the share is taken to be a straight line. after null: nothing faster was measured. */
-function crossing(line, column, quantile) {
+function crossing(line, quantile) {
   let before = -1;
-  line.forEach((each, at) => { if (each.shares[column] >= quantile) before = at; });
+  line.forEach((each, at) => { if (each.shares[0] >= quantile) before = at; });
   if (before < 0) return null;
   const [here, next] = [line[before], line[before + 1]];
   if (!next) return { rate: here.rate, before, after: null };
-  const part = (here.shares[column] - quantile) / (here.shares[column] - next.shares[column]);
+  const part = (here.shares[0] - quantile) / (here.shares[0] - next.shares[0]);
   return { rate: Math.max(here.rate + part * (next.rate - here.rate), here.rate), before, after: before + 1 };
+}
+
+/** The interval of a crossing, which leans on no straight line, only on shares that fall as rates rise: from the fastest
+    measured rate that surely keeps the quantile to the slowest above it that surely doesn't. null: there is none. */
+function surely(line, value, quantile) {
+  const keeps = line.filter((each, at) => at <= value.before && each.shares[1] >= quantile).map((each) => each.rate);
+  const misses = line.filter((each, at) => at > value.before && each.shares[2] < quantile).map((each) => each.rate);
+  return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, misses.length ? Math.max(Math.min(...misses), value.rate) : null];
 }
 
 /** The answer of one record: {state, rate: [value, low, high], ...}.
@@ -75,12 +83,10 @@ function answerOf(record, question, ready = prepared(record, question)) {
     answer.state = barred ? "short" : !record.points.length && record.failures.length ? "failed" : "unmeasured";
     return answer;
   }
-  const value = crossing(line, 0, question.quantile);
-  const low = crossing(line, 1, question.quantile);
-  const high = crossing(line, 2, question.quantile);
+  const value = crossing(line, question.quantile);
   if (!value) return { ...answer, state: "never", before: line[0] };
   answer.state = value.after === null ? "beyond" : "crossing";
-  answer.rate = [value.rate, low ? low.rate : null, high && high.after !== null ? high.rate : null];
+  answer.rate = [value.rate, ...surely(line, value, question.quantile)];
   answer.before = line[value.before];
   answer.after = value.after === null ? null : line[value.after];
   answer.exact = answer.before.shares[3];

@@ -9,8 +9,8 @@ const SLIDER_STEPS = 600;
 const SLIDER = [0.01, 100]; // seconds at its ends
 
 /** Fills a <select>: `options` of [value, text, unmeasured]; a chosen value that is not among them is added, marked. */
-function choices(select, options, chosen) {
-  const all = options.some(([value]) => value === chosen) ? options : [...options, [chosen, `${chosen} (not in this almanac)`, true]];
+function choices(select, options, chosen, missing = `${chosen} (not in this almanac)`) {
+  const all = options.some(([value]) => value === chosen) ? options : [...options, [chosen, missing, true]];
   const key = JSON.stringify([all, chosen]);
   if (select.dataset.key === key) return; // leave an open list alone
   select.dataset.key = key;
@@ -20,8 +20,9 @@ function choices(select, options, chosen) {
   fitted(select);
 }
 
-/** A <select> as wide as what it shows. */
+/** A <select> as wide as what it shows, in browsers that don't do it by themselves. */
 function fitted(select) {
+  if (CSS.supports("field-sizing", "content")) return;
   const text = select.selectedOptions[0]?.textContent ?? "";
   select.style.width = `calc(${Math.max(text.length, 2)}ch * 0.94 + 1.6em)`;
 }
@@ -65,11 +66,10 @@ function showLengths(heads, here) {
   const outputs = lengths("output", here);
   const paired = new Set(here.filter((head) => sameWork(head) && head.input === state.input).map((head) => head.output));
   const option = (value, unmeasured) => [String(value), thousands.format(value), unmeasured];
-  choices(byId("ask-input"), [...inputs.map((value) => option(value, false)), ["other", "another length…"]], lengthText(byId("ask-input"), state.input));
-  choices(byId("ask-output"), [...outputs.map((value) => option(value, !paired.has(value))), ["other", "another length…"]], lengthText(byId("ask-output"), state.output));
+  choices(byId("ask-input"), [...inputs.map((value) => option(value, false)), ["other", "another length…"]], String(state.input), thousands.format(state.input));
+  choices(byId("ask-output"), [...outputs.map((value) => option(value, !paired.has(value))), ["other", "another length…"]], String(state.output), thousands.format(state.output));
 }
 
-const lengthText = (_, value) => String(value);
 const workOf = ({ kind, n, shapeName }) => (kind === "exact" ? "exact" : JSON.stringify([kind, n, shapeName]));
 
 function workText(work) {

@@ -54,7 +54,7 @@ function standing(best, second) {
   if (!second.rate) return `${nameOf(second.record)} has no rate that keeps it.`;
   const ratio = ratioOf(best.rate, second.rate);
   const name = nameOf(second.record);
-  const words = { more: `${interval(ratio)} times the rate of ${name}.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
+  const words = { more: `That is ${interval(ratio)} times the rate of ${name}, the next.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
   return words[verdict(ratio)] ?? `${name} follows with ${number(second.rate[0])}; no interval can be given for the ratio.`;
 }
 

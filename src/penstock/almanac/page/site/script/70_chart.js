@@ -88,12 +88,7 @@ function reachable(chart, marks) {
   if (held !== null) ordered.find((mark) => mark.text === held)?.node.focus();
 }
 
-/** Names at the right end of lines, moved apart where they would touch. `ends`: {x, y, text, colour}. */
-function endNames(chart, ends) {
-  const sorted = [...ends].sort((a, b) => a.y - b.y);
-  sorted.forEach((end, at) => {
-    end.y = Math.max(end.y, at ? sorted[at - 1].y + 15 : chart.edge.top + 8);
-    chart.plot.append(svg("text", { class: "end", "data-colour": end.colour, x: Math.min(end.x + 8, chart.width - 4), y: end.y + 4,
-      "text-anchor": end.x + 8 + end.text.length * 6.5 > chart.width ? "end" : "start", text: end.text }));
-  });
+/** The names of the series over a chart, each with its colour. `series`: [name, colour's number]. */
+function legend(list, series) {
+  put(list, series.map(([name, colour]) => el("li", { "data-colour": colour }, el("i", { class: "chip" }), name)));
 }

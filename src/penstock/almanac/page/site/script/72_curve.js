@@ -9,13 +9,15 @@ function showCurve(answers, colours) {
   const grid = gridFor(shown, state.first);
   const curves = shown.map((answer) => ({ answer, colour: colours.get(answer.record), ...curveOf(answer, questionNow(), grid) }));
   const others = shown.flatMap((answer) => beside(answer, colours.get(answer.record)));
+  // What is beside the lines may lie beyond the top: it is drawn at the edge, its table row has the value.
   const rates = [...curves.flatMap(({ line }) => line.map((each) => each.rate)), ...others.map((each) => each.rate)];
-  const times = [...curves.flatMap(({ measured }) => measured.flatMap((each) => [each.value, each.low, each.high])), ...others.map((each) => each.value), state.first];
+  const times = [...curves.flatMap(({ measured }) => measured.flatMap((each) => [each.value, each.low, each.high])), state.first];
   const chart = frame(box, {
     title: "Latency along the rates", about: `Requests a second against the first-token latency that ${share(state.quantile)} of requests keep.`,
     x: extent(rates, 1.3) ?? [0.1, 10], y: extent(times, 1.3) ?? [0.01, 10],
-    xText: "requests a second →", yText: `first token of ${share(state.quantile)} ↑`, yUnit: time,
+    xText: "requests a second →", yText: `first token of ${share(state.quantile)} ↑`, yUnit: seconds,
   });
+  legend(byId("curve-legend"), shown.map((answer) => [nameOf(answer.record), colours.get(answer.record)]));
   const marks = [];
   drawGoal(chart);
   for (const curve of curves) marks.push(...drawCurve(chart, curve));
@@ -24,6 +26,9 @@ function showCurve(answers, colours) {
   reachable(chart, marks);
   curveTable(curves, others);
 }
+
+/** Seconds on an axis: one unit, so that a step is a step. */
+const seconds = (value) => `${number(value)} s`;
 
 /** Points that carry no line: all at once, a closed loop, and those whose client was short. */
 function beside(answer, colour) {

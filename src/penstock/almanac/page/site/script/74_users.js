@@ -12,6 +12,7 @@ function showUsers(answers, colours) {
     x: extent(all.map((each) => each.x), 1.3), y: extent(all.flatMap((each) => [each.y, each.low, each.high]), 1.3),
     xText: "output tokens a second, all users →", yText: "tokens a second for one user ↑",
   });
+  legend(byId("users-legend"), series.map(({ answer, colour }) => [nameOf(answer.record), colour]));
   const marks = [];
   for (const { answer, colour, points } of series) {
     const line = points.filter((each) => !each.point.client.short);

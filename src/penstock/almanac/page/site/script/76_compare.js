@@ -34,7 +34,7 @@ function showCompare(answers) {
   const rows = COMPARED.map(([name, unit, more, of]) => {
     const [a, b] = [of(left), of(right)];
     const ratio = ratioOf(a, b);
-    return [name, interval(a, unit), interval(b, unit), ratio ? interval(ratio) : "–", saidOf(ratio, more, one, two)];
+    return [name, stacked(a, unit), stacked(b, unit), ratio ? stacked(ratio) : "–", saidOf(ratio, more, one, two)];
   });
   put(byId("compare-said"), comparedWords(left, right, one, two));
   put(byId("compare-table"), table(`${one} against ${two}`, ["", one, two, "Ratio (95 % interval)", "So"], rows, { file: "compared.csv", numeric: [1, 2, 3] }));

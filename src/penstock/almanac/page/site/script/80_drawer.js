@@ -58,7 +58,7 @@ function careOf(record, point) {
 function figuresOf(point) {
   const { figures } = point;
   const met = shareOfPoint(point);
-  const rows = Object.entries(SPREAD_NAMES).filter(([name]) => figures[name]).map(([name, title]) => [title, ...figures[name].map((three) => interval(three, time))]);
+  const rows = Object.entries(SPREAD_NAMES).filter(([name]) => figures[name]).map(([name, title]) => [title, ...figures[name].map((three) => stacked(three, time))]);
   return [
     el("h3", { text: "Figures" }),
     facts([

@@ -1,8 +1,6 @@
 /* Sentences that are computed from the index: how rates move when one thing changes. Each has the table that it came
    from. Every number in them was measured; nothing is interpolated. Knows heads, no group. */
 
-const CHANGED_LEAST = 3; // a finding over fewer pairs is given by its pairs
-
 /** [value, low, high] of the middle of many ratios: their median, with the order statistics of the binomial 95 %. */
 function middleOf(ratios) {
   const sorted = ratios.map((each) => each[0]).sort((a, b) => a - b);
@@ -55,7 +53,7 @@ function tokensMoved(heads) {
   }
   if (!rows.length) return null;
   const parts = [...ratios].map(([pair, all]) => `${interval(middleOf(all))} times as many requests a second at ${pair} as the other way round (${all.length === 1 ? "one pair" : `the middle of ${all.length} pairs`})`);
-  return { title: "Reading is cheaper than writing", text: `Moving tokens from the output to the input, engines answer ${listed(parts)}.`,
+  return { title: "When tokens move from the output to the input", text: `With the same tokens in all, engines answer ${listed(parts)}.`,
     caption: "Highest rates with lengths exchanged", heads: ["Engine", "Model", "Machine", "Lengths", "Requests/s", "Exchanged", "Ratio"], rows };
 }
 
@@ -79,7 +77,7 @@ function whoLeads(heads) {
   }
   if (!rows.length) return null;
   const said = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
-  return { title: "Who is fastest when all is sent at once", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, the highest rate is significantly ${said.length ? `${listed(said)}` : "nobody's"}${same ? `; in ${same} there is no significant difference at the top` : ""}.`,
+  return { title: "Who is fastest when all is sent at once", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, ${said.length ? `the highest rate is, by a significant difference, that of ${listed(said)}` : "nobody has a significantly highest rate"}${same && said.length ? `; in ${same} there is no significant difference between the first two` : ""}.`,
     caption: "The fastest and the next", heads: ["Model", "Machine", "Lengths", "First", "Second", "Ratio", "So"], rows };
 }
 
@@ -144,7 +142,7 @@ function whatFails(heads) {
   const failed = heads.filter((head) => head.failures);
   if (!failed.length) return null;
   const engines = unique(failed.map((head) => head.engine)).map((engine) => `${engine} in ${failed.filter((head) => head.engine === engine).length} of ${heads.filter((head) => head.engine === engine).length}`);
-  return { title: "What failed", text: `${plural(failed.length, "run")} of ${heads.length} had a failure: ${listed(engines)}. They are records too.`,
+  return { title: "What failed", text: `${plural(failed.length, "run")} of ${thousands.format(heads.length)} had a failure: ${listed(engines)}. They are records too.`,
     caption: "Runs with failures", heads: ["Engine", "Model", "Machine", "Lengths", "Failures", "Points measured"], rows: failed.map((head) => [subjectLink(head), head.model, head.machine, workName(head), head.failures, head.points]) };
 }
 

@@ -95,7 +95,7 @@ class FakeStream:
         if last:
             delta.finish_reason = "length"
         if self.engine.fail_with:
-            delta.finish_reason, delta.error = "error", self.engine.fail_with
+            delta.finish_reason, delta.error = "numerical_error", self.engine.fail_with
         return delta
 
     def _position(self, token: int) -> dict[int, Logprob]:

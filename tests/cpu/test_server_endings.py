@@ -127,6 +127,7 @@ def test_a_sample_that_fails_ends_its_request_alone(server: Running) -> None:
     server.engine.fail_with = "this row went wrong"
     answer = httpx.post(server.url + COMPLETIONS, json={"prompt": ["x", "y"]})
     assert answer.status_code == 500 and answer.json()["error"]["message"] == "this row went wrong"
+    assert answer.json()["error"]["code"] == "numerical_error"
     with (
         openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0) as client,
         pytest.raises(openai.APIError, match="this row went wrong"),
@@ -135,7 +136,7 @@ def test_a_sample_that_fails_ends_its_request_alone(server: Running) -> None:
     server.engine.fail_with = None
     assert not server.engine.open
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
-    assert 'finished_reason="error",model_name="fake"} 2.0' in httpx.get(server.url + "/metrics").text
+    assert 'finished_reason="numerical_error",model_name="fake"} 2.0' in httpx.get(server.url + "/metrics").text
 
 
 def test_a_shutdown_tells_who_waits(server: Running) -> None:

@@ -114,7 +114,7 @@ class Running:
         now = time.perf_counter()
         for delta in deltas:
             if delta.error is not None:
-                self._metrics.finished["error"] += 1
+                self._metrics.finished[delta.finish_reason or "error"] += 1
                 # Below 0 it is the whole request that the engine refused: a prompt that no empty cache could hold, say.
                 raise UsageError(delta.error) if delta.index < 0 else SampleError(delta.error)
             self.made += len(delta.token_ids)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,32 +22,20 @@ MOST_ASKS = 200_000
 STALL = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """What the single point told of this server: seconds from start to end of a request that is alone."""
-
-    alone: float
-
-    @property
-    def drain(self) -> float:
-        """How long requests of a window may go on after it."""
-        return max(10.0, 4 * self.alone)
-
-
-def load_of(plan: Plan, settings: Settings, pace: Pace | None, prompts: Iterator[Prompted], seed: int) -> Load:
-    """The asks of a plan. `pace` may be None for the saturated and the single point, which come before it is known."""
+def load_of(plan: Plan, settings: Settings, alone: float | None, prompts: Iterator[Prompted], seed: int) -> Load:
+    """The asks of a plan. alone: seconds of a request by itself, which the single point told; None before it."""
     if plan.kind == SATURATION:
         asks = [_ask(0.0, next(prompts)) for _ in range(plan.requests)]
         return Load(asks, None, plan.window, STALL, (0.0, AT_ONCE), stream=True)
     if plan.kind == SINGLE:
         asks = [_ask(math.nan, next(prompts)) for _ in range(plan.requests)]
         return Load(asks, 1, plan.window, STALL, (0.0, plan.window), stream=True)
-    assert pace is not None and plan.kind in (OPEN, CLOSED)
+    assert alone is not None and plan.kind in (OPEN, CLOSED)
     begin, end = settings.warm_up, settings.warm_up + plan.window
-    until = end + pace.drain
+    until = end + max(settings.drain, 8 * alone)
     if plan.kind == CLOSED:
         slots = plan.concurrency or 1
-        count = min(MOST_ASKS, slots + math.ceil(1.2 * slots * until / max(pace.alone, 1e-3)))
+        count = min(MOST_ASKS, slots + math.ceil(1.2 * slots * until / max(alone, 1e-3)))
         asks = [_ask(math.nan, next(prompts)) for _ in range(count)]
         return Load(asks, slots, until, STALL, (begin, end), stream=True)
     times = poisson(plan.rate or 0.0, until, np.random.default_rng([seed, plan.start, *plan.name.encode()]))

@@ -19,8 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.almanac.record import Failure
-from penstock.bench.arrivals import Pace, load_of, warm_load
+from penstock.bench.arrivals import load_of, warm_load
 from penstock.bench.load import Progress, run_load
 from penstock.bench.method import SINGLE, Plan, Settings, next_plan
 from penstock.bench.peers import Peer
@@ -103,7 +105,7 @@ def _point(
 ) -> set[str]:  # fmt: skip
     """Measures one point; what failed altogether, if anything."""
     asked = _asked(subject, work, target.model, seed, plan.key)
-    load = load_of(plan, settings, _pace(folder), asked, seed)
+    load = load_of(plan, settings, _alone(folder), asked, seed)
     samples, seen = run_load(
         target, load, point=plan.name, start=plan.start, processes=processes, progress=lambda now: tell(plan, now)
     )
@@ -114,19 +116,20 @@ def _point(
     if server is not None and not server.alive:
         kind = "out of memory" if _MEMORY.search(tail) else "crashed"
         return {_fail(folder, plan.name, kind, f"the server ended: {trouble[1]}", tail)}
-    if not len(complete):
+    if set(inside.outcome) - {"ok", "unfinished"} and not len(complete):
         kind = {"refused": "refused", "stalled": "stalled"}.get(trouble[0], "wrong output")
         return {_fail(folder, plan.name, kind, f"no request of {len(inside)} was complete: {trouble[1]}", tail)}
     window = load.window[1] - load.window[0]
-    whole = float(complete.end.max() - inside.intended.min())
+    whole = float(np.nanmax(inside.end) - np.nanmin(inside.actual))
     seconds = window if plan.kind in ("open", "closed") else whole
     folder.add(Measured(plan, samples, seen.look(ceiling.events, ceiling.requests), seconds))
     return set()
 
 
-def _pace(folder: RunFolder) -> Pace | None:
-    alone = [one.samples.of(one.samples.outcome == "ok") for one in folder.measured() if one.plan.kind == SINGLE]
-    return Pace(float((alone[0].end - alone[0].intended).mean())) if alone else None
+def _alone(folder: RunFolder) -> float | None:
+    """Seconds of a request that is by itself, once that is measured."""
+    single = [one.samples.of(one.samples.outcome == "ok") for one in folder.measured() if one.plan.kind == SINGLE]
+    return float((single[0].end - single[0].actual).mean()) if single and len(single[0]) else None
 
 
 def _warm(subject: Subject, work: Workload, settings: Settings, target: Target, seed: int, start: int) -> None:

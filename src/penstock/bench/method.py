@@ -23,7 +23,8 @@ STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
 class Settings:
     """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
 
-    window: a point's shortest.   longest: a point's longest, however few its requests.   enough: requests a point near
+    window: a point's shortest.   longest: a point's longest, however few its requests.   drain: how long the window's
+    requests may go on after it, or 8 times one that is alone.   enough: requests a point near
     a crossing should have.   at_once: requests of the saturation point.   alone: of the single one.
     """
 
@@ -33,6 +34,7 @@ class Settings:
     warm_up: float = 10.0
     window: float = 60.0
     longest: float = 600.0
+    drain: float = 30.0
     enough: int = 1000
     at_once: int = 1000
     alone: int = 20
@@ -44,6 +46,11 @@ class Settings:
         """Whether it is less than the method asks for: to be read as a hint."""
         full = Settings()
         return any(getattr(self, name) < getattr(full, name) for name in ("starts", "window", "enough", "at_once"))
+
+
+SHORT = Settings(
+    starts=1, warm_up=2.0, window=10.0, longest=60.0, drain=10.0, enough=100, at_once=200, alone=5, bisections=2
+)  # what `--short` is
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class Measured:
         inside = self.samples.of(self.samples.window)
         complete = inside.of(inside.outcome == "ok")
         rate = len(complete) / self.seconds if self.seconds > 0 else 0.0
-        waited = inside.first - inside.intended
+        waited = np.where(inside.outcome == "ok", inside.first - inside.intended, np.inf)
         met = {goal: float(np.mean(waited <= goal)) if len(inside) else 0.0 for goal in goals}
         return Found(self.plan, rate, met)
 

@@ -1,0 +1,253 @@
+"""The page as files: what a build writes, what it refuses, and that nothing is lost on the way. No browser."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+import re
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_records import made_records
+from page_records import firsts, point, record
+from typer.testing import CliRunner
+
+from penstock.almanac.page import build as building
+from penstock.almanac.page.build import build
+from penstock.almanac.page.compact import LARGEST, SMALLEST, STEPS, packed
+from penstock.almanac.page.serve import serve
+from penstock.almanac.record import Record, Sample
+from penstock.errors import CapacityError, UsageError
+
+HOSTILE = "<img src=x onerror=hacked()></script><script>hacked()</script>\u2028javascript:hacked()"
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    root = tmp_path / "records"
+    for made in made_records(12, rows=30):
+        path = root / made.engine.name / f"{made.run}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(made.model_dump_json(by_alias=True, indent=1))
+    return root
+
+
+def argument(path: Path) -> list[Any]:
+    """What a script hands over: [arguments]."""
+    text = path.read_text(encoding="ascii")
+    match = re.fullmatch(r"ALMANAC\.\w+\((.*)\);\n", text, re.S)
+    assert match
+    return list(json.loads(f"[{match[1]}]"))
+
+
+def groups(out: Path) -> Iterator[list[dict[str, Any]]]:
+    for path in sorted((out / "data").glob("g*.js")):
+        yield argument(path)[1]
+
+
+def test_a_build_holds_every_record_once(records: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page"
+    built = build(records, out)
+    wanted = sorted(json.loads(path.read_text())["run"] for path in records.rglob("*.json"))
+    assert (built.records, built.refused) == (12, [])
+    assert sorted(each["run"] for group in groups(out) for each in group) == wanted
+    (index,) = argument(out / "data" / "index.js")
+    assert sorted(index["records"]["run"]) == wanted
+    assert len(index["groups"]) == built.groups == len(list(groups(out)))
+    for run, number in zip(index["records"]["run"], index["records"]["group"], strict=True):
+        assert run in [each["run"] for each in argument(out / "data" / f"g{number}.js")[1]]
+
+
+def test_the_same_records_give_the_same_bytes_and_an_older_page_leaves_nothing(records: Path, tmp_path: Path) -> None:
+    build(records, tmp_path / "a")
+    build(made_records(40, rows=5), tmp_path / "b")
+    build(records, tmp_path / "b")
+    texts = [
+        {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        for out in (tmp_path / "a", tmp_path / "b")
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_the_page_points_to_nothing_outside_its_folder(records: Path, tmp_path: Path) -> None:
+    build(records, tmp_path / "page")
+    for name in ("index.html", "page.css", "page.js"):
+        text = (tmp_path / "page" / name).read_text()
+        found = set(re.findall(r"(?:https?:)?//[a-z][\w.-]+\.[a-z]+[\w/]*", text)) - {"http://www.w3.org/2000/svg"}
+        assert found == set()
+    page = (tmp_path / "page" / "index.html").read_text()
+    linked = set(re.findall(r'(?:src|href)="([^#"]+)"', page)) - {"data:,"}
+    assert {"page.js", "page.css", "data/index.js"} == linked
+    assert all((tmp_path / "page" / name).is_file() for name in linked)
+    assert "default-src 'none'" in page and "unsafe" not in page
+
+
+def test_scripts_never_write_markup() -> None:
+    site = Path(building.__file__).parent / "site" / "script"
+    text = "\n".join(path.read_text() for path in site.glob("*.js"))
+    assert len(text) > 10_000
+    assert (
+        re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|fetch\(", text) == []
+    )
+
+
+def test_a_sample_loses_less_than_a_twentieth_of_a_per_cent() -> None:
+    values = [0.0, 1.2e-6, 3.3e-4, 0.01, 0.29999, 1.0, 17.5, 1234.5, 9.9e5, -1.0]
+    sample = Sample(first=values, per_token=values[::-1], end_to_end=values)
+    whole = np.frombuffer(base64.b64decode(packed(sample)), "<u2").reshape(3, -1).astype(float)
+    back = SMALLEST * np.exp((whole - 1) * np.log(LARGEST / SMALLEST) / STEPS)
+    back[whole == 0], back[whole == 65_535] = 0.0, -1.0
+    order = np.argsort(values, kind="stable")
+    np.testing.assert_allclose(back[0], np.array(values)[order], rtol=5e-4)
+    np.testing.assert_allclose(back[1], np.array(values[::-1])[order], rtol=5e-4)  # rows stay together
+    np.testing.assert_array_equal(back[0], back[2])
+
+
+def test_downloads_hold_all(records: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    build(records, tmp_path / "page")
+    data = tmp_path / "page" / "data"
+    originals = [json.loads(path.read_text()) for path in sorted(records.rglob("*.json"))]
+    assert json.loads((data / "records.json").read_text()) == originals
+    points = [(each["run"], at["name"], at) for each in originals for at in each["points"]]
+    with (data / "points.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = pq.read_table(data / "points.parquet").to_pylist()
+    assert [(row["run"], row["point"]) for row in rows] == [(run, name) for run, name, _ in points]
+    assert [(row["run"], row["point"]) for row in table] == [(run, name) for run, name, _ in points]
+    for line, row, (_, _, at) in zip(rows, table, points, strict=True):
+        rate = at["figures"]["request_rate"]
+        assert float(line["request_rate_low"]) == pytest.approx(rate["low"]) == row["request_rate_low"]
+        assert row["first_token_p95"] == at["figures"]["first_token"]["p95"]["value"]
+        assert row["sample_first"] == pytest.approx(at["sample"]["first"], rel=1e-6)
+        assert (line["concurrency"] == "") == (at["concurrency"] is None) == (row["concurrency"] is None)
+
+
+def test_no_records_make_a_page_too(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    assert build(tmp_path / "none", tmp_path / "page").records == 0
+    assert json.loads((tmp_path / "page" / "data" / "records.json").read_text()) == []
+    assert argument(tmp_path / "page" / "data" / "index.js")[0]["records"] == {}
+
+
+def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, tmp_path: Path) -> None:
+    good = json.loads(next(records.rglob("*.json")).read_text())
+    bad = {
+        "too large.json": json.dumps(good).replace('"warm_up": 10.0', '"warm_up": 1e308'),
+        "hostile.json": json.dumps({**good, "engine": {**good["engine"], "name": "<img onerror=hacked()>"}}),
+        "more.json": json.dumps({**good, "hacked": 1}),
+        "less.json": json.dumps({key: value for key, value in good.items() if key != "points"}),
+        "cut.json": json.dumps(good)[:500],
+        "nan.json": json.dumps(good).replace('"warm_up": 10.0', '"warm_up": NaN'),
+    }
+    assert '"warm_up": 1e308' in bad["too large.json"]
+    for name, text in bad.items():
+        (records / name).write_text(text)
+    (records / "bytes.json").write_bytes(b"\xff\xfe{}")
+    built = build(records, tmp_path / "page")
+    assert built.records == 12
+    reasons = dict(built.refused)
+    assert set(reasons) == {*bad, "bytes.json"}
+    assert "warm_up" in reasons["too large.json"] and "engine.name" in reasons["hostile.json"]
+    assert "hacked" in reasons["more.json"] and "points" in reasons["less.json"]
+    (index,) = argument(tmp_path / "page" / "data" / "index.js")
+    assert dict(index["refused"]) == reasons
+
+
+def test_a_folder_that_is_no_page_is_left_alone(records: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "letters.txt").write_text("dear")
+    with pytest.raises(UsageError, match="no almanac page"):
+        build(records, out)
+    assert [path.name for path in out.iterdir()] == ["letters.txt"]
+    with pytest.raises(UsageError, match="is a file"):
+        build(records, out / "letters.txt")
+    with pytest.raises(UsageError, match="no folder"):
+        build(tmp_path / "nowhere", tmp_path / "page")
+
+
+def test_hostile_texts_stay_texts_in_every_file(tmp_path: Path) -> None:
+    line = HOSTILE.replace("\u2028", "")
+    made = record(
+        "hostile0", "penstock", [point(1.0, firsts(1, 0.1, 2))],
+        **{"machine.cpu": line, "engine.command": "=cmd|' /C calc'!A0" + line, "model.source": line},
+    )  # fmt: skip
+    made["failures"] = [{"point": None, "kind": "crashed", "message": line, "log": HOSTILE}]
+    build([Record.model_validate(made)], tmp_path / "page")
+    ((only,),) = groups(tmp_path / "page")
+    assert (only["machine"]["cpu"], only["failures"][0]["log"]) == (line, HOSTILE)
+    assert "<script>hacked" not in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_a_cell_that_looks_like_a_formula_is_quoted(tmp_path: Path) -> None:
+    made = record("formula0", "penstock", [point(1.0, firsts(1, 0.1, 2))], **{"machine.cpu": "=1+1"})
+    build([Record.model_validate(made)], tmp_path / "page")
+    with (tmp_path / "page" / "data" / "points.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["cpu"] == "'=1+1"
+
+
+def test_headlines_leave_points_out_whose_client_was_short(tmp_path: Path) -> None:
+    points = [
+        point(5.0, firsts(1, 0.1, 2)),
+        point(9.0, firsts(1, 0.1, 2), short=True),
+        point(None, firsts(1, 0.05, 2), kind="single"),
+    ]
+    build([Record.model_validate(record("short000", "penstock", points))], tmp_path / "page")
+    (index,) = argument(tmp_path / "page" / "data" / "index.js")
+    assert index["records"]["peak"][0][0] == 5.0
+    assert index["records"]["short"] == [1]
+    assert index["records"]["first"][0][0] == pytest.approx(0.05)
+
+
+def test_the_page_is_small(tmp_path: Path) -> None:
+    """A megabyte compressed for 2,000 records: what does not grow, and 2,000 lines of the index."""
+    out = tmp_path / "page"
+    build(made_records(150, rows=1), out)
+    fixed = sum(len(gzip.compress((out / name).read_bytes())) for name in ("index.html", "page.css", "page.js"))
+    index = len(gzip.compress((out / "data" / "index.js").read_bytes()))
+    assert fixed < 100_000
+    assert fixed + index / 150 * 2000 < 1_000_000
+
+
+def test_serving_shows_the_page_to_this_machine_alone(records: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page"
+    with pytest.raises(UsageError, match="almanac build"):
+        serve(out, 0)
+    build(records, out)
+    ready = threading.Event()
+    told: list[str] = []
+    thread = threading.Thread(
+        target=serve, args=(out, 0, lambda address: (told.append(address), ready.set())), daemon=True
+    )
+    thread.start()
+    assert ready.wait(20)
+    with urllib.request.urlopen(told[0], timeout=20) as answer:
+        assert answer.read() == (out / "index.html").read_bytes()
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert told[0].startswith("http://127.0.0.1:")
+    with pytest.raises(CapacityError, match="--port"):
+        serve(out, int(told[0].split(":")[2].strip("/")))
+
+
+def test_the_command_builds_and_names_what_it_refuses(records: Path, tmp_path: Path) -> None:
+    from penstock.cli import app
+
+    asked = ["almanac", "build", "--records", str(records), "--out", str(tmp_path / "page")]
+    good = CliRunner().invoke(app, asked)
+    assert good.exit_code == 0 and "12 records" in good.output and "index.html" in good.output
+    (records / "broken.json").write_text("{}")
+    bad = CliRunner().invoke(app, asked)
+    assert bad.exit_code == 1 and "refused broken.json" in bad.output and (tmp_path / "page" / "index.html").is_file()
+    none = CliRunner().invoke(
+        app, ["almanac", "build", "--records", str(tmp_path / "no"), "--out", str(tmp_path / "x")]
+    )
+    assert none.exit_code == 2

@@ -1,0 +1,281 @@
+"""Figures of a point against truths that are known without them: queues made up in made_samples.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from made_samples import LOOK, one_line, open_loop, samples_of
+
+from penstock.almanac import figures
+from penstock.almanac.record import Point
+from penstock.almanac.samples import Samples, join
+from penstock.errors import RecordError
+
+
+def point(samples: Samples, **more: Any) -> Point:
+    asked: dict[str, Any] = {
+        "name": str(samples.point[0]), "kind": "open", "rate": 20.0, "concurrency": None, "seconds": 60.0,
+        "goals": [0.1, 0.2, 1.0], "look": LOOK, "marks": [],
+    }  # fmt: skip
+    return figures.point_of(samples, **{**asked, **more})
+
+
+def test_an_open_loop_by_hand() -> None:
+    samples = open_loop()
+    made = point(samples, opens=10.0)
+    inside = samples.of(samples.window)
+    first = inside.first - inside.intended
+    assert (made.requests, made.complete, made.outcomes) == (len(inside), len(inside), {})
+    assert made.output_tokens == 32 * len(inside) and made.prompt_tokens == 128 * len(inside)
+    spread = made.figures.first_token
+    assert spread is not None and made.figures.first_token_actual is not None
+    assert spread.mean.value == pytest.approx(first.mean(), rel=1e-5)
+    assert spread.p95.value == pytest.approx(np.quantile(first, 0.95), rel=1e-5)
+    assert spread.p50.value - made.figures.first_token_actual.p50.value == pytest.approx(5e-4, rel=0.01)
+    assert [goal.share for goal in made.goals] == pytest.approx(
+        [np.mean(first <= z) for z in (0.1, 0.2, 1.0)], rel=1e-5
+    )
+    assert made.goals[1].goodput == pytest.approx((first <= 0.2).sum() / 60, rel=1e-5)
+    assert made.figures.request_rate is not None and made.figures.output_rate is not None
+    ended = ((samples.end >= 10) & (samples.end < 70)).sum()
+    assert made.figures.request_rate.value == pytest.approx(ended / 60, rel=1e-5)
+    rows = zip(samples.first, samples.gaps, strict=True)
+    times = np.concatenate([first + np.r_[0, np.cumsum(gaps, dtype=float)] for first, gaps in rows])
+    assert made.figures.output_rate.value == pytest.approx(((times >= 10) & (times < 70)).sum() / 60, rel=1e-5)
+    gaps = np.concatenate(list(inside.gaps))
+    assert made.figures.inter_token is not None and made.figures.per_token is not None
+    assert made.figures.inter_token.p99.value == pytest.approx(np.quantile(gaps, 0.99), rel=1e-4)
+    assert made.figures.per_token.mean.value == pytest.approx(gaps.mean(), rel=1e-4)
+    assert made.marks == []
+
+
+def test_it_is_the_same_again_and_whatever_the_order() -> None:
+    samples = open_loop(seconds=40.0)
+    shuffled = samples.of(np.random.default_rng(0).permutation(len(samples)))
+    assert point(samples, seconds=40.0) == point(shuffled, seconds=40.0)
+
+
+def test_other_points_and_the_warm_up_are_left_out() -> None:
+    mine = open_loop(name="mine", seconds=40.0)
+    both = join([open_loop(name="other", seconds=40.0, seed=3, slow=9.0), mine])
+    assert point(both, name="mine", seconds=40.0) == point(mine, seconds=40.0)
+    slow = mine.of(np.ones(len(mine), bool))
+    slow.first[~slow.window] += 100.0
+    assert point(slow, seconds=40.0).figures.first_token is not None
+    assert point(slow, seconds=40.0).goals[2].share == 1.0
+
+
+def test_past_the_highest_rate_what_was_served_counts_not_what_was_offered() -> None:
+    """50 a second are offered to a server that serves 25: it answers all of them in the end, minutes later."""
+    sent = np.cumsum(np.random.default_rng(0).exponential(1 / 50, 4000))
+    done = one_line(sent, np.full(len(sent), 1 / 25))
+    samples = samples_of(sent, done - 0.03, [np.full(3, 0.01)] * len(sent), window=(10, 70))
+    made = point(samples, opens=10.0, rate=50.0)
+    assert made.complete / 60 == pytest.approx(50, rel=0.05)  # complete, of those issued in the window: the offer
+    assert made.figures.request_rate is not None and made.figures.output_rate is not None
+    assert made.figures.request_rate.value == pytest.approx(25, rel=0.01)
+    assert made.figures.output_rate.value == pytest.approx(100, rel=0.01)
+    assert made.figures.total_rate is not None
+    assert made.figures.total_rate.value == pytest.approx(25 * (128 + 4), rel=0.01)
+
+
+def test_everything_at_once_is_an_amount_over_the_whole_time() -> None:
+    done = np.arange(1, 1001) / 25
+    samples = samples_of(np.zeros(1000), done - 0.03, [np.full(3, 0.01)] * 1000)
+    made = point(samples, kind="saturation", rate=None, seconds=None)
+    assert made.seconds == pytest.approx(40.0, rel=1e-5) and made.opens is None
+    rates = made.figures
+    assert rates.request_rate is not None and rates.output_rate is not None and rates.total_rate is not None
+    assert rates.request_rate.value == pytest.approx(25) and rates.output_rate.value == pytest.approx(100)
+    assert rates.total_rate.value == pytest.approx(25 * 132)
+    assert rates.output_rate.low is not None and rates.output_rate.low > 95
+
+
+def test_requests_cut_off_by_the_end_count_by_what_came_of_them() -> None:
+    """Answers of 100 s in a window of 60: without those that were only cut off there would be no output at all."""
+    sent = np.arange(0.0, 60.0)
+    samples = samples_of(sent, sent + 0.1, [np.full(999, 0.1)] * 60, window=(20, 60))
+    cut = samples.intended > 10
+    samples.outcome[cut] = "unfinished"
+    samples.output_tokens[cut] = -1
+    samples.gaps[cut] = [np.full(int((110 - at) / 0.1) - 1, 0.1, np.float32) for at in samples.first[cut]]
+    made = point(samples, seconds=40.0, opens=20.0)
+    assert made.complete == 0 and made.figures.first_token is None
+    assert made.figures.output_rate is not None
+    assert made.figures.output_rate.value == pytest.approx(
+        40 * 10, rel=0.02
+    )  # 40 in flight on average, 10 a second each
+    assert [goal.share for goal in made.goals] == []
+
+
+@pytest.mark.parametrize("stalled", [True, False])
+def test_a_stall_shows_from_the_intended_start_and_hides_from_the_actual_one(stalled: bool) -> None:
+    """Coordinated omission. A server that answers within 10 ms, and for 2 s not at all. A closed loop of one sends
+    nothing meanwhile, so one request of thousands is slow: its p99 says 10 ms. An open loop's requests were planned."""
+    takes = 0.009
+    stops = (30.0, 32.0) if stalled else (0.0, 0.0)
+
+    def answered(at: float, busy: float) -> float:
+        begin = max(at, busy)
+        return (stops[1] if stops[0] <= begin < stops[1] else begin) + takes
+
+    planned, sent, first, now = np.arange(0, 60, 0.02), [], [], 0.0
+    for at in planned:  # a client that waits for each answer before the next request: late, and proud of it
+        sent.append(max(at, now))
+        now = answered(sent[-1], 0.0)
+        first.append(now)
+    samples = samples_of(planned, first, [np.zeros(0)] * len(planned), actual=sent)
+    made = point(samples, opens=0.0, goals=[0.1])
+    ours, theirs = made.figures.first_token, made.figures.first_token_actual
+    assert ours is not None and theirs is not None
+    assert theirs.p99.value == pytest.approx(takes, rel=0.01)  # hidden, in both
+    assert (ours.p99.value > 1.0) is stalled and (ours.p99.value < 0.02) is not stalled
+    assert (made.goals[0].share < 0.97) is stalled
+
+    closed = samples_of(np.full(len(planned), np.nan), first, [np.zeros(0)] * len(planned), actual=sent)
+    hidden = point(closed, kind="closed", rate=None, concurrency=1, opens=0.0, goals=[0.1])
+    assert hidden.figures.first_token is not None  # a closed loop plans nothing: its intended start is the actual one
+    assert hidden.figures.first_token.p99.value == pytest.approx(takes, rel=0.01)
+    assert hidden.goals[0].share > 0.999
+
+
+def test_a_failed_request_meets_no_goal_and_has_no_times() -> None:
+    samples = open_loop()
+    inside = np.flatnonzero(samples.window)
+    samples.outcome[inside[:100]] = "stalled"
+    made = point(samples, opens=10.0)
+    assert made.outcomes == {"stalled": 100} and made.complete == made.requests - 100
+    assert made.goals[2].share == pytest.approx(1 - 100 / made.requests, rel=1e-5)
+    assert made.figures.end_to_end is not None
+    assert "failed requests" in made.marks
+    failed = [at for at, end in enumerate(made.sample.end_to_end) if end == -1]
+    assert len(failed) == pytest.approx(500 * 100 / made.requests, abs=1)  # one in each stretch of equal length
+    assert all(made.sample.first[at] == -1 and made.sample.per_token[at] == -1 for at in failed)
+
+
+def test_the_sample_is_joint_rows_drawn_evenly() -> None:
+    samples = open_loop()
+    made = point(samples, opens=10.0)
+    inside = samples.of(samples.window)
+    rows = list(zip(made.sample.first, made.sample.per_token, made.sample.end_to_end, strict=True))
+    times = zip(inside.first - inside.intended, inside.end - inside.intended, strict=True)
+    truth = {(f"{first:.5g}", f"{end:.5g}"): at for at, (first, end) in enumerate(times)}
+    drawn = [truth[f"{first:.5g}", f"{end:.5g}"] for first, _, end in rows]
+    assert len(rows) == 500 and len(set(drawn)) == 500
+    stretch = len(inside) / 500
+    assert all(at * stretch - 1 <= where < (at + 1) * stretch for at, where in enumerate(drawn))
+    for first, token, end in rows:
+        assert first + 31 * token == pytest.approx(end, rel=1e-3)
+    few = point(samples_of([0.0, 1.0], [0.5, 1.5], [np.ones(1)] * 2), seconds=10.0, opens=0.0)
+    assert few.sample.first == [0.5, 0.5]
+
+
+def test_several_starts_widen_what_they_differ_by() -> None:
+    alike = join([open_loop(start=start, seconds=40.0) for start in range(3)])
+    apart = join([open_loop(start=start, seconds=40.0, slow=1 + 0.3 * start) for start in range(3)])
+
+    def width(samples: Samples) -> float:
+        spread = point(samples, seconds=120.0, opens=10.0).figures.first_token
+        assert spread is not None and spread.p50.low is not None and spread.p50.high is not None
+        return (spread.p50.high - spread.p50.low) / spread.p50.value
+
+    assert width(alike) < 0.1 < 0.5 < width(apart)
+    assert point(alike, seconds=120.0, opens=10.0).figures.request_rate is not None
+
+
+def test_what_was_not_streamed_has_no_first_token() -> None:
+    samples = open_loop(seconds=40.0)
+    samples.first[:] = np.nan
+    samples.gaps[:] = [np.zeros(0, np.float32)] * len(samples)
+    made = point(samples, seconds=40.0, opens=10.0)
+    assert made.figures.first_token is None and made.figures.inter_token is None and made.figures.per_token is None
+    assert made.goals == [] and set(made.sample.first) == {-1.0}
+    assert made.figures.output_rate is not None
+    assert made.figures.output_rate.value == pytest.approx(20 * 32, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "mark"),
+    [
+        ({"cached_tokens": 5}, "cached prompts"),
+        ({"outcome": "usage"}, "usage disagreed"),
+        ({"outcome": "length"}, "usage disagreed"),
+        ({"intended": np.nan}, "intended start unknown"),
+    ],
+)
+def test_marks_of_the_samples(change: dict[str, Any], mark: str) -> None:
+    samples = open_loop()
+    for name, value in change.items():
+        getattr(samples, name)[np.flatnonzero(samples.window)[:3]] = value
+    assert mark in point(samples, opens=10.0).marks
+
+
+def test_marks_of_the_point() -> None:
+    samples = open_loop()
+    assert point(samples, opens=10.0, marks=["text prompts"]).marks == ["text prompts"]
+    assert point(samples, opens=10.0, look=LOOK.model_copy(update={"short": True})).marks == ["client short"]
+    short = open_loop(seconds=3.0)
+    assert point(short, seconds=3.0, opens=10.0).marks == ["few requests", "short window"]
+    samples.cached_tokens[:] = 64
+    assert point(samples, opens=10.0, sharing=True).marks == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_window_of_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(RecordError, match="window"):
+        point(open_loop(seconds=5.0), seconds=seconds)
+
+
+def test_a_point_without_requests_is_refused() -> None:
+    samples = open_loop(seconds=5.0)
+    with pytest.raises(RecordError, match="no request in the window of point 'other'"):
+        point(samples, name="other")
+    samples.window[:] = False
+    with pytest.raises(RecordError, match="no request in the window"):
+        point(samples)
+
+
+def test_nothing_complete_and_a_single_request() -> None:
+    samples = open_loop(seconds=5.0)
+    samples.outcome[:] = "refused"
+    samples.first[:] = samples.end[:] = np.nan
+    made = point(samples, seconds=None, kind="saturation")
+    assert made.figures.request_rate is None and made.complete == 0 and made.seconds == 0
+    one = point(samples_of([0.0], [0.5], [np.ones(3)]), kind="single", seconds=None, concurrency=1)
+    assert one.figures.output_rate is not None and one.figures.output_rate.value == pytest.approx(4 / 3.5, rel=1e-5)
+    assert one.figures.output_rate.low is None
+    assert one.goals[0].low == 0 and one.goals[2].high == 1
+
+
+@pytest.mark.parametrize("rate", [5.0, 40.0])
+def test_the_rate_of_a_known_queue_is_covered(rate: float) -> None:
+    covered = []
+    for seed in range(60):
+        made = point(open_loop(rate, 40.0, seed=seed, output=2), seconds=40.0, opens=10.0).figures.request_rate
+        assert made is not None and made.low is not None and made.high is not None
+        covered.append(made.low <= rate <= made.high)
+    assert np.mean(covered) >= 0.9
+
+
+def test_the_gaps_interval_covers_though_they_come_by_the_thousand() -> None:
+    """Gaps of a request share its pace: 25,000 of them are worth no more than the requests."""
+    covered, quantile = [], []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        pace = rng.lognormal(np.log(0.01), 0.4, 250)
+        gaps = list(pace[:, None] * np.ones((250, 100)))
+        spread = point(samples_of(np.arange(250.0), np.arange(250.0) + 0.1, gaps), seconds=250.0).figures.inter_token
+        assert spread is not None
+        for kept, figure, truth in ((covered, spread.mean, 0.01 * np.exp(0.08)), (quantile, spread.p50, 0.01)):
+            assert figure.low is not None and figure.high is not None
+            kept.append(figure.low <= truth <= figure.high)
+    assert np.mean(covered) >= 0.9 and np.mean(quantile) >= 0.9
+
+
+def test_costs() -> None:
+    assert figures.cost_of_request(3.6, 10.0) == pytest.approx(0.0001)
+    assert figures.cost_of_million(3.6, 1000.0) == pytest.approx(1.0)
+    assert figures.cost_of_million(3.6, 0.0) == float("inf")
+    assert figures.per_user(0.02) == pytest.approx(50) and figures.per_gpu(800.0, 8) == 100

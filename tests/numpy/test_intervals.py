@@ -1,0 +1,134 @@
+"""Intervals cover the truth as often as they say, on data whose truth is known; seeded, several hundred repetitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import signal, special, stats
+
+from penstock.almanac import intervals
+from penstock.almanac.intervals import Dice, Ends
+
+
+def covers(ends: Ends, truth: float) -> bool:
+    return (ends.low is None or ends.low <= truth) and (ends.high is None or truth <= ends.high)
+
+
+def correlated(phi: float, count: int, repetitions: int, seed: int) -> np.ndarray:
+    """[repetitions, count] of a stationary autoregression with standard normal margins."""
+    noise = np.random.default_rng(seed).normal(size=(repetitions, count + 300)) * math.sqrt(1 - phi * phi)
+    return signal.lfilter([1.0], [1.0, -phi], noise, axis=1)[:, 300:]
+
+
+def test_the_beta_function_is_scipys() -> None:
+    rng = np.random.default_rng(1)
+    a, b, x = 10 ** rng.uniform(-1, 5, 2000), 10 ** rng.uniform(-1, 5, 2000), rng.uniform(0, 1, 2000)
+    near = np.clip(a / (a + b) * (1 + rng.normal(0, 0.02, 2000)), 0, 1)
+    for at in (x, near):
+        assert np.abs(intervals.beta_cdf(at, a, b) - special.betainc(a, b, at)).max() < 1e-8
+    a, b = 10 ** rng.uniform(0, 4, 200), 10 ** rng.uniform(0, 4, 200)
+    assert np.abs(intervals.beta_quantile(0.975, a, b) - special.betaincinv(a, b, 0.975)).max() < 1e-8
+
+
+@pytest.mark.parametrize("count", [30, 100, 300, 1000])
+def test_shares_cover_at_least_as_stated_at_every_truth(count: int) -> None:
+    """No simulation is needed: the coverage of every possible count is summed. Wilson's falls to 0.91 here."""
+    hits = np.arange(count + 1.0)
+    low, high = intervals.share_interval(hits, count)
+    truths = np.concatenate([np.linspace(0.02, 0.99, 60), [0.995, 0.999]])
+    covered = [stats.binom.pmf(hits, count, p)[(low <= p) & (p <= high)].sum() for p in truths]
+    assert min(covered) >= 0.95
+    assert np.mean(covered) < 0.98  # and no wider than it must be
+
+
+def test_shares_at_the_ends_and_of_nothing() -> None:
+    low, high = intervals.share_interval([0, 50, 0], [50, 50, 0])
+    assert low[0] == 0 and high[1] == 1
+    assert high[0] == pytest.approx(1 - 0.025 ** (1 / 50), abs=1e-9) and low[1] == pytest.approx(1 - high[0], abs=1e-9)
+    assert (low[2], high[2]) == (0, 1)
+
+
+@pytest.mark.parametrize(("phi", "worth"), [(0.0, 1000), (0.5, 333), (0.9, 53)])
+def test_dependent_values_are_worth_fewer(phi: float, worth: float) -> None:
+    told = [intervals.effective([row]) for row in correlated(phi, 1000, 100, 3)]
+    assert np.median(told) == pytest.approx(worth, rel=0.2)
+
+
+def test_effective_of_the_few_and_the_constant() -> None:
+    assert intervals.effective([np.ones(3)]) == 3
+    assert intervals.effective([np.ones(50), np.ones(50)]) == 100
+    assert intervals.effective([np.tile([0.0, 1.0], 50)]) == 100  # never worth more than they are
+
+
+@pytest.mark.parametrize(("phi", "count"), [(0.0, 300), (0.0, 2000), (0.9, 1000), (0.97, 2000)])
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_quantiles_and_shares_cover(phi: float, count: int, level: float) -> None:
+    truth, rows = stats.norm.ppf(level), correlated(phi, count, 300, 11)
+    worth = np.array([intervals.effective([intervals.ranks(row)]) for row in rows])
+    ends = [intervals.quantile_ends(np.sort(row), level, of) for row, of in zip(rows, worth, strict=True)]
+    low, high = intervals.share_interval((rows <= truth).mean(1) * worth, worth)
+    assert np.mean([covers(each, truth) for each in ends]) >= 0.93
+    assert np.mean((low <= level) & (level <= high)) >= 0.93
+
+
+def test_independence_taken_for_granted_does_not_cover() -> None:
+    """Why `effective` is there: the same data, as if 1,000 requests of one queue were 1,000 runs."""
+    rows = correlated(0.9, 1000, 200, 11)
+    naive = [covers(intervals.quantile_ends(np.sort(row), 0.95, 1000), stats.norm.ppf(0.95)) for row in rows]
+    assert np.mean(naive) < 0.7
+
+
+def test_a_quantile_beyond_the_data_has_no_end() -> None:
+    ordered = np.arange(100.0)
+    ends = intervals.quantile_ends(ordered, 0.99, 100)
+    assert ends.high is None and ends.low is not None
+    assert intervals.quantile_ends(np.arange(400.0), 0.99, 400).high is not None
+    assert intervals.quantile_ends(np.array([]), 0.5, 0) == Ends(None, None)
+
+
+# Skewed data (lognormal, as waiting times are) with few independent values: the mean's interval covers less than it
+# says, as any does that knows the data alone. docs/metrics.md has these numbers.
+@pytest.mark.parametrize(("phi", "count", "least"), [(0.0, 300, 0.91), (0.5, 1000, 0.91), (0.9, 4000, 0.89)])
+def test_means_cover(phi: float, count: int, least: float) -> None:
+    rows = np.exp(0.7 * correlated(phi, count, 300, 5))
+    truth = math.exp(0.245)
+    covered = [covers(intervals.mean_ends([row], Dice(number)), truth) for number, row in enumerate(rows)]
+    assert least <= np.mean(covered) <= 0.99
+
+
+def test_means_of_a_normal_queue_cover_as_stated() -> None:
+    rows = correlated(0.8, 2000, 300, 6)
+    assert np.mean([covers(intervals.mean_ends([row], Dice(n)), 0.0) for n, row in enumerate(rows)]) >= 0.92
+
+
+@pytest.mark.parametrize(("starts", "least"), [(2, 0.84), (3, 0.88), (5, 0.9)])
+@pytest.mark.parametrize("effect", [0.0, 1.0, 5.0])
+def test_starts_that_differ_widen(starts: int, least: float, effect: float) -> None:
+    """Each start's mean is off by its own amount, `effect` times what its requests' noise makes."""
+    rng, covered = np.random.default_rng(8), []
+    for _ in range(400):
+        series = [rng.normal(rng.normal(0, effect / math.sqrt(200)), 1, 200) for _ in range(starts)]
+        value = float(np.mean(series))
+        half = 1.96 / math.sqrt(200 * starts)
+        told = intervals.across_starts(value, Ends(value - half, value + half), [float(s.mean()) for s in series])
+        covered.append(covers(told, 0.0))
+    assert np.mean(covered) >= least
+
+
+def test_one_start_says_nothing_of_starts() -> None:
+    assert intervals.across_starts(1.0, Ends(0.9, 1.1), [1.0]) == Ends(0.9, 1.1)
+    assert intervals.across_starts(1.0, Ends(None, 1.1), [1.0, 5.0]) == Ends(None, 1.1)
+
+
+def test_the_same_data_give_the_same_interval() -> None:
+    row = np.random.default_rng(0).exponential(size=500)
+    assert intervals.mean_ends([row], Dice("a", row)) == intervals.mean_ends([row], Dice("a", row))
+    assert intervals.mean_ends([row], Dice("a", row)) != intervals.mean_ends([row], Dice("b", row))
+    assert Dice(7).below(10, (5,)).tolist() == [8, 3, 5, 6, 3]  # the stream itself: records hang on it
+
+
+def test_dice_are_even() -> None:
+    counts = np.bincount(Dice(1).below(7, (70_000,)), minlength=7)
+    assert stats.chisquare(counts).pvalue > 1e-4

@@ -112,7 +112,8 @@ def read_parquet(path: Path) -> Samples:
     try:
         table = pq.read_table(path, memory_map=False)
     except (OSError, pa.ArrowException) as error:
-        raise RecordError(f"{path.name} is no Parquet file of samples: {str(error)[:200]}") from error
+        why = str(error).split(str(path))[-1].strip("': .")[:200]
+        raise RecordError(f"{path.name}: is no Parquet file of samples: {why}") from error
     return from_lists({name: table.column(name).to_pylist() for name in table.column_names})
 
 

@@ -1,0 +1,399 @@
+"""Records as files: hostile and impossible ones are refused by file and field, true ones are derived again and kept.
+
+The last test is what CI holds the almanac's own records to.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_records import made_records, write_records
+from made_samples import LOOK, open_loop, samples_of
+
+from penstock.almanac import collect
+from penstock.almanac.figures import point_of
+from penstock.almanac.possible import faults
+from penstock.almanac.reading import LARGEST, record_of
+from penstock.almanac.record import Record
+from penstock.almanac.samples import Samples, join, write_parquet
+from penstock.almanac.validate import sense, validate
+from penstock.errors import RecordError
+
+ALMANAC = Path(__file__).resolve().parents[2] / "almanac" / "records"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder with a true record: an open loop and everything at once, of a queue made up."""
+    folder = tmp_path_factory.mktemp("run")
+    done = np.arange(1, 301) / 25
+    rush = samples_of(np.zeros(300), done - 0.03, [np.full(31, 1e-3)] * 300, name="saturation")
+    samples = join([open_loop(30.0, 40.0, name="open 30"), rush])
+    samples.cached_tokens[samples.point == "open 30"] = 16
+    write_parquet(samples, folder / "raw.parquet")
+    common: dict[str, Any] = {"concurrency": None, "goals": [0.1, 0.3], "look": LOOK, "marks": []}
+    points = [
+        point_of(samples, name="open 30", kind="open", rate=30.0, seconds=40.0, opens=10.0, **common),
+        point_of(samples, name="saturation", kind="saturation", rate=None, seconds=None, **common),
+    ]
+    told = next(iter(made_records(1))).model_dump(by_alias=True)
+    told["shape"] |= {"name": "128x32", "kind": "exact", "input": 128.0, "output": 32.0}
+    told["method"] |= {"starts": 1, "goals": [0.1, 0.3]}
+    told["points"] = [point.model_dump() for point in points]
+    digest = hashlib.sha256((folder / "raw.parquet").read_bytes()).hexdigest()
+    told["raw"] = {"sha256": digest, "rows": len(samples)}
+    (folder / "record.json").write_text(json.dumps(told))
+    return folder
+
+
+def told_of(run: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((run / "record.json").read_text())
+    return told
+
+
+def refusal(told: dict[str, Any] | str | bytes, raw: Path | None = None, *, tmp: Path | None = None) -> str:
+    content = told if isinstance(told, bytes) else (told if isinstance(told, str) else json.dumps(told)).encode()
+    with pytest.raises(RecordError) as refused:
+        if raw is None:
+            record = record_of(content, "bad.json")
+            for fault in faults(record):
+                raise RecordError(f"bad.json: {fault}")
+        else:
+            assert tmp is not None
+            (tmp / "bad.json").write_bytes(content)
+            validate(tmp / "bad.json", raw)
+    line = str(refused.value)
+    assert line.startswith(("bad.json: ", "raw.parquet: ")) and line.isprintable() and len(line) < 700
+    return line
+
+
+def changed(told: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """With one field, "points.0.rate", set; a function of the old value makes the new one."""
+    told = copy.deepcopy(told)
+    *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place: Any = told
+    for part in way:
+        place = place[part]
+    place[last] = value(place[last]) if callable(value) else value
+    return told
+
+
+# --- true ones
+
+
+def test_a_true_record_is_believed_with_its_raw_data(run: Path) -> None:
+    record = validate(run / "record.json", run / "raw.parquet")
+    assert [point.name for point in record.points] == ["open 30", "saturation"]
+    assert record.points[0].marks == ["cached prompts"]
+    assert validate(run / "record.json") == record
+
+
+def test_made_up_records_are_possible() -> None:
+    for record in made_records(84):
+        assert list(faults(record)) == []
+
+
+def test_honest_samples_of_many_seeds_are_possible(run: Path) -> None:
+    """The rules leave chance its room: no honest point is refused."""
+    told = changed(told_of(run), "raw", None)
+    for seed in range(25):
+        rate = 4.0 * (1 + seed % 5) ** 2
+        samples = open_loop(rate, 20.0, seed=seed, name="open 30", slow=1 + seed % 3)
+        lost = np.random.default_rng(seed).random(len(samples)) < 0.02 * (seed % 3)
+        samples.outcome[lost] = "stalled"
+        made = point_of(samples, name="open 30", kind="open", rate=rate, concurrency=None, seconds=20.0, opens=10.0,
+                        goals=[0.1, 0.3], look=LOOK, marks=[])  # fmt: skip
+        told["points"] = [made.model_dump()]
+        assert list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
+
+
+# --- hostile ones
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "Expecting value"),
+        (b"\xff\xfe{}", "no UTF-8"),
+        (b"[]", "the file: Input should be"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 50 + b"]" * 50, "more than 12 levels"),
+        (b'{"schema": NaN}', "NaN is no number"),
+        (b'{"run": 1, "run": 2}', "'run' stands twice"),
+        (b'{"a": {"<b>\\u0007": 1, "<b>\\u0007": 1}}', "stands twice"),
+        (b'{"run": "a\\u202egnp"}', "run: holds the control character U+202E"),
+        (b'{"run": "a\\u001b[2J"}', "run: holds the control character U+001B"),
+        (b'{"run": ["\\ud800"]}', "run.0: holds the control character U+D800"),
+        (b'{"x": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
+        (b" " * (LARGEST + 1), "a record has at most"),
+        (b'"' + b"a" * 100_000 + b'"', "the file: Input should be"),
+    ],
+)
+def test_hostile_files(content: bytes, says: str) -> None:
+    assert says in refusal(content)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("engine.name", "<script>alert(1)</script>", "engine.name: String should match"),
+        ("model.name", "../../etc/passwd", "model.name: String should match"),
+        ("model.name", "a/../../etc/passwd", "model.name: 'a/../../etc/passwd' climbs out"),
+        ("engine.configuration.files", {"a/../b": "x"}, "climbs out"),
+        ("engine.name", "e" * 121, "at most 120"),
+        ("engine.command", "serve\x00", "engine.command: holds the control character U+0000"),
+        ("engine.command", "a\nb", "engine.command: String should match"),
+        ("engine.configuration.flags", ["--x"] * 201, "engine.configuration.flags: List should have at most 200"),
+        ("engine.password", "x", "engine.password: Extra inputs"),
+        ("schema", "penstock-almanac/2", "schema: Input should be 'penstock-almanac/1'"),
+        ("run", "MADE1234", "run: String should match"),
+        ("points.0.figures.output_rate.value", 1e308, "points.0.figures.output_rate.value: Input should be less"),
+        ("points.0.figures.output_rate.value", "12", "output_rate.value: Input should be a valid number"),
+        ("points.0.requests", 3.5, "points.0.requests: Input should be a valid integer"),
+        ("points.0.requests", True, "points.0.requests: Input should be a valid integer"),
+        ("points.0.requests", None, "points.0.requests"),
+        ("points.0.sample.first", [0.0] * 501, "points.0.sample.first: List should have at most 500"),
+        ("points.0.sample.first", [-2.0] * 500, "points.0.sample.first.0"),
+        ("points", [{}] * 201, "points: List should have at most 200"),
+        ("machine.gpu.count", 0, "machine.gpu.count"),
+        ("raw.sha256", "0" * 63, "raw.sha256"),
+    ],
+)  # fmt: skip
+def test_hostile_fields(run: Path, path: str, value: Any, says: str) -> None:
+    assert says in refusal(changed(told_of(run), path, value))
+
+
+def test_an_infinity_by_overflow(run: Path) -> None:
+    text = json.dumps(changed(told_of(run), "points.0.rate", 12345.0)).replace("12345.0", "1e999")
+    assert "points.0.rate: Input should be a finite number" in refusal(text)
+
+
+# --- impossible ones
+
+
+Rule = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("when", "2099-01-01T00:00:00Z", "when: 2099-01-01T00:00:00Z lies in the future"),
+        ("when", "2026-02-30T00:00:00Z", "when: 2026-02-30T00:00:00Z is no day"),
+        ("raw.rows", 3, "raw.rows: 3, but the points have"),
+        ("method.quantile", 1.0, "method.quantile"),
+        ("points.1.name", "open 30", "points: open 30 stands there twice"),
+        ("points", [], "points: none, and no failure either"),
+        ("points.0.complete", lambda old: old + 5, "complete: "),
+        ("points.0.complete", lambda old: old - 5, "outcomes: 0 in all, but 5 did not complete"),
+        ("points.0.outcomes", {"bored": 0}, "outcomes: 'bored' is none"),
+        ("points.0.rate", None, "rate: an open loop has one"),
+        ("points.0.effective", 1e6, "effective: 1000000.0, more than"),
+        ("points.0.cached_tokens", 10**9, "cached_tokens: "),
+        ("points.0.marks", [], "marks: 'cached prompts' is missing"),
+        ("shape.prompts", "text", "marks: 'text prompts' is missing"),
+        ("points.0.client.short", True, "marks: 'client short' is missing"),
+        ("points.0.output_tokens", lambda old: old + 1, "output_tokens: "),
+        ("points.0.prompt_tokens", lambda old: old * 2, "prompt_tokens: "),
+        ("points.0.figures.output_rate.value", lambda old: old * 3, "lies outside of its interval"),
+        ("points.0.figures.first_token.p90.low", 0.9, "lies outside of its interval"),
+        ("points.0.figures.first_token.p95", {"value": 0.01, "low": None, "high": None}, "is above p95"),
+        ("points.0.figures.end_to_end.mean", {"value": 1e-3, "low": None, "high": None}, "is less than p50 allows"),
+        ("points.0.figures.first_token", lambda old: {key: {"value": 9.0, "low": None, "high": None} for key in old},
+         "which contains it"),
+        ("points.0.figures.request_rate", None, "figures.request_rate: is missing"),
+        ("points.1.figures.output_rate", {"value": 801.0, "low": None, "high": None}, "is not 9600 in"),
+        ("points.0.figures.output_rate", {"value": 2e3, "low": None, "high": None}, "is far from the"),
+        ("points.0.figures.total_rate", {"value": 1.0, "low": None, "high": None}, "total_rate: is below output_rate"),
+        ("points.0.goals.0.share", 0.99, "goals.0.share: 0.99 lies outside"),
+        ("points.0.goals.0", {"seconds": 0.1, "share": 0.9, "low": 0.8, "high": 0.95, "goodput": 27.0}, "goals.0."),
+        ("points.0.goals.1.low", 1.0, "narrower than"),
+        ("points.0.goals.1.goodput", 60.0, "goodput: 60.0 in 40.0 s"),
+        ("points.0.sample.first", lambda old: [time / 2 for time in old], "do not add up"),
+        ("points.0.sample.end_to_end", lambda old: [0.0001] * len(old), "first token after its end"),
+        ("points.0.sample.end_to_end", lambda old: [-1.0, *old[1:]], "row 0 failed, yet it has times"),
+        ("points.0.sample.per_token", lambda old: old[1:], "sample: columns of"),
+        ("points.0.sample", {"first": [], "per_token": [], "end_to_end": []}, "sample: columns of [0] rows"),
+    ],
+)  # fmt: skip
+def test_impossible_records(run: Path, path: str, value: Any, says: str) -> None:
+    assert says in refusal(changed(told_of(run), path, value))
+
+
+@pytest.mark.parametrize("times", [0.7, 1.5])
+def test_figures_that_the_sample_contradicts(run: Path, times: float) -> None:
+    """Someone makes all first tokens faster, in every figure; the joint rows are still the old ones."""
+    told = told_of(run)
+    for spread in ("first_token", "first_token_actual"):
+        for figure in told["points"][0]["figures"][spread].values():
+            for key in figure:
+                figure[key] = None if figure[key] is None else figure[key] * times
+    told["points"][0]["goals"] = []
+    assert "sample.first: " in refusal(told)
+
+
+def test_rows_left_out_of_the_sample(run: Path) -> None:
+    told = told_of(run)
+    sample = told["points"][0]["sample"]
+    keep = [at for at, first in enumerate(sample["first"]) if first < 0.12]
+    told["points"][0]["sample"] = {name: [column[at] for at in keep] for name, column in sample.items()}
+    assert "rows, where" in refusal(told)
+
+
+def test_more_in_flight_than_a_closed_loop_holds(run: Path) -> None:
+    told = changed(told_of(run), "points.0.kind", "closed")
+    told["points"][0] |= {"concurrency": 4, "rate": None}
+    assert "requests in flight (rate times time), where 4 were allowed" in refusal(told)
+
+
+def test_the_future_is_by_the_given_clock(run: Path) -> None:
+    record = record_of((run / "record.json").read_bytes(), "a.json")
+    early = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    assert list(faults(record, early)) == [f"when: {record.when} lies in the future"]
+
+
+# --- against the raw data
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("raw", None, "raw: names no raw data"),
+        ("raw.sha256", "0" * 64, "raw.sha256: is 000000000000…"),
+        ("raw.rows", lambda old: old + 1, "raw.rows: "),
+        ("points", lambda old: old[:1], "points: saturation is in raw.parquet, but neither"),
+        ("points.0.figures.inter_token.p99.value", lambda old: old * 1.0001, "figures.inter_token.p99.value: "),
+        ("points.0.figures.request_rate.low", lambda old: old * 1.001, "figures.request_rate.low: "),
+        ("points.0.figures.end_to_end.p50.high", None, "figures.end_to_end.p50.high: None, but the raw data gives"),
+        ("points.0.sample.first", lambda old: [*old[:-1], old[-1] * 1.0005], "sample.first.499: "),
+        ("points.0.effective", 500.0, "effective: 500.0, but the raw data gives"),
+        ("points.0.opens", 10.5, "but the raw data gives"),
+        ("points.0.marks", ["cached prompts", "client short"], None),
+    ],
+)
+def test_numbers_that_the_raw_data_does_not_give(
+    run: Path, tmp_path: Path, path: str, value: Any, says: str | None
+) -> None:
+    told = changed(told_of(run), path, value)
+    if says is None:  # a mark too many is the owner's to set
+        (tmp_path / "good.json").write_text(json.dumps(told))
+        assert validate(tmp_path / "good.json", run / "raw.parquet").points[0].marks == value
+    else:
+        assert says in refusal(told, run / "raw.parquet", tmp=tmp_path)
+
+
+def test_a_raw_file_that_is_none(run: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "raw.parquet"
+    raw.write_text("nothing of the kind")
+    told = changed(told_of(run), "raw.sha256", hashlib.sha256(raw.read_bytes()).hexdigest())
+    assert "no Parquet file" in refusal(told, raw, tmp=tmp_path)
+    with pytest.raises(RecordError, match=r"gone\.parquet: cannot be read"):
+        validate(run / "record.json", tmp_path / "gone.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("end", 0.0, "end: before the first token"),
+        ("end", np.nan, "end: a complete request without one"),
+        ("end", np.inf, "end: an infinite time"),
+        ("first", 0.0, "first: before the request was sent"),
+        ("intended", 1e5, "actual: sent before it was planned"),
+        ("events", 7, "events: another number than of gaps"),
+        ("output_tokens", 31, "output_tokens: not as many as asked, yet ok"),
+        ("cached_tokens", 129, "cached_tokens: more than the prompt has"),
+        ("start", -1, "start: below 0"),
+    ],
+)
+def test_samples_that_no_request_can_have_made(column: str, value: float, says: str) -> None:
+    samples = open_loop(seconds=5.0)
+    assert list(sense(samples)) == []
+    getattr(samples, column)[5:7] = value
+    assert f"row 5: {says} (and 1 more)" in list(sense(samples))
+
+
+def test_gaps_that_cannot_be() -> None:
+    def broken(gaps: list[float]) -> Samples:
+        samples = open_loop(seconds=5.0)
+        samples.gaps[3] = np.array(gaps + [0.0] * (31 - len(gaps)), np.float32)
+        return samples
+
+    assert any("gaps: below 0" in fault for fault in sense(broken([-1.0])))
+    assert any("gaps: below 0, or not finite" in fault for fault in sense(broken([np.nan])))
+    assert any("gaps: beyond the request's end" in fault for fault in sense(broken([50.0])))
+
+
+# --- the almanac's folder
+
+
+def test_a_place_lies_below_the_root_whatever_the_names(run: Path) -> None:
+    told = changed(told_of(run), "model.name", "meta-llama/Llama-3.2-1B (x=1)")
+    told["machine"]["gpu"] |= {"name": "NVIDIA H200 80GB", "count": 8}
+    place = collect.place_of(record_of(json.dumps(told).encode(), "a.json"))
+    parts = f"8xNVIDIA-H200-80GB.meta-llama-Llama-3_2-1B-x-1.128x32.tuned.{told['run']}.json"
+    assert place == Path("penstock") / told["when"][:10] / parts
+    told["machine"]["gpu"] = None
+    assert collect.place_of(record_of(json.dumps(told).encode(), "a.json")).name.startswith("cpu.meta")
+    assert collect.safe("../..") == "unnamed" and collect.safe("a/../b\\c") == "a-__-b-c"
+
+
+def test_a_run_is_added_once(run: Path, tmp_path: Path) -> None:
+    path = collect.add(run, tmp_path)
+    assert validate(path, run / "raw.parquet") == validate(run / "record.json")
+    before = path.read_bytes()
+    with pytest.raises(RecordError, match="in the almanac already"):
+        collect.add(run, tmp_path)
+    assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
+    records, problems = collect.read_all(tmp_path)
+    assert list(records) == [path.relative_to(tmp_path).as_posix()] and problems == {}
+
+
+def test_a_forged_or_unfinished_run_is_not_added(run: Path, tmp_path: Path) -> None:
+    folder, root = tmp_path / "run", tmp_path / "almanac"
+    folder.mkdir()
+    with pytest.raises(RecordError, match=r"run: holds no record\.json"):
+        collect.add(folder, root)
+    told = told_of(run)
+    (folder / "record.json").write_text(json.dumps(told))
+    with pytest.raises(RecordError, match=r"there is no raw\.parquet"):
+        collect.add(folder, root)
+    (folder / "raw.parquet").write_bytes((run / "raw.parquet").read_bytes())
+    forged = changed(told, "points.0.figures.per_token.p50.high", lambda old: old * 1.01)
+    (folder / "record.json").write_text(json.dumps(forged))
+    with pytest.raises(RecordError, match=r"figures\.per_token\.p50\.high"):
+        collect.add(folder, root)
+    (folder / "raw.parquet").unlink()
+    (folder / "record.json").write_text(json.dumps(changed(told, "raw", None)))
+    with pytest.raises(RecordError, match="raw: is missing"):
+        collect.add(folder, root)
+    assert not root.exists()
+
+
+def test_one_bad_file_hides_no_good_one(tmp_path: Path) -> None:
+    good = {path.relative_to(tmp_path).as_posix() for path in write_records(tmp_path, 12, rows=60)}
+    first = sorted(good)[0]
+    (tmp_path / "penstock" / "bad.json").write_text("{")
+    (tmp_path / "penstock" / "note.txt").write_text("hello")
+    (tmp_path / "penstock" / "moved.json").write_bytes((tmp_path / first).read_bytes())
+    (tmp_path / "penstock" / "link.json").symlink_to(tmp_path / first)
+    records, problems = collect.read_all(tmp_path)
+    assert set(records) == good and all(isinstance(record, Record) for record in records.values())
+    assert {name: line.split(": ")[1][:12] for name, line in problems.items()} == {
+        "penstock/bad.json": "Expecting pr", "penstock/note.txt": "is no .json ", "penstock/link.json": "is no plain ",
+        "penstock/moved.json": "belongs at p",
+    }  # fmt: skip
+    assert collect.read_all(tmp_path / "nowhere")[1] != {}
+
+
+def test_the_almanacs_own_records_are_all_believed() -> None:
+    """What `penstock almanac validate` says of the repository's records; before the first there is no folder."""
+    records, problems = collect.read_all(ALMANAC) if ALMANAC.exists() else ({}, {})
+    assert problems == {}
+    assert all(not record.run.startswith("made") for record in records.values())

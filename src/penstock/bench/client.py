@@ -7,13 +7,14 @@ that has gone away ends it. It knows frames and columns; what is sent when is se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import math
 import os
 import resource
 import sys
 import threading
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import uvloop
@@ -25,40 +26,44 @@ from penstock.bench.wire import Go, Part, Ready, Spec, Stop, pack, read
 def main() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    spec = read(sys.stdin.buffer)
+    # Raw, for a thread that waits on a buffered stdin holds its lock, and the interpreter could not end.
+    pipe = cast(BinaryIO, open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115 - it is stdin
+    spec = read(pipe)
     if not isinstance(spec, Spec):
         return 1  # the load is gone
     client = Client(spec, write)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        part = runner.run(_serve(client))
+        part = runner.run(_serve(client, pipe))
     if client.fault is not None:
         raise client.fault
     if part is not None:
         write(part)
+        threading.Event().wait()  # the load ends this process when it has read all; so does `_listen` if it goes away
     return 0
 
 
-async def _serve(client: Client) -> Part | None:
+async def _serve(client: Client, pipe: BinaryIO) -> Part | None:
     """A point's columns; None when the load went away first."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(client.crashed)
     write(Ready(await client.open()))
-    go = await loop.run_in_executor(None, read, sys.stdin.buffer)
+    go = await loop.run_in_executor(None, read, pipe)
     if not isinstance(go, Go):
         return None
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection over all requests holds the loop for milliseconds; a point makes few cycles
-    threading.Thread(target=_listen, args=(loop, client), daemon=True).start()
+    threading.Thread(target=_listen, args=(loop, client, pipe), daemon=True).start()
     await client.run(go.begin)
     return part_of(client)
 
 
-def _listen(loop: asyncio.AbstractEventLoop, client: Client) -> None:
-    """A thread that waits for Stop, or for the load to go away."""
-    if not isinstance(read(sys.stdin.buffer), Stop):
-        os._exit(1)
-    loop.call_soon_threadsafe(client.stop)
+def _listen(loop: asyncio.AbstractEventLoop, client: Client, pipe: BinaryIO) -> None:
+    """A thread that waits for Stop, and for the load to go away."""
+    while isinstance(read(pipe), Stop):
+        with contextlib.suppress(RuntimeError):  # the point has ended by itself, and its loop is closed
+            loop.call_soon_threadsafe(client.stop)
+    os._exit(0)
 
 
 def part_of(client: Client) -> Part:
@@ -100,8 +105,10 @@ def _instants(values: list[float], begin: float) -> bytes:
 
 
 def write(message: Any) -> None:
-    sys.stdout.buffer.write(pack(message))
-    sys.stdout.buffer.flush()
+    """All of it: with PYTHONUNBUFFERED a write to stdout may take a part and say so."""
+    data = memoryview(pack(message))
+    while data:
+        data = data[os.write(1, data) :]
 
 
 if __name__ == "__main__":

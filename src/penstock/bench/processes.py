@@ -110,12 +110,8 @@ class Clients:
 
     def end(self) -> None:
         for process, errors in zip(self._processes, self._errors, strict=True):
-            if process.poll() is None:
-                try:
-                    process.wait(0.0 if process.stdout is None else 1.0)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            process.kill()  # one that has brought its part has nothing left to do
+            process.wait()
             for pipe in (process.stdin, process.stdout, errors):
                 if pipe is not None:
                     try:

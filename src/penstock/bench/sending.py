@@ -127,6 +127,7 @@ class Client:
         for timer in timers:
             timer.cancel()
         self._cut()
+        self._tell()
 
     def stop(self) -> None:
         self._done.set()
@@ -274,6 +275,7 @@ class Client:
                 post.connection.abandon("unfinished", "the point ended first")
             else:
                 post.outcome, post.end, post.message = "unfinished", time.monotonic(), "the point ended first"
+                self._settled(post)
         for _, connection in self._idle:
             connection.close()
         for task in self._tasks:

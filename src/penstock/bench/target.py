@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.errors import UsageError
@@ -70,6 +71,8 @@ def target_of(
         raise UsageError(f"{url!r} is no URL ({error}): give one like http://127.0.0.1:8000", param="url") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is no URL of a server: give one like http://127.0.0.1:8000", param="url")
+    if ca_file is not None and not Path(ca_file).is_file():
+        raise UsageError(f"there is no file of certificates at {ca_file}", param="ca_file")
     if parts.query or parts.fragment or parts.username or parts.password:
         raise UsageError(f"{url!r} has a query or a password in it: give the plain address", param="url")
     tls = parts.scheme == "https"

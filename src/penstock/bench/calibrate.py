@@ -1,0 +1,221 @@
+"""What this machine's client can hear: streamed events and requests a second, with 1, 2, 4, ... processes.
+
+    events     all streams get an event every 10 ms, as an engine's step sends them; the rate is raised until arrivals
+               are stamped late (lag p99 of 5 ms) or don't come through, then the gap is halved twice
+    requests   answers of one token, as fast as slots come free
+
+The server is null_server.py on the same machine, so it takes cores from the client: a ceiling is a low one. CPU time a
+event and a request is stored beside it, which other processes of the machine do not change. It knows no engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from penstock import __version__
+from penstock.almanac.samples import OK
+from penstock.bench.load import LAG, Ask, Load, Seen, run_load
+from penstock.bench.null_server import NullServer, Plan
+from penstock.bench.target import Target
+from penstock.errors import RecordError
+
+STEP = 0.01
+LOWEST, HIGHEST = 1_000, 400_000  # events a second and process that are tried
+FIRST = 16_000
+THROUGH = 0.95  # share of the offered events that must have come
+SLOTS = (32, 8, 1)  # of a process, where requests are counted: the first at which the loop keeps time
+PROMPT = list(range(128))
+
+
+class Rung(msgspec.Struct, frozen=True):
+    """events, requests: a second, all processes together; 0 where the loop never kept time. *_cpu: microseconds of a
+    core each. stopped: why no more events were heard."""
+
+    processes: int
+    events: float
+    events_lag: float
+    event_cpu: float
+    stopped: str
+    requests: float
+    requests_lag: float
+    request_cpu: float
+
+
+class Ceiling(msgspec.Struct, frozen=True):
+    """Of one machine. when: of its measurement, UTC."""
+
+    machine: str
+    cpu: str
+    cores: int
+    python: str
+    penstock: str
+    when: str
+    rungs: list[Rung]
+
+    def of(self, processes: int) -> Rung | None:
+        """The rung of so many processes, else the next lower one."""
+        lower = [rung for rung in self.rungs if rung.processes <= processes]
+        return max(lower, key=lambda rung: rung.processes) if lower else None
+
+
+class Trial(msgspec.Struct, frozen=True):
+    passed: bool
+    events: float
+    lag: float
+    cpu: float
+    why: str
+
+
+def calibrate(*, most: int | None = None, seconds: float = 2.0, say: Callable[[str], None] = print) -> Ceiling:
+    """Measures with 1, 2, 4, ... processes, up to `most` (None: this machine's cores). About 20 s a rung."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = cores if most is None else most
+    counts = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+    rungs = []
+    for count in counts:
+        rungs.append(_rung(count, seconds))
+        say(line(rungs[-1]))
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return Ceiling(machine_key(), _cpu(), cores, platform.python_version(), __version__, now, rungs)
+
+
+def line(rung: Rung) -> str:
+    return (
+        f"{rung.processes} processes: {rung.events:,.0f} events/s (lag p99 {1e3 * rung.events_lag:.1f} ms, "
+        f"{rung.event_cpu:.1f} us of a core each; more: {rung.stopped}), {rung.requests:,.0f} requests/s "
+        f"(lag p99 {1e3 * rung.requests_lag:.1f} ms, {rung.request_cpu:.0f} us each)"
+    )
+
+
+def _rung(processes: int, seconds: float) -> Rung:
+    best, stopped = _search(lambda rate: _events(processes, rate, seconds), processes)
+    slots, requests = _requests(processes, seconds)
+    heard = requests.requests_per_second if slots else 0.0
+    asked = max(1.0, requests.requests_per_second * requests.seconds)
+    return Rung(
+        processes, best.events if best.passed else 0.0, best.lag, best.cpu, stopped, heard, requests.lag_p99,
+        1e6 * requests.cpu / asked,
+    )  # fmt: skip
+
+
+def _search(attempt: Callable[[float], Trial], processes: int) -> tuple[Trial, str]:
+    """The highest rate that passes, and why a higher one doesn't: doubled up or halved down, then halved between.
+    A rate that fails is tried once more, for another process may have been in the way."""
+
+    def twice(rate: float) -> Trial:
+        trial = attempt(rate)
+        return trial if trial.passed else attempt(rate)
+
+    rate = float(FIRST * processes)
+    best = worst = twice(rate)
+    while best.passed and worst.passed and rate < HIGHEST * processes:
+        rate *= 2
+        worst = twice(rate)
+        best = worst if worst.passed else best
+    while not best.passed and rate > LOWEST * processes:
+        rate /= 2
+        best = twice(rate)
+    if not best.passed or worst.passed:
+        return best, worst.why if not best.passed else "not tried"
+    low, high = (rate / 2, rate) if rate > FIRST * processes else (rate, 2 * rate)
+    for _ in range(2):
+        middle = (low + high) / 2
+        trial = twice(middle)
+        if trial.passed:
+            low, best = middle, trial
+        else:
+            high, worst = middle, trial
+    return best, worst.why
+
+
+def _events(processes: int, rate: float, seconds: float) -> Trial:
+    streams = max(processes, round(rate * STEP))
+    tokens = max(2, round(seconds / STEP))
+    body = json.dumps({"prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
+    asks = [Ask(0.0, body, len(PROMPT), tokens) for _ in range(streams)]
+    limit = 4 * seconds + 10
+    load = Load(asks, None, limit, limit, (0.0, limit), True)
+    with NullServer(Plan(step=STEP), processes) as server:
+        samples, seen = run_load(
+            Target("127.0.0.1", server.port), load, point="calibrate", start=0, processes=processes
+        )
+    wrong = np.flatnonzero(samples.outcome != OK)
+    if len(wrong):
+        raise RecordError(f"the null server was misheard: {next(iter(seen.troubles.values()))}")
+    # The rate while all streams flow: the time to connect and to end is not the client's speed.
+    flowing = float(np.median(samples.end - samples.first))
+    events = streams * (tokens - 1) / flowing
+    cpu = 1e6 * seen.cpu / float(samples.events.sum())
+    through = events >= THROUGH * rate
+    why = f"lag p99 of {1e3 * seen.lag_p99:.1f} ms at {rate:,.0f}" if through else f"{events:,.0f} came of {rate:,.0f}"
+    return Trial(through and seen.lag_p99 <= LAG, events, seen.lag_p99, cpu, why)
+
+
+def _requests(processes: int, seconds: float) -> tuple[int, Seen]:
+    """(slots of a process, what was seen); 0 slots where the loop kept time at none of SLOTS."""
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 1, "stream": True}).encode()
+    asks = [Ask(math.nan, body, len(PROMPT), 1)] * round(10_000 * processes * seconds)
+    with NullServer(Plan(), processes) as server:
+        target = Target("127.0.0.1", server.port)
+        for slots in SLOTS:
+            load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds), True)
+            _, seen = run_load(target, load, point="calibrate", start=0, processes=processes)
+            if seen.lag_p99 <= LAG:
+                return slots, seen
+    return 0, seen
+
+
+# --- kept for later points
+
+
+def machine_key() -> str:
+    """Of this machine's name, CPU and cores: a word for a file's name."""
+    told = f"{platform.node()}/{_cpu()}/{os.cpu_count()}"
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    try:
+        names = [text for text in Path("/proc/cpuinfo").read_text().splitlines() if text.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()
+
+
+def ceiling_path() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "penstock" / f"client.{machine_key()}.json"
+
+
+def write_ceiling(ceiling: Ceiling, path: Path | None = None) -> Path:
+    """Into the user's cache folder, or `path`; where it was written."""
+    path = ceiling_path() if path is None else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".part")
+    aside.write_bytes(msgspec.json.format(msgspec.json.encode(ceiling), indent=2))
+    aside.replace(path)
+    return path
+
+
+def read_ceiling(path: Path | None = None) -> Ceiling | None:
+    """None where nothing was measured. Raises RecordError for a file that is none, or of another machine."""
+    path = ceiling_path() if path is None else path
+    if not path.exists():
+        return None
+    try:
+        ceiling = msgspec.json.decode(path.read_bytes(), type=Ceiling)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RecordError(f"{path} holds no calibration ({error}): run `penstock bench calibrate` again") from error
+    if ceiling.machine != machine_key():
+        raise RecordError(f"{path} was measured on another machine: run `penstock bench calibrate` on this one")
+    return ceiling

@@ -1,0 +1,72 @@
+"""The client's ceiling: the search for it, what is kept of it, and one measured for real at small size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.bench import calibrate as calibration
+from penstock.bench.calibrate import Ceiling, Rung, Trial, machine_key, read_ceiling, write_ceiling
+from penstock.errors import RecordError
+
+RUNGS = [Rung(1, 5e4, 1e-3, 6.0, "lag", 3e3, 1e-3, 200.0), Rung(4, 2e5, 1e-3, 6.0, "lag", 1e4, 1e-3, 200.0)]
+
+
+@pytest.mark.parametrize("true", [3_000.0, 15_000.0, 17_000.0, 55_000.0, 230_000.0])
+def test_the_search_comes_close_from_below(true: float) -> None:
+    """The bracket is a factor of two, halved twice: within 1/4 of the ceiling below it, or 1/2 where it went down."""
+    tried: list[float] = []
+
+    def attempt(rate: float) -> Trial:
+        tried.append(rate)
+        return Trial(rate <= true, rate, 0.0, 1.0, f"at {rate:.0f}")
+
+    best, why = calibration._search(attempt, 1)
+    assert best.passed and true / 1.25 <= best.events <= true and why.startswith("at ")
+    assert len(tried) < 20
+
+
+def test_a_machine_that_never_keeps_time_has_no_ceiling() -> None:
+    best, why = calibration._search(lambda rate: Trial(False, rate, 1.0, 1.0, "lag"), 2)
+    assert not best.passed and why == "lag"
+
+
+def test_one_failure_is_forgiven() -> None:
+    tried: list[float] = []
+
+    def attempt(rate: float) -> Trial:
+        tried.append(rate)
+        return Trial(rate <= 40_000 and tried.count(rate) == 2, rate, 0.0, 1.0, "lag")
+
+    assert calibration._search(attempt, 1)[0].events == 40_000
+
+
+def test_a_ceiling_is_kept_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "ceiling.json"
+    assert read_ceiling(path) is None
+    ceiling = Ceiling(machine_key(), "cpu", 2, "3.11", "0", "2026-01-01T00:00:00Z", RUNGS)
+    assert write_ceiling(ceiling, path) == path and read_ceiling(path) == ceiling
+    found = {processes: ceiling.of(processes) for processes in (1, 3, 4, 9)}
+    assert found == {1: RUNGS[0], 3: RUNGS[0], 4: RUNGS[1], 9: RUNGS[1]} and ceiling.of(0) is None
+    write_ceiling(msgspec.structs.replace(ceiling, machine="other"), path)
+    with pytest.raises(RecordError, match="another machine"):
+        read_ceiling(path)
+    path.write_text("{}")
+    with pytest.raises(RecordError, match="holds no calibration"):
+        read_ceiling(path)
+
+
+def test_it_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ceiling = Ceiling(machine_key(), "cpu", 2, "3.11", "0", "2026-01-01T00:00:00Z", RUNGS)
+    written = write_ceiling(ceiling)
+    assert written.is_relative_to(tmp_path) and machine_key() in written.name and read_ceiling() == ceiling
+
+
+def test_events_and_requests_are_counted_for_real() -> None:
+    trial = calibration._events(1, 1000.0, 0.5)
+    assert 0 < trial.events <= 1100 and 0 < trial.cpu < 10_000 and trial.lag >= 0
+    _, seen = calibration._requests(1, 0.3)
+    assert seen.requests_per_second > 0 and seen.troubles.keys() <= {"unfinished"}

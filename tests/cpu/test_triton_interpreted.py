@@ -29,6 +29,17 @@ def test_rotary(shape, norms):
     cases.check_rotary(CPU, F32, 5, *shape, norms)
 
 
+@pytest.mark.parametrize("shape", [(4, 2, 16), (3, 1, 24)], ids=str)
+def test_one_row(shape, monkeypatch):
+    for name, programs in (("QKV_PROGRAMS", 9), ("GATE_PROGRAMS", 7)):
+        monkeypatch.setattr(cases.one_row, name, programs)
+    cases.check_one_row_products(CPU, F32, shape, 40, 24)
+    cases.check_one_row_attention(CPU, F32, shape, 20, (0, 70, 300), None)
+    monkeypatch.setattr(cases.one_row_attention, "PARTS", 2)  # several tiles a part
+    cases.check_one_row_attention(CPU, F32, shape, 20, (5, 300), None)
+    cases.check_one_row_attention(CPU, F32, shape, 20, (30, 300), 100)
+
+
 def test_copies():
     cases.check_blocks(CPU, F32)
 

@@ -26,6 +26,8 @@ from penstock.kernels.triton import (
     linear_small,
     logprobs,
     norm,
+    one_row,
+    one_row_attention,
     penalties,
     rotary,
 )
@@ -91,6 +93,74 @@ def check_rotary(
         assert_close(kv[block, :, 0, offset], turned[heads:])
         assert torch.equal(kv[block, :, 1, offset], split[t, heads + kv_heads :])
     assert int((kv[:, 0, 1] != 0).any(-1).sum()) == tokens  # nothing else was written
+
+
+def check_one_row_products(device: str, dtype: torch.dtype, shape: tuple[int, int, int], d: int, inner: int) -> None:
+    """The fused products of a row against the operations one after the other, in fp64 from the rounded norm on."""
+    heads, kv_heads, width = shape
+    outputs = (heads + 2 * kv_heads) * width
+    x, residual, weight = (drawn(1, d, seed=i, dtype=dtype) for i in range(3))
+    of_qkv, of_gate = (drawn(n, d, seed=4 + i, by=d**-0.5, dtype=dtype) for i, n in enumerate((outputs, 2 * inner)))
+    bias, angles = drawn(outputs, seed=7, dtype=dtype), drawn(90, width // 2, seed=3)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
+    where = SimpleNamespace(positions=torch.tensor([77], device=device), slots=torch.tensor([37], device=device))
+    for before in (None, residual):
+        total = x if before is None else x + before
+        normed = norm.rms_norm(total.to(device), weight[0].to(device), 1e-5).cpu().double()
+        given = (x.to(device), None if before is None else before.to(device), weight[0].to(device), 1e-5)
+        gated, kept = one_row.norm_gate(*given, linear_small.prepare_small(of_gate.to(device)))
+        gate, up = (normed @ of_gate.double().T).to(dtype).double().chunk(2, dim=-1)
+        assert torch.equal(kept.cpu(), total)
+        assert_close(gated.cpu(), gate / (1 + torch.exp(-gate)) * up)
+        for more in (None, bias):
+            kv = torch.zeros(4, kv_heads, 2, 16, width, dtype=dtype, device=device)
+            wanted_kv = kv.clone()
+            small = linear_small.prepare_small(of_qkv.to(device))
+            moved = None if more is None else more.to(device)
+            q, kept = one_row.norm_qkv(
+                *given, small, moved, cos_sin.to(device), where, kv, heads, kv_heads, width
+            )  # fmt: skip
+            qkv = (normed @ of_qkv.double().T + (0 if more is None else more.double())).to(dtype).to(device)
+            wanted = rotary.rotary_and_store(qkv, cos_sin.to(device), where, wanted_kv, heads, kv_heads, width)
+            assert torch.equal(kept.cpu(), total)
+            assert_close(q.cpu(), wanted.cpu().double())
+            assert_close(kv.cpu(), wanted_kv.cpu().double())
+            assert int((kv != 0).any(-1).sum()) == 2 * kv_heads  # nothing else was written
+
+
+def check_one_row_attention(
+    device: str, dtype: torch.dtype, shape: tuple[int, int, int], n: int, lengths: tuple[int, ...], window: int | None
+) -> None:
+    """A row among others, and what lies past its length is NaN."""
+    heads, kv_heads, width = shape
+    count = max(lengths) // 16 + 2
+    kv = drawn(3 * count + 1, kv_heads, 2, 16, width, dtype=dtype)
+    table = torch.randperm(3 * count, generator=torch.Generator().manual_seed(5)).to(torch.int32).view(3, count) + 1
+    q, weight = drawn(1, heads, width, seed=1, dtype=dtype), drawn(n, heads * width, seed=2, by=0.1, dtype=dtype)
+    bias = drawn(n, seed=3, dtype=dtype)
+    for length in lengths:
+        end = length + 1
+        here = kv[table[1].long()].transpose(1, 2).clone()  # [blocks, 2, kv_heads, 16, width]
+        keys, values = (
+            here[:, i].transpose(0, 1).reshape(kv_heads, -1, width)[:, max(0, end - (window or end)) : end].double()
+            for i in range(2)
+        )
+        scores = torch.einsum("grd,gtd->grt", q[0].double().view(kv_heads, -1, width), keys) * width**-0.5
+        seen = torch.einsum("grt,gtd->grd", scores.softmax(-1), values).reshape(1, -1).to(dtype).double()
+        spoiled = kv.clone()
+        spoiled[table[1, length // 16].long(), :, :, length % 16 + 1 :] = float("nan")
+        spoiled[table[1, length // 16 + 1 :].long()] = float("nan")
+        decode = SimpleNamespace(
+            rows=torch.tensor([1], dtype=torch.int32, device=device), table=table.to(device), groups=None,
+            length=torch.tensor([9, length, 3], dtype=torch.int32, device=device),
+        )  # fmt: skip
+        small = linear_small.prepare_small(weight.to(device))
+        for more in (None, bias):
+            got = one_row_attention.attention_out(
+                q.to(device), spoiled.to(device), SimpleNamespace(decode=decode), width**-0.5, window, small,
+                None if more is None else more.to(device),
+            )  # fmt: skip
+            assert_close(got.cpu(), seen @ weight.double().T + (0 if more is None else more.double()))
 
 
 def check_blocks(device: str, dtype: torch.dtype) -> None:

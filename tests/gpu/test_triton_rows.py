@@ -48,6 +48,16 @@ def test_rotary(cases, dtype, shape, norms):
         cases.check_rotary(GPU, dtype, tokens, *shape, norms)
 
 
+@pytest.mark.parametrize(
+    "shape, d, inner", [((32, 8, 64), 2048, 8192), ((14, 2, 64), 896, 4864), ((4, 1, 256), 640, 2048),
+                        ((32, 8, 128), 4096, 14336), ((3, 3, 80), 240, 500)], ids=str,
+)  # fmt: skip
+def test_one_row(cases, dtype, shape, d, inner):
+    cases.check_one_row_products(GPU, dtype, shape, d, inner)
+    for window in (None, 100):
+        cases.check_one_row_attention(GPU, dtype, shape, d, (0, 15, 63, 64, 257, 1023, 4000), window)
+
+
 def test_no_rows_are_no_launch():
     from types import SimpleNamespace
 

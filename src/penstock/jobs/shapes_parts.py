@@ -25,9 +25,9 @@ BESIDE = ("Memcpy HtoD", "Memcpy DtoH")  # run on copy engines beside the kernel
 # Our own kernels count by the file that defines them; a file that isn't named here is elementwise. Of two kernels with
 # one name that of a named file counts: decode's `_join` runs in each layer, rows' where a row comes to life.
 FILES = {
-    "attention": {"attention", "decode", "prefill", "prefix", "walk"},
+    "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk"},
     "sampling": {"sample", "sampler", "tiles", "tile_sums", "draw", "filters", "noise", "penalties", "logprobs"},
-    "products": {"linear", "linear_small", "products"},
+    "products": {"linear", "linear_one", "linear_small", "one_row", "products"},
 }
 # Others' kernels by their names; the first that is found counts.
 NAMES = (

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from penstock.errors import UsageError
-from penstock.kernels.ops import Ops, RowOps
+from penstock.kernels.ops import OneRowOps, Ops, RowOps
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,11 +79,19 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto") -> O
     """
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
-    for op in (f.name for f in fields(Ops) if f.name != "why"):
+    for op in (f.name for f in fields(Ops) if f.name not in ("one_row", "why")):
         candidate = _pick(op, device, dtype, kernels)
         picked[op] = candidate.load(op)
         why[op] = (candidate.column, "asked for" if kernels != "auto" else candidate.reason)
-    return Ops(**picked, why=why)
+    return Ops(**picked, one_row=_one_row(why), why=why)
+
+
+def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
+    """The fused operations, where both products and attention are of their column."""
+    if {why["linear"][0], why["attention"][0]} != {"triton"}:
+        return None
+    products, attention = _module("triton", "one_row"), _module("triton", "one_row_attention")
+    return OneRowOps(products.norm_qkv, attention.attention_out, products.norm_gate)
 
 
 def _module(column: str, module: str) -> Any:

@@ -56,6 +56,19 @@ class TokenLogprobs(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
+class OneRowOps:
+    """A layer of one row that stands alone, in fewer launches. Weights are prepared ones; the same numbers as the
+    operations of Ops give one after the other, within the dtype's rounding. `residual` None: x opens the stream."""
+
+    # x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D
+    norm_qkv: Callable[..., tuple[Tensor, Tensor]]  # -> q [1, H, D], rotated, k and v stored; the next residual
+    # q, kv, inputs, scale, window, the weight behind attention, bias
+    attention_out: Callable[..., Tensor]  # -> [1, d]
+    # x, residual [1, d], norm's weight, eps, gate_up's weight
+    norm_gate: Callable[..., tuple[Tensor, Tensor]]  # -> silu(gate) * up [1, F], the next residual
+
+
+@dataclass(slots=True, frozen=True)
 class Ops:
     """One callable an operation. `why` tells the column of each and the reason, for stats and doctor."""
 
@@ -75,6 +88,7 @@ class Ops:
     apply_bias: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows, ids, values [m]
     bar_ids: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows [m], ids [m, j], active [m]
     apply_penalties: Callable[..., None]
+    one_row: OneRowOps | None = None
     why: dict[str, tuple[str, str]] = field(default_factory=dict)  # op -> (column, reason)
 
 

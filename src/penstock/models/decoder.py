@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionInputs
-from penstock.kernels.ops import Ops
+from penstock.kernels.ops import OneRowOps, Ops
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
@@ -36,10 +36,29 @@ class Layer:
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, inputs: AttentionInputs, kv: Tensor, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
+        if ops.one_row is not None and x.shape[0] == 1 and self._fits_one_row(inputs):
+            return self._one_row(ops, ops.one_row, x, residual, inputs, kv, cos_sin)
         x, residual = self.attention_norm(ops, x, residual)
         x = self.attention(ops, x, inputs, kv, cos_sin)
         x, residual = self.mlp_norm(ops, x, residual)
         return self.mlp(ops, x), residual
+
+    def _fits_one_row(self, inputs: AttentionInputs) -> bool:
+        alone = inputs.decode is not None and inputs.decode.groups is None
+        return alone and self.attention.q_norm is None and self.mlp.gate_up.bias is None
+
+    def _one_row(
+        self, ops: Ops, one: OneRowOps, x: Tensor, residual: Tensor | None, inputs: AttentionInputs, kv: Tensor,
+        cos_sin: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        at, mlp = self.attention, self.mlp
+        q, residual = one.norm_qkv(
+            x, residual, self.attention_norm.weight, self.attention_norm.eps, at.qkv.weight, at.qkv.bias, cos_sin,
+            inputs, kv, at.heads, at.kv_heads, at.width,
+        )  # fmt: skip
+        x = one.attention_out(q, kv, inputs, at.width**-0.5, at.window, at.out.weight, at.out.bias)
+        gated, residual = one.norm_gate(x, residual, self.mlp_norm.weight, self.mlp_norm.eps, mlp.gate_up.weight)
+        return mlp.down(ops, gated), residual
 
 
 class Decoder:

@@ -53,6 +53,8 @@ def strip_of(k: int) -> Strip:
         return Strip(2, max(16, triton.next_power_of_2(k)), 4)
     if k <= 4096:
         return Strip(1, triton.next_power_of_2(k), 4)
+    if k <= 8192:
+        return Strip(1, triton.next_power_of_2(k), 16)
     return Strip(2, 4096, 8) if k % 4096 == 0 else Strip(2, 2048, 4)
 
 

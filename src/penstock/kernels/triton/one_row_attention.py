@@ -1,0 +1,184 @@
+"""Attention of one row and the product behind it, in two launches: its tokens in parts, then the parts joined.
+
+`_parts` asks for what earlier steps stored (the row's length, its blocks, K and V) before the kernel ahead has ended;
+only the query and the new token's K and V wait for it. `_join_out`'s programs each join all the parts, which is a few
+KB from the second-level cache while their weights are on the way. It knows a row, its blocks and a matrix; no layer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionInputs
+from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.linear_small import SmallWeight
+from penstock.kernels.triton.walk import LOG2_E
+
+PARTS = 16  # programs that share a row and KV head, at most
+TOKENS = 64  # of a tile; a part has at least one
+AT_ONCE = 8  # parts whose loads are under way together
+PARTS_EARLY, OUT_EARLY = 2, 2  # ms of a step's forward: 0.670; 1 and 2: 0.698, 2 and 1: 0.678, 1 and 1: 0.703
+OUT_NUMBERS = 16 * 2048  # weights of a program behind attention
+
+
+@triton.jit
+def _extent(rows, length, capacity, window, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr):
+    """The row, its first visible token, one past its last, where its first part begins, and the tokens of a part."""
+    row = tl.load(rows).to(tl.int64)
+    end = tl.minimum(tl.load(length + row) + 1, capacity)
+    first = end * 0
+    if WINDOWED:
+        first = tl.maximum(end - window, 0)
+    begin = first // 16 * 16
+    used = tl.minimum(tl.cdiv(end - begin, TOKENS), PARTS)
+    return row, first, end, begin, tl.cdiv(tl.cdiv(end - begin, used), TOKENS) * TOKENS
+
+
+@triton.jit(
+    do_not_specialize=["capacity", "window", "stride_blocks"],
+    do_not_specialize_on_alignment=["rows", "blocks", "length"],
+)
+def _parts(
+    q, kv, part, part_lse, blocks, rows, length, capacity, window, scale, stride_block, stride_blocks,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
+    RATIO_PAD: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    release(EARLY)
+    RATIO: tl.constexpr = HEADS // KV_HEADS
+    head, place = tl.program_id(0), tl.program_id(1)
+    row, first, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
+    begin += place * span
+    last = tl.minimum(begin + span, end)
+    lane = tl.arange(0, WIDTH_PAD)
+    inside = lane < WIDTH
+    token = tl.arange(0, TOKENS)
+    here, table = kv + head * (32 * WIDTH), blocks + row * stride_blocks
+    where = begin + token
+    stored = where < last
+    block = tl.load(table + where // 16, mask=stored, other=0)
+    start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
+    if WINDOWED:
+        stored &= where >= first
+    cell = start[:, None] + lane[None, :]
+    old = (stored & (where < end - 1))[:, None] & inside[None, :]
+    new = (stored & (where == end - 1))[:, None] & inside[None, :]
+    keys = tl.load(cell, mask=old, other=0.0)
+    values = tl.load(cell + 16 * WIDTH, mask=old, other=0.0)
+    wait(EARLY)
+    if begin < end:
+        query = tl.arange(0, RATIO_PAD)
+        query_head = head * RATIO + query
+        mask = (query < RATIO)[:, None] & inside[None, :]
+        queries = tl.load(q + query_head[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
+        keys = tl.where(new, tl.load(cell, mask=new, other=0.0), keys)
+        values = tl.where(new, tl.load(cell + 16 * WIDTH, mask=new, other=0.0), values)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(stored[None, :], scores, -1e30)
+        state_max = tl.max(scores, 1)
+        weights = tl.exp2(scores - state_max[:, None])
+        state_sum = tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        for at in range(begin + TOKENS, last, TOKENS):
+            where = at + token
+            stored = where < last
+            block = tl.load(table + where // 16, mask=stored, other=0)
+            start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
+            if WINDOWED:
+                stored &= where >= first
+            held = stored[:, None] & inside[None, :]
+            keys = tl.load(start[:, None] + lane[None, :], mask=held, other=0.0)
+            values = tl.load(start[:, None] + lane[None, :] + 16 * WIDTH, mask=held, other=0.0)
+            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+            scores = tl.where(stored[None, :], scores, -1e30)
+            larger = tl.maximum(state_max, tl.max(scores, 1))
+            weights = tl.exp2(scores - larger[:, None])
+            shrink = tl.exp2(state_max - larger)
+            state_sum = state_sum * shrink + tl.sum(weights, 1)
+            mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
+            state_max = larger
+        to = query_head * PARTS + place
+        tl.store(part + to[:, None] * WIDTH + lane[None, :], mixed / state_sum[:, None], mask=mask)
+        tl.store(part_lse + to, state_max + tl.log2(state_sum), mask=query < RATIO)
+
+
+@triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=["rows", "length"])
+def _join_out(
+    part, part_lse, rows, length, capacity, window, weight, bias, out, N,
+    K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, WINDOWED: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    release(EARLY)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    inside = k < K
+    w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K
+    w = tl.load(w_row + k[None, :], mask=inside[None, :], other=0.0)
+    _, _, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
+    used = tl.cdiv(end - begin, span)
+    wait(EARLY)
+    place = k // WIDTH * PARTS
+    largest = tl.full([BK], -1e30, tl.float32)
+    total = tl.zeros([BK], tl.float32)
+    mixed = tl.zeros([BK], tl.float32)
+    for at in range(0, used, AT_ONCE):
+        before = largest
+        for j in tl.static_range(AT_ONCE):
+            seen = tl.load(part_lse + place + at + j, mask=inside & (at + j < used), other=-1e30)
+            largest = tl.maximum(largest, seen)
+        shrink = tl.exp2(before - largest)
+        total *= shrink
+        mixed *= shrink
+        for j in tl.static_range(AT_ONCE):
+            there = inside & (at + j < used)
+            share = tl.exp2(tl.load(part_lse + place + at + j, mask=there, other=-1e30) - largest)
+            total += share
+            mixed += share * tl.load(part + (place + at + j) * WIDTH + k % WIDTH, mask=there, other=0.0)
+    kind = out.dtype.element_ty
+    x = tl.where(inside, mixed / total, 0.0).to(kind).to(tl.float32)
+    sums = tl.sum(w.to(tl.float32) * x[None, :], axis=1)
+    if HAS_BIAS:
+        sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, sums.to(kind), mask=n < N)
+
+
+def attention_out(
+    q: Tensor,
+    kv: Tensor,
+    inputs: AttentionInputs,
+    scale: float,
+    window: int | None,
+    weight: SmallWeight,
+    bias: Tensor | None,
+) -> Tensor:
+    """q [1, H, D] over kv [blocks, Hkv, 2, 16, D], times weight [N, H * D] prepared -> [1, N]. inputs.decode: the row,
+    which stands alone; it sees length + 1 tokens (its new one is stored), with a window the last `window` of them."""
+    decode = inputs.decode
+    assert decode is not None and decode.groups is None and q.is_contiguous()
+    _, heads, width = q.shape
+    (n, k), kv_heads, device = weight.weight.shape, kv.shape[1], q.device
+    part = torch.empty((heads, PARTS, width), dtype=torch.float32, device=device)
+    lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
+    out = torch.empty((1, n), dtype=q.dtype, device=device)
+    can = can_start_early(device)
+    capacity, windowed = decode.table.shape[1] * 16, window is not None
+    tokens = TOKENS if width <= 128 else TOKENS // 2
+    _parts[(kv_heads, PARTS)](
+        q, kv, part, lse, decode.table, decode.rows, decode.length, capacity, window or 0, scale * LOG2_E,
+        kv.stride(0), decode.table.stride(0), HEADS=heads, KV_HEADS=kv_heads, WIDTH=width,
+        WIDTH_PAD=max(16, triton.next_power_of_2(width)), RATIO_PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
+        WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        EARLY=PARTS_EARLY * can, num_warps=4, num_stages=2, launch_pdl=bool(can),
+    )  # fmt: skip
+    wide = triton.next_power_of_2(k)
+    each = max(1, min(16, OUT_NUMBERS // wide))
+    _join_out[(triton.cdiv(n, each),)](
+        part, lse, decode.rows, decode.length, capacity, window or 0, weight.weight, q if bias is None else bias, out,
+        n, K=k, BK=wide, BN=each, WIDTH=width, WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, AT_ONCE=AT_ONCE,
+        HAS_BIAS=bias is not None, EARLY=OUT_EARLY * can, num_warps=max(1, min(16, wide * each // 2048)),
+        launch_pdl=bool(can),
+    )  # fmt: skip
+    return out

@@ -34,8 +34,8 @@ LLAMA_1B = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0,
 }  # fmt: skip
 PARTS = {
-    "products": ("gemm", "nvjet", "cutlass", "linear_small", "splitK", "wgmma"),
-    "attention": ("_own", "_prefix", "_prefill", "_attend", "_join"),
+    "products": ("gemm", "nvjet", "cutlass", "linear_", "_norm_qkv", "_norm_gate", "_join_out", "splitK", "wgmma"),
+    "attention": ("_own", "_parts", "_prefix", "_prefill", "_attend", "_join"),
     "sampling": ("tile_sums", "draw_kernel", "filter_kernel", "_adjust", "_logprobs"),
 }
 NOTHING = np.zeros(0, np.int32)
@@ -103,14 +103,14 @@ def _run(runner: TorchRunner, plans: _Plans, steps: int, host: list[float]) -> N
 def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
     """ms a step by part, idle ms a step, and the largest kernels. Parts may overlap: few rows' kernels start early.
 
-    A step begins with its copy to the device. Left out are the first two, in which the host has no lead yet, and the
-    last, behind which nothing waits.
+    A step ends with its copy to the host. Left out are the first two, in which the host has no lead yet, and the last,
+    behind which nothing waits.
     """
     spans, total, names = [], Counter[str](), Counter[str]()
     events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    begins = sorted(event.time_range.start for event in events if "HtoD" in event.name)
-    first, last = begins[2], begins[-1]
-    steps = len(begins) - 3
+    ends = sorted(event.time_range.end for event in events if "DtoH" in event.name)
+    first, last = ends[1], ends[-2]
+    steps = len(ends) - 3
     for event in events:
         if not first <= event.time_range.start < last:
             continue

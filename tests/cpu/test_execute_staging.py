@@ -10,7 +10,15 @@ from execute_drive import Ask, Row, _joins
 from penstock.execute import packing
 from penstock.execute.asked import Asked
 from penstock.execute.graphs import coarse_first
-from penstock.execute.sizes import GRAPH_ROWS, chunk_capacity, group_capacity, padded, padded_tokens, sizes_up_to
+from penstock.execute.sizes import (
+    GRAPH_ROWS,
+    chunk_capacity,
+    graph_sizes,
+    group_capacity,
+    padded,
+    padded_tokens,
+    sizes_up_to,
+)
 from penstock.execute.staging import LOOSE_WORDS, RING, Staging
 from penstock.execute.warm import _numbers_of_chunks
 from penstock.schedule.step import Chunks, StepPlan
@@ -44,6 +52,15 @@ def test_every_number_of_chunks_that_may_come_is_warmed(tokens: int) -> None:
     assert max(_numbers_of_chunks(tokens)) <= tokens and len(warmed) < 8
 
 
+def test_every_step_up_to_the_largest_graph_has_one_that_is_little_larger() -> None:
+    captured = graph_sizes(GRAPH_ROWS)
+    assert len(captured) < 75 and max(captured) == GRAPH_ROWS and set(captured) <= set(sizes_up_to(GRAPH_ROWS))
+    for rows in range(1, GRAPH_ROWS + 1):
+        size = min(size for size in captured if size >= rows)
+        assert size <= max(rows + 8, rows * 5 // 4) and size >= padded(rows)
+    assert max(graph_sizes(100)) == padded(100)
+
+
 def test_capture_begins_with_the_largest_and_goes_from_coarse_to_fine() -> None:
     sizes = sizes_up_to(GRAPH_ROWS)
     order = coarse_first(sizes)
@@ -73,6 +90,39 @@ def test_what_is_staged_arrives() -> None:
             found = staging.view(place).numpy()
             assert found.shape == array.shape and (found == array).all()
             assert staging.view(place).data_ptr() % 16 == 0 or not array.size
+
+
+def test_what_the_device_holds_is_not_sent_again() -> None:
+    staging = Staging(24, 4, CPU)
+
+    def step(rows: list[int], fill: int, loose: int | None) -> None:
+        staging.begin()
+        staging.write("rows", np.array(rows, np.int32), fill, 8)
+        staging.write("skip", np.zeros(len(rows), np.int32), 0, 8)
+        place = None if loose is None else staging.add(np.array([loose], np.int32))
+        staging.send()
+        assert place is None or staging.view(place).tolist() == [loose]
+
+    step([3, 1], 9, None)
+    staging.rows[7] = 77  # what a copy would put right
+    step([3, 1], 9, None)
+    step([3, 1], 9, 5)  # the loose part goes alone
+    assert staging.rows[:8].tolist() == [3, 1, 9, 9, 9, 9, 9, 77]
+    for rows, fill in (([3, 2], 9), ([3, 2], 8), ([3, 2, 8], 8)):
+        step(rows, fill, None)
+        assert staging.rows[:8].tolist() == rows + [fill] * (8 - len(rows))
+
+
+def test_a_large_burst_behind_equal_rows_arrives() -> None:
+    staging = Staging(8, 1, CPU)
+    large = np.arange(LOOSE_WORDS + 5, dtype=np.int32)
+    for _ in range(3):
+        staging.begin()
+        staging.write("rows", np.arange(3, dtype=np.int32), 7, 4)
+        place = staging.add(large)
+        staging.send()
+        assert staging.rows[:4].tolist() == [0, 1, 2, 7] and (staging.view(place).numpy() == large).all()
+        large = large[::-1].copy()
 
 
 def test_a_burst_larger_than_the_buffer_arrives_too() -> None:

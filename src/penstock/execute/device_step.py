@@ -5,13 +5,14 @@
                       forward; head and draw in slices; advance               | GRAPH_ROWS; the same launches above it
 
 A step of S rows runs as the next larger of a few sizes; what is padded is the dead row, which is always done. Steps
-with chunks run the same launches without a graph, and so does the draw of a step in which a row asks for the most
-likely tokens. Nothing here waits for the device. It knows plans, rows, KV, the model and its draw; no sequences.
+with chunks run the same launches without a graph (but for one row with a short chunk, a lone request's first step), and
+so does the draw of a step in which a row asks for the most likely tokens. Nothing here waits for the device.
+It knows plans, rows, KV, the model and its draw; no sequences.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,15 @@ from penstock.execute.limits import graph_bytes
 from penstock.execute.packing import Packed
 from penstock.execute.row_draw import EVERY, MOST, PLAIN, RowDraw
 from penstock.execute.sampler import Logprobs, Sampler
-from penstock.execute.sizes import GRAPH_ROWS, group_capacity, padded, padded_tokens, sizes_up_to
+from penstock.execute.sizes import (
+    CHUNK_GRAPHS,
+    GRAPH_ROWS,
+    chunk_capacity,
+    graph_sizes,
+    group_capacity,
+    padded,
+    padded_tokens,
+)
 from penstock.execute.staging import Staging
 from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
 from penstock.kernels.ops import RowOps
@@ -72,6 +81,14 @@ class DeviceStep:
         width = rows.block_table.shape[1]
         self.group_blocks = torch.zeros(group_capacity(capacity), width, dtype=torch.int32, device=device)
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
+        # Where graphs of one row and a chunk find the chunk: as packing.pack_chunks gives it, at one address.
+        self._one_chunk = PrefillInputs(
+            start=torch.zeros(chunk_capacity(1) + 1, dtype=torch.int32, device=device),
+            context=torch.zeros(chunk_capacity(1), dtype=torch.int32, device=device),
+            block_table=torch.zeros((1, -(-width // 16) * 16), dtype=torch.int32, device=device),
+            start_list=[],
+            context_list=[],
+        )
         self._copier = ops.block_copier([*kv.layers, kv.slot_token])
         self.graphs: Graphs | None = None
 
@@ -80,19 +97,24 @@ class DeviceStep:
 
         No rows may live yet: it runs dead ones.
         """
-        sizes = sizes_up_to(min(self.max_rows, GRAPH_ROWS))
+        sizes = graph_sizes(min(self.max_rows, GRAPH_ROWS))
         hidden = torch.zeros(sizes[0], self.model.config.hidden_size, dtype=self.model.dtype, device=self.rows.device)
         self.staging.rows.fill_(self.max_rows)
         self.graphs = Graphs(hidden)
         self.graphs.capture(sizes, grouping, self.launch_forward, self._draw_for_graph, graph_bytes(self.rows.device))
         captured = self.graphs
+        for tokens in CHUNK_GRAPHS:
+            if tokens <= self.columns.tokens.shape[0]:
+                chunk = replace(self._one_chunk, start_list=[0, tokens - 1])
+                captured.capture_chunks(tokens, lambda: self.launch_forward(1, False, chunk))  # noqa: B023
         return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
 
     def step(self, plan: StepPlan) -> Outcome:
         """Launches a step and gives what it leaves on the device."""
         rows, size = plan.rows.size, self._size(plan)
         packing.without_groups_past(plan, group_capacity(size))
-        packed = self._pack(plan, size)
+        tokens = self._graph_tokens(plan, size)
+        packed = self._pack(plan, size, tokens)
         self.staging.send()
         self._before(packed)
         chunks = self._chunks(plan, packed, size)
@@ -100,9 +122,16 @@ class DeviceStep:
         if not rows and chunks is None:
             return outcome
         grouped, captured = bool(plan.group_length.size), None
-        if self.graphs is not None and chunks is None and size in self.graphs.by_size:
+        if self.graphs is not None and size in self.graphs.by_size and (chunks is None or tokens):
             captured, hidden = self.graphs.by_size[size], self.graphs.hidden
-            captured.forward[grouped].replay()
+            if chunks is not None:
+                self._replay_chunk(chunks, tokens)
+            elif captured.whole is not None and not grouped and not plan.wants:
+                captured.whole.replay()
+                outcome.tokens = self.draw.told[:rows]
+                return outcome
+            else:
+                captured.forward[grouped].replay()
         else:
             hidden = self.launch_forward(size, grouped, chunks)
         if rows:
@@ -121,7 +150,24 @@ class DeviceStep:
             return size
         return self.graphs.size_for(plan.rows.size) or size
 
-    def _pack(self, plan: StepPlan, size: int) -> Packed:
+    def _graph_tokens(self, plan: StepPlan, size: int) -> int:
+        """Tokens of the graph that a step of one row and one chunk runs as; 0: none."""
+        chunks = plan.chunks
+        if self.graphs is None or chunks is None or size != 1 or chunks.context.size != 1:
+            return 0
+        if plan.group_length.size or (chunks.prompt_logprobs >= 0).any():
+            return 0
+        return min((t for t in self.graphs.by_tokens if t > chunks.tokens.size), default=0)
+
+    def _replay_chunk(self, chunks: PrefillInputs, tokens: int) -> None:
+        assert self.graphs is not None
+        mine, width = self._one_chunk, chunks.block_table.shape[1]
+        mine.start.copy_(chunks.start)
+        mine.context.copy_(chunks.context)
+        mine.block_table[:, :width].copy_(chunks.block_table)
+        self.graphs.by_tokens[tokens].replay()
+
+    def _pack(self, plan: StepPlan, size: int, graph_tokens: int) -> Packed:
         staging, packed = self.staging, Packed()
         staging.begin()
         packing.pack_rows(staging, plan, size, self.max_rows)
@@ -139,7 +185,7 @@ class DeviceStep:
             packed.group_blocks = staging.add(plan.group_blocks)
             self._sent_groups = plan.group_blocks
         if plan.chunks is not None and plan.chunks.tokens.size:
-            tokens = padded_tokens(size + plan.chunks.tokens.size) - size
+            tokens = (graph_tokens or padded_tokens(size + plan.chunks.tokens.size)) - size
             packed.chunks = packing.pack_chunks(staging, plan.chunks, tokens, self.kv.dump_block * BLOCK_SIZE)
         return packed
 

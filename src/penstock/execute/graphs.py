@@ -2,6 +2,7 @@
 
     for each size, the largest first (the smaller ones fit into its memory):
         forward of rows that stand alone    forward with prefix groups    plain draw    draw with all that rows may ask
+    for the smallest: a plain step in one        for one row with a prompt's chunk, by tokens: forward
 
 All share one memory pool. Capturing stops when its time or its memory is used up: larger sizes were captured first, so
 what is missing then is filled by the next larger graph; sizes are therefore captured coarse ones first.
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from penstock.execute.sizes import WHOLE_ROWS
+
 CAPTURE_SECONDS = 6.0
 
 
@@ -27,6 +30,7 @@ class Captured:
 
     forward: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)  # with prefix groups or without
     draw: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)  # of rows that ask for more, or plain
+    whole: torch.cuda.CUDAGraph | None = None  # forward of rows that stand alone, and plain draw
 
 
 class Graphs:
@@ -35,6 +39,7 @@ class Graphs:
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
+        self.by_tokens: dict[int, torch.cuda.CUDAGraph] = {}  # of one row and a chunk
         self._sizes: list[int] = []  # in order
         self.seconds, self.bytes = 0.0, 0
         self._pool = torch.cuda.graph_pool_handle()
@@ -63,10 +68,18 @@ class Graphs:
                 captured.forward[grouped] = self._one(lambda: self._forward(size, grouped, forward))  # noqa: B023
             for every in (False, True):
                 captured.draw[every] = self._one(lambda: draw(size, self.hidden[:size], every))  # noqa: B023
+            if size <= WHOLE_ROWS:
+                captured.whole = self._one(lambda: draw(size, forward(size, False), False))  # noqa: B023
             self.by_size[size] = captured
             insort(self._sizes, size)
         torch.cuda.current_stream().synchronize()
         self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
+
+    def capture_chunks(self, tokens: int, forward: Callable[[], Tensor]) -> None:
+        """The forward of one row and a chunk, `tokens` in all; the row's state goes where its draw looks for it."""
+        self.hidden[:1].copy_(forward()[:1])
+        torch.cuda.current_stream().synchronize()
+        self.by_tokens[tokens] = self._one(lambda: self.hidden[:1].copy_(forward()[:1]))
 
     def size_for(self, rows: int) -> int | None:
         """The smallest captured size that holds `rows` rows."""
@@ -76,7 +89,7 @@ class Graphs:
     def _forward(self, size: int, grouped: bool, forward: Callable[[int, bool], Tensor]) -> None:
         self.hidden[:size].copy_(forward(size, grouped))
 
-    def _one(self, launches: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _one(self, launches: Callable[[], object]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph collects garbage and empties caches around each capture: 50 ms, some hundred times.
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -3,6 +3,8 @@
     fixed part, at one address for ever (graphs read it):   rows | skip | group start | group length
     loose part, packed anew each step (launched one by one): group blocks, copies, new blocks, joins, chunks
 
+What the fixed part holds already isn't sent again: a step of the same rows as the last sends nothing.
+
 It knows arrays and places; not what a step does with them. A pinned buffer is written again only once the copy out of
 it is done: there are as many as flights may be out, so nobody waits for that in practice.
 """
@@ -51,6 +53,8 @@ class Staging:
         self._buffer = self._ring[0]
         self._end = self._fixed
         self._loose: list[tuple[int, Int32]] = []
+        self._now: dict[str, tuple[Int32, int, int]] = {}  # what write() was given since begin(): values, fill, size
+        self._sent: dict[str, tuple[Int32, int, int]] = {}  # what the device holds of it
         self._base = self._device
 
     def begin(self) -> None:
@@ -60,12 +64,11 @@ class Staging:
         self._buffer.wait()
         self._end = self._fixed
         self._loose.clear()
+        self._now = {}
 
     def write(self, name: str, values: Int32, fill: int, size: int) -> None:
-        """The first `size` words of a fixed array: values, then `fill`."""
-        first = self._places[name]
-        self._buffer.words[first : first + values.size] = values
-        self._buffer.words[first + values.size : first + size] = fill
+        """The first `size` words of a fixed array: values (which stay as they are from now on), then `fill`."""
+        self._now[name] = (values, fill, size)
 
     def add(self, array: NDArray[np.generic]) -> Place:
         """An array of the loose part: int32, float32, int64, or bool (which becomes int32)."""
@@ -79,15 +82,35 @@ class Staging:
         return place
 
     def send(self) -> None:
-        """One copy, in the order of the current stream."""
+        """One copy, in the order of the current stream; none where the device holds everything already."""
+        begin = self._fixed if self._is_there() else 0
+        self._base = self._device[self._fixed :]
+        if begin == self._end:
+            return
+        buffer = self._buffer.words
+        if begin == 0:
+            self._sent = self._now
+            for name, (values, fill, size) in self._now.items():
+                first = self._places[name]
+                buffer[first : first + values.size] = values
+                buffer[first + values.size : first + size] = fill
         if self._end <= self._words:
-            buffer, self._base = self._buffer.words, self._device[self._fixed :]
             for first, words in self._loose:
                 buffer[first : first + words.size] = words
-            self._device[: self._end].copy_(self._buffer.pinned[: self._end], non_blocking=True)
+            self._device[begin : self._end].copy_(self._buffer.pinned[begin : self._end], non_blocking=True)
         else:
             self._send_large()
         self._buffer.sent()
+
+    def _is_there(self) -> bool:
+        """Whether the device holds the fixed part of this step."""
+        if self._now.keys() != self._sent.keys():
+            return False
+        for name, (values, fill, size) in self._now.items():
+            held, filled, length = self._sent[name]
+            if (fill, size) != (filled, length) or not np.array_equal(values, held):
+                return False
+        return True
 
     def view(self, place: Place) -> Tensor:
         """The array on the device, after send(); valid until the next step's is launched."""
@@ -101,7 +124,8 @@ class Staging:
         for first, words in self._loose:
             into[first - self._fixed : first - self._fixed + words.size] = words
         self._base = host.to(self.device, non_blocking=True)
-        self._device[: self._fixed].copy_(self._buffer.pinned[: self._fixed], non_blocking=True)
+        if self._sent is self._now:
+            self._device[: self._fixed].copy_(self._buffer.pinned[: self._fixed], non_blocking=True)
 
 
 @dataclass(slots=True)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +28,7 @@ from penstock.request import CompletionOutput, Delta, Request, RequestOutput, Sa
 if TYPE_CHECKING:
     from penstock.engine.client import Asked
     from penstock.engine.engine import Engine
+    from penstock.text.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int]
 AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
@@ -60,15 +63,17 @@ class LLM:
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         from penstock.engine.client import Client
-        from penstock.engine.open import open_engine
-        from penstock.text.tokenizer import Tokenizer
+        from penstock.engine.open import model_folder, open_engine
 
         self.config = Config.of(model=str(model), **knobs)
-        self._engine, self.facts = open_engine(self.config)
+        self.config.check()
+        folder = model_folder(self.config)
+        with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
+            skip = self.config.model.skip_tokenizer_init
+            reading = None if skip else beside.submit(_read_tokenizer, folder)
+            self._engine, self.facts = open_engine(self.config, folder)
         try:
-            self._tokenizer = None
-            if not self.config.model.skip_tokenizer_init:
-                self._tokenizer = Tokenizer.load(Path(self.facts.folder), vocab_size=self.facts.vocab_size)
+            self._tokenizer = None if reading is None else reading.result()
         except BaseException:
             self._engine.runner.close()
             raise
@@ -281,6 +286,14 @@ def _output(delta: Delta) -> CompletionOutput:
         cumulative_logprob=total,
         logprobs=delta.logprobs,
     )
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    from penstock.models.model_config import read_model_config
+    from penstock.text.tokenizer import Tokenizer
+
+    import_module("torch")  # not before: an import leaves other threads no time, loading the model does
+    return Tokenizer.load(folder, vocab_size=read_model_config(folder).vocab_size)
 
 
 class _Bar:

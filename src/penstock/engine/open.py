@@ -44,12 +44,12 @@ def model_folder(config: Config) -> Path:
     return find_model(config.model.model, config.model.revision)
 
 
-def open_engine(config: Config) -> tuple[Engine, EngineFacts]:
-    """Loads the model and starts the device in this process."""
+def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
+    """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already."""
     from penstock.execute.ranks import open_runner
 
     config.check()
-    folder = model_folder(config)
+    folder = folder or model_folder(config)
     runner = open_runner(config, folder)
     try:
         scheduler = Scheduler(

@@ -2,11 +2,17 @@
 
 It does two things at once: every kernel that a step may need is compiled, and torch's allocator has held the most that
 a step may hold, so that what is then left can go to the KV cache. It knows a DeviceStep and limits.
+
+With an empty cache Triton compiles for 9 s, nearly all of it without the interpreter's lock: the sampler's kernels, one
+half of it, are compiled in a thread of their own meanwhile.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
+import torch
 
 from penstock.config import BLOCK_SIZE
 from penstock.execute.device_step import DeviceStep
@@ -23,19 +29,35 @@ def warm(step: DeviceStep, limits: BatchLimits) -> None:
     """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be thrown away."""
     most = limits.max_batched_tokens
     _all_rows_ask(step)
+    _compile_small_steps(step, _kinds_of_sizes(limits.max_rows))
     for wants in (PLAIN, EVERY):
         step.step(_plan(limits.max_rows, wants, most - limits.max_rows, limits, MAX_LOGPROBS))
     step.step(_plan(0, PLAIN, most, limits, MAX_LOGPROBS))
     for chunks in _numbers_of_chunks(most):
         for tokens in {chunks, min(chunks + 16, most)}:
             step.step(_many(tokens, chunks))
-    for size in _kinds_of_sizes(limits.max_rows):
-        for grouped in (False, True) if size > 1 else (False,):
-            hidden = step.launch_forward(size, grouped)
-        for wants in (PLAIN, EVERY):
-            step.draw.launch(step.staging.rows[:size], hidden, wants)
     step.asked.wants[:] = 0
     step.asked.logprobs[:] = -1
+
+
+def _compile_small_steps(step: DeviceStep, sizes: list[int]) -> None:
+    device = step.rows.device
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    hidden = torch.zeros((sizes[-1], step.model.config.hidden_size), dtype=step.model.dtype, device=device)
+
+    def draws() -> None:
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for size in sizes:
+                for wants in (PLAIN, EVERY):
+                    step.draw.launch(step.staging.rows[:size], hidden[:size], wants)
+
+    step.launch_forward(sizes[0], False)  # Triton's driver is set up by one thread alone
+    with ThreadPoolExecutor(1, "penstock-warm") as beside:
+        drawing = beside.submit(draws)
+        for size in sizes:
+            for grouped in (False, True) if size > 1 else (False,):
+                step.launch_forward(size, grouped)
+        drawing.result()
 
 
 def _all_rows_ask(step: DeviceStep) -> None:

@@ -82,8 +82,10 @@ function workText(work) {
 function otherLength(select, name) {
   const box = el("input", { type: "number", min: 1, max: 1e7, step: 1, class: "choice length", "aria-label": `Tokens ${name === "input" ? "in" : "out"}` });
   box.value = String(state[name]);
+  let over = false; // taking the box away blurs it
   const done = (take) => {
-    if (!box.isConnected) return;
+    if (over) return;
+    over = true;
     const value = readValue("length", box.value);
     box.replaceWith(select);
     delete select.dataset.key;

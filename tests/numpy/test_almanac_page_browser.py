@@ -1,0 +1,520 @@
+"""The almanac's page in a real browser, from the file system: it answers, and answers truly; nothing leaves it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import page_browser
+import pytest
+from page_browser import Reader, chromium, made_page
+from page_records import firsts, point, record
+
+from penstock.almanac.intervals import share_interval
+
+WHY_NOT = page_browser.missing()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+LINE = "<img src=x onerror=hacked=1>javascript:hacked=1</script><script>hacked=1</script>"
+
+
+def swift(run: str = "swift000", engine: str = "swift", **changes: Any) -> dict[str, Any]:
+    """First tokens come early at low rates; it is full at 20 a second."""
+    points = [
+        point(None, firsts(1, 0.05, 1), kind="single"),
+        point(10.0, firsts(1, 0.1, 9)),
+        point(20.0, firsts(0.9, 0.1, 9)),
+        point(40.0, firsts(0.1, 0.1, 9)),
+        point(None, firsts(0.05, 0.1, 20), kind="saturation"),
+    ]
+    return record(run, engine, points, **changes)
+
+
+def steady(run: str = "steady00", engine: str = "steady", **changes: Any) -> dict[str, Any]:
+    """First tokens never come before 2 s; it takes 50 a second."""
+    points = [
+        point(None, firsts(1, 2.0, 3), kind="single"),
+        point(25.0, firsts(1, 2.0, 9)),
+        point(50.0, firsts(1, 2.0, 9)),
+    ]
+    return record(run, engine, points, **changes)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of most tests: two engines, one with another shape too; one that failed; one client short."""
+    other = {"shape.input": 128.0, "shape.output": 1024.0, "shape.name": "128x1024"}
+    broken = record("broken00", "broken", [])
+    broken["failures"] = [{"point": None, "kind": "out of memory", "message": "no room", "log": "the log's tail"}]
+    unsure = record("unsure00", "unsure", [point(90.0, firsts(1, 0.1, 2), short=True)])
+    records = [swift(), steady(), swift("longer00", **other), broken, unsure]
+    return made_page(tmp_path_factory.mktemp("page"), records)
+
+
+@pytest.fixture
+def reader(browser: Any, folder: Path) -> Iterator[Reader]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    found = Reader(context.new_page(), folder)
+    yield found
+    context.close()
+    assert found.faults == []
+
+
+@pytest.fixture
+def ask(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """Opens a page of the given records."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    opened: list[Reader] = []
+
+    def of(records: list[dict[str, Any]], address: str = "") -> Reader:
+        opened.append(Reader(context.new_page(), made_page(tmp_path / str(len(opened)), records)))
+        return opened[-1].open(address)
+
+    yield of
+    context.close()
+    assert [fault for each in opened for fault in each.faults] == []
+
+
+# --- the question and its answer
+
+
+def test_the_question_changes_the_answer(reader: Reader) -> None:
+    reader.open()
+    # 100 % at 10 a second, 90 % at 20: 95 % half-way between.
+    assert "swift 1.0 takes 15 requests a second" in reader.text("#answer")
+    assert "Interpolated between two measured points, 10 (100 %) and 20" in reader.text("#answer")
+    reader.choose("ask-quantile", "0.9")
+    assert "takes 20 requests a second" in reader.text("#answer")
+    reader.choose("ask-quantile", "0.5")
+    assert "takes 30 requests a second" in reader.text("#answer")  # 90 % at 20, 10 % at 40
+    reader.choose("ask-first", "5")
+    assert "steady 1.0 takes at least 50 requests a second" in reader.text("#answer")
+    reader.choose("ask-engine", "swift")
+    assert "swift 1.0 takes 30" in reader.text("#answer") and reader.ranking() == ["swift 1.0"]
+
+
+def test_the_interval_leans_on_measured_points_alone(reader: Reader) -> None:
+    reader.open()
+    # 400 of 400 surely keep 95 %; 360 of 400 surely don't: between 10 and 20, wherever the line crosses.
+    low, high = share_interval([400, 360], [400, 400])
+    assert low[0] >= 0.95 and high[1] < 0.95
+    assert "95 % interval 10 to 20" in reader.text("#answer")
+
+
+def test_the_answer_is_the_rule_on_any_records(ask: Any) -> None:
+    """The rule again, in numpy, on the samples as they are on paper."""
+    rng = np.random.default_rng(5)
+    rates = [2.0, 5.0, 8.0, 11.0]
+    points = [point(rate, rng.gamma(2, 0.05 * rate, 300).tolist(), failed=3) for rate in rates]
+    reader = ask([record("random00", "random", points)])
+    asked = [(0.5, 0.5), (0.9, 0.5), (0.9, 1.0), (0.8, 2.0), (0.5, 1.0)]
+    for quantile, first in asked:
+        reader.choose("ask-quantile", str(quantile))
+        reader.choose("ask-first", f"{first:g}")
+        shares = [np.mean([0 <= t <= first for t in each["sample"]["first"]]) for each in points]
+        kept = [at for at, share in enumerate(shares) if share >= quantile]
+        if not kept:
+            assert reader.text("#answer").startswith("None.")
+            continue
+        last = kept[-1]
+        wanted = rates[last]
+        if last + 1 < len(rates):
+            part = (shares[last] - quantile) / (shares[last] - shares[last + 1])
+            wanted += part * (rates[last + 1] - rates[last])
+        told = re.search(r"takes (?:at least )?([\d.]+) requests", reader.text("#answer"))
+        assert told and float(told[1]) == pytest.approx(wanted, rel=6e-3)  # three digits are shown
+
+
+def test_a_limit_on_every_token_is_joint_with_the_first(ask: Any) -> None:
+    both = point(10.0, firsts(1, 0.1, 2, 200), token=0.01)
+    both["sample"]["per_token"] = [0.01] * 100 + [0.15] * 100
+    reader = ask([record("joint000", "joint", [both])])
+    assert "at least 10" in reader.text("#answer")
+    reader.choose("ask-pace", "0.1")
+    assert reader.text("#answer").startswith("None.") and "50 %" in reader.text("#answer")
+    reader.choose("ask-quantile", "0.5")
+    assert "at least 10" in reader.text("#answer") and "a token every 100 ms" in reader.text("#answer")
+
+
+def test_failed_requests_count_against_the_goal(ask: Any) -> None:
+    reader = ask([record("failing0", "failing", [point(10.0, firsts(1, 0.1, 2, 90), failed=10)])])
+    assert reader.text("#answer").startswith("None.") and "90 %" in reader.text("#answer")
+
+
+def test_a_recorded_goal_is_taken_over_the_sample(ask: Any) -> None:
+    exact = point(10.0, firsts(1, 0.1, 2, 100))
+    exact["goals"] = [{"seconds": 1.0, "share": 0.9, "low": 0.89, "high": 0.91, "goodput": 9.0}]
+    reader = ask([record("goals000", "goals", [exact])])
+    assert "90 % (89 % to 91 %)" in reader.text("#answer")
+    reader.choose("ask-first", "2")
+    assert "at least 10" in reader.text("#answer")
+
+
+def test_what_was_not_measured_is_said_with_its_command(reader: Reader) -> None:
+    reader.open("#question?i=2048&o=2048")
+    assert reader.text("#answer").startswith("Not measured.")
+    assert reader.text("#answer code") == "penstock bench run --engine ENGINE --model Test-1B --shape 2048x2048"
+    assert reader.page.is_hidden("#ranking-part") and reader.page.is_hidden("#curve-part")
+    reader.page.click("#answer a >> nth=0")
+    reader.wait("#answer", "requests a second")
+
+
+def test_another_length_can_be_typed(reader: Reader) -> None:
+    reader.open()
+    reader.choose("ask-input", "other")
+    reader.page.fill("input.length", "777")
+    reader.page.keyboard.press("Enter")
+    reader.wait("#answer", "Not measured.")
+    assert "777x128" in reader.text("#answer code")
+    assert "i=777" in reader.page.url
+
+
+def test_measured_and_interpolated_are_told_apart(reader: Reader) -> None:
+    reader.open()
+    notes = dict(zip(reader.ranking(), reader.texts(".rank-note"), strict=True))
+    assert "interpolated" in notes["swift 1.0"]
+    assert reader.page.locator("#curve .measured").count() == 4 + 3  # open and single points of both
+    assert reader.page.locator("#curve .crossing").count() == 1
+    reader.page.click("#curve-part summary")
+    rows = reader.texts("#curve-table tbody tr")
+    assert [row.endswith("interpolated") for row in rows].count(True) == 1
+    assert sum(row.endswith("measured") for row in rows) == 7
+
+
+def test_a_short_client_is_shown_and_never_ranked(reader: Reader) -> None:
+    reader.open()
+    assert reader.ranking()[-1] in ("unsure 1.0", "broken 1.0")
+    notes = dict(zip(reader.ranking(), reader.texts(".rank-note"), strict=True))
+    assert "not ranked" in notes["unsure 1.0"] and "out of memory" in notes["broken 1.0"]
+    assert reader.page.locator("#curve .short").count() == 1
+    assert "90 requests" not in reader.text("#answer")
+
+
+def test_failures_are_shown_with_their_log(reader: Reader) -> None:
+    reader.open()
+    assert "broken 1.0: out of memory" in reader.text("#failures")
+    reader.page.click("#failures summary")
+    assert "the log's tail" in reader.text("#failures pre")
+
+
+# --- moving
+
+
+def test_the_slider_ranks_anew(reader: Reader) -> None:
+    reader.open()
+    assert reader.ranking()[0] == "swift 1.0"
+    reader.slide(4)
+    assert reader.ranking()[0] == "steady 1.0"
+    assert "steady 1.0 takes at least 50" in reader.text("#answer")
+    reader.slide(0.5)
+    assert reader.ranking()[0] == "swift 1.0"
+    reader.slide(0.02)
+    assert reader.text("#answer").startswith("None.")
+    reader.page.wait_for_function("() => location.hash.includes('z=0.02')")
+
+
+def test_the_address_restores_the_view(reader: Reader) -> None:
+    reader.open()
+    reader.choose("ask-quantile", "0.9")
+    reader.choose("ask-first", "0.5")
+    reader.page.fill("#price", "3.6")
+    reader.page.wait_for_function("() => location.hash.includes('p=3.6')")
+    before, address = reader.text("#answer"), reader.page.url
+    assert "$" in before
+    reader.page.reload()
+    reader.wait("#answer", "takes 20")
+    assert (reader.text("#answer"), reader.page.url) == (before, address)
+    reader.page.goto("about:blank")
+    reader.page.goto(address)
+    reader.wait("#answer", "takes 20")
+    assert reader.text("#answer") == before
+    assert reader.page.input_value("#ask-first") == "0.5"
+
+
+def test_the_back_button_goes_back(reader: Reader) -> None:
+    reader.open()
+    reader.choose("ask-quantile", "0.9")
+    reader.choose("ask-input", "128")
+    reader.wait("#answer", "takes 20")
+    assert reader.page.input_value("#ask-output") == "1024"  # what was measured with it
+    reader.page.click("nav >> text=Method")
+    assert reader.page.is_visible("#view-method") and reader.page.is_hidden("#view-question")
+    reader.page.go_back()
+    assert reader.page.is_visible("#view-question")
+    reader.page.go_back()
+    reader.page.wait_for_function("() => document.getElementById('ask-input').value === '1024'")
+    reader.page.go_back()
+    reader.wait("#answer", "takes 15")
+
+
+@pytest.mark.parametrize("address", ["#question?z=1e308&q=2&i=-5&p=NaN", "#nowhere?evil=<img src=x onerror=hacked=1>"])
+def test_an_address_that_cannot_be_is_told(reader: Reader, address: str) -> None:
+    reader.open(address)
+    reader.wait("#notes", "The address")
+    assert reader.page.evaluate("[window.hacked === undefined, document.images.length]") == [True, 0]
+    assert "swift 1.0 takes 15" in reader.text("#answer")
+
+
+# --- the parts
+
+
+def test_cost_follows_the_price(reader: Reader) -> None:
+    reader.open()
+    assert "give a price" in reader.text("#answer")
+    reader.page.fill("#price", "5.4")  # 15 requests a second: 54,000 an hour
+    reader.wait("#answer", "$0.10 a thousand requests")
+    assert "$0.78 a million output tokens" in reader.text("#answer")  # 128 tokens each
+    reader.page.fill("#price", "")
+    reader.wait("#answer", "give a price")
+
+
+def test_the_drawer_tells_how_to_run_it_again(reader: Reader) -> None:
+    reader.open()
+    reader.page.click("#ranking li:first-child .rank-name")
+    assert reader.page.locator("dialog[open]").count() == 1
+    told = reader.text("#drawer-body")
+    for part in ("swift serve it", "penstock bench run --suite almanac", "--flag 1", "Test CPU", "seed 0", "swift000"):
+        assert part in told
+    assert "at=swift000" in reader.page.url
+    reader.page.reload()
+    reader.page.wait_for_selector("dialog[open]")
+    reader.page.keyboard.press("Escape")
+    reader.page.wait_for_selector("dialog:not([open])", state="attached")
+    assert "at=" not in reader.page.url
+
+
+def test_a_checksum_and_marks_are_in_the_drawer(ask: Any) -> None:
+    made = record("raw00000", "raw", [point(10.0, firsts(1, 0.1, 2), marks=["cached prompts"])])
+    made["raw"] = {"sha256": "ab" * 32, "rows": 400}
+    reader = ask([made])
+    reader.page.click(".rank-name")
+    assert "ab" * 32 in reader.text("#drawer-body") and "cached prompts" in reader.text("#drawer-body")
+
+
+def test_two_are_compared_and_no_difference_is_said(ask: Any) -> None:
+    reader = ask([swift(), swift("twin0000", "twin"), steady()])
+    assert "No significant difference" in reader.text("#compare-said")
+    assert "no significant difference" in reader.text("#compare-table")
+    assert "No significant difference from" in reader.text("#answer")
+    reader.choose("compare-right", "steady00")
+    assert "steady 1.0 has no rate" in reader.text("#compare-said")
+    rows = dict(each.split(maxsplit=2)[:2] for each in reader.texts("#compare-table tbody tr"))
+    assert rows
+    assert "steady 1.0 is better" in reader.text("#compare-table")  # its highest rate, 50 against 40
+
+
+def test_a_clear_ratio_has_its_interval(ask: Any) -> None:
+    fast = record("fast0000", "fast", [point(100.0, firsts(1, 0.1, 2)), point(110.0, firsts(0.5, 0.1, 2))])
+    slow = record("slow0000", "slow", [point(10.0, firsts(1, 0.1, 2)), point(11.0, firsts(0.5, 0.1, 2))])
+    reader = ask([fast, slow])
+    ratio = re.search(r"fast 1.0 takes ([\d.]+) \(([\d.]+) to ([\d.]+)\) times", reader.text("#compare-said"))
+    assert ratio
+    value, low, high = map(float, ratio.groups())
+    assert low < value < high and value == pytest.approx(10, rel=0.02) and low > 8.9 and high < 11.1
+
+
+def test_the_page_counts_intervals_as_the_almanac_does(reader: Reader) -> None:
+    """The page's Clopper-Pearson against intervals.py's, whole numbers and others."""
+    from penstock.almanac.page import build as building
+
+    text = (Path(building.__file__).parent / "site" / "script" / "30_numbers.js").read_text()
+    cases = [(0, 20), (20, 20), (1, 20), (475, 500), (499, 500), (12.5, 31.7), (950, 1000), (3.2, 4100.5)]
+    found = reader.open().page.evaluate(
+        f"(cases) => {{ {text}; return cases.map(([k, n]) => shareInterval(k, n)) }}", cases
+    )
+    low, high = share_interval(*np.array(cases).T)
+    np.testing.assert_allclose(found, np.stack([low, high], 1), atol=2e-6)
+
+
+def test_findings_are_computed(ask: Any) -> None:
+    turned = {"shape.input": 128.0, "shape.output": 1024.0, "shape.name": "128x1024"}
+    reads = record("reads000", "one", [point(30.0, firsts(1, 0.1, 2))])
+    writes = record("writes00", "one", [point(10.0, firsts(1, 0.1, 2))], **turned)
+    tuned = record("tuned000", "one", [point(36.0, firsts(1, 0.1, 2))], **{"engine.configuration.name": "tuned"})
+    reader = ask([reads, writes, tuned], "#findings")
+    reader.wait("#findings", "3 (2.92 to 3.09) times as many requests a second at 1,024 in and 128 out")
+    assert "1.2 (1.17 to 1.23) times the default's highest rate" in reader.text("#findings")
+    reader.page.click("nav >> text=Summary")
+    assert "3 runs of 1 engine, 1 model and 1 machine" in reader.text("#summary")
+    assert reader.page.locator("#summary tbody tr").count() == 2
+
+
+def test_the_data_page_filters_and_offers_the_files(reader: Reader) -> None:
+    reader.open("#data")
+    reader.page.wait_for_selector("#record-list tbody tr")
+    assert reader.page.locator("#record-list tbody tr").count() == 5
+    reader.choose("filter-engine", "swift")
+    assert reader.page.locator("#record-list tbody tr").count() == 2
+    reader.page.fill("#filter-text", "longer00")
+    reader.page.wait_for_function("() => document.querySelectorAll('#record-list tbody tr').length === 1")
+    reader.page.wait_for_function("() => location.hash.includes('x=longer00')")
+    links = reader.page.eval_on_selector_all("#downloads a", "all => all.map((each) => each.getAttribute('href'))")
+    assert links == ["data/records.json", "data/points.csv", "data/points.parquet"]
+    assert all((reader.folder / link).is_file() for link in links)
+
+
+def test_a_table_can_be_kept(reader: Reader) -> None:
+    reader.open()
+    reader.page.click("#curve-part summary")
+    with reader.page.expect_download() as kept:
+        reader.page.click("#curve-table button:has-text('Keep as CSV')")
+    lines = Path(kept.value.path()).read_text().splitlines()
+    assert lines[0].startswith("Engine,Point,Requests/s") and any("interpolated" in line for line in lines)
+
+
+# --- the reader's own file, and hostile ones
+
+
+def test_a_dropped_record_appears_marked(reader: Reader) -> None:
+    reader.open()
+    own = record("mine0000", "mine", [point(90.0, firsts(1, 0.1, 2)), point(99.0, firsts(0.5, 0.1, 2))])
+    reader.drop("mine.json", json.dumps(own))
+    reader.wait("#said", "marked as yours")
+    assert reader.ranking()[0] == "mine 1.0 · yours"
+    assert "mine 1.0 · yours takes 90" in reader.text("#answer")
+    reader.drop("mine.json", json.dumps(own))
+    reader.wait("#said", "is here already")
+
+
+def test_a_record_can_be_chosen_by_hand(reader: Reader, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(record("mine0001", "mine", [point(90.0, firsts(1, 0.1, 2))])))
+    reader.open()
+    reader.page.set_input_files("#view-question input[type=file]", str(path))
+    reader.wait("#answer", "mine 1.0 · yours takes at least 90")
+
+
+def hostile_files() -> dict[str, tuple[str, str]]:
+    """A name -> what is dropped, and what has to be said of it."""
+    good = swift("hostile0")
+    sample = good["points"][1]["sample"]
+    longer = {**good["points"][1], "sample": {**sample, "first": sample["first"][1:]}}
+    return {
+        "too large": (json.dumps(good).replace('"warm_up": 10.0', '"warm_up": 1e308'), "method.warm_up: is above"),
+        "endless": (json.dumps(good).replace('"warm_up": 10.0', '"warm_up": 1e999'), "method.warm_up: is no number"),
+        "markup": (json.dumps({**good, "engine": {**good["engine"], "name": LINE}}), "engine.name: has characters"),
+        "missing": (json.dumps({key: value for key, value in good.items() if key != "shape"}), "lacks shape"),
+        "more": (json.dumps({**good, LINE: 1}), "which is none"),
+        "prototype": (json.dumps(good)[:-1] + ', "__proto__": {"hacked": 1}}', "which is none"),
+        "no record": ("[1, 2]", "is no object"),
+        "no JSON": ("{", "is no JSON"),
+        "columns": (json.dumps({**good, "points": [longer]}), "differ in length"),
+        "text for a number": (json.dumps(good).replace('"warm_up": 10.0', '"warm_up": "10"'), "warm_up: is no number"),
+    }
+
+
+@pytest.mark.parametrize("name", list(hostile_files()))
+def test_a_bad_file_is_refused_by_name_and_the_page_goes_on(reader: Reader, name: str) -> None:
+    reader.open()
+    text, said = hostile_files()[name]
+    reader.drop(f"{name}<b>.json", text)
+    reader.wait("#said", "was not taken")
+    assert f"{name}<b>.json was not taken" in reader.text("#said") and said in reader.text("#said")
+    assert reader.ranking()[:2] == ["swift 1.0", "steady 1.0"]
+    assert reader.page.evaluate("[window.hacked === undefined, ({}).hacked === undefined]") == [True, True]
+
+
+def test_hostile_texts_are_inert_wherever_they_are_shown(ask: Any) -> None:
+    made = swift(
+        "hostile1", **{"machine.cpu": LINE, "machine.system": LINE, "engine.command": LINE, "model.source": LINE,
+                       "client.command": LINE, "engine.configuration.flags": [LINE],
+                       "engine.configuration.files": {"javascript:hacked": LINE + "\n" + LINE},
+                       "engine.configuration.environment": {"A": LINE}, "shape.source": LINE},
+    )  # fmt: skip
+    made["failures"] = [{"point": None, "kind": "crashed", "message": LINE, "log": LINE}]
+    made["points"][1]["marks"] = [LINE]
+    reader = ask([made])
+    assert LINE in reader.text("#failures")
+    reader.page.click(".rank-name")
+    assert LINE in reader.text("#drawer-body")
+    reader.page.keyboard.press("Escape")
+    for view in ("Summary", "Findings", "Data", "Method", "Question"):
+        reader.page.click(f"nav >> text={view}")
+        assert reader.page.evaluate("[window.hacked === undefined, document.images.length]") == [True, 0]
+        assert (
+            reader.page.evaluate(
+                "[...document.querySelectorAll('a')].filter((a) => a.protocol === 'javascript:').length"
+            )
+            == 0
+        )
+        assert reader.page.locator("script").count() == 3  # page.js, index.js, the one group
+
+
+# --- everybody
+
+
+def test_all_by_keyboard(reader: Reader) -> None:
+    reader.open()
+    reached: list[str] = []
+    for _ in range(45):
+        reader.page.keyboard.press("Tab")
+        reached.append(reader.page.evaluate(
+            "() => { const at = document.activeElement; const ring = getComputedStyle(at);"
+            " const hit = at.querySelector && at.querySelector('.hit');"
+            " const seen = ring.outlineStyle !== 'none' || (hit && getComputedStyle(hit).strokeWidth !== '1px')"
+            " || (at.type === 'file' && getComputedStyle(at.parentElement).outlineStyle !== 'none');"
+            " return `${at.id || at.getAttribute('class') || at.tagName}${seen ? '' : ' UNSEEN'}` }"
+        ))  # fmt: skip
+    wanted = ["skip", "theme", "ask-model", "ask-engine", "ask-machine", "ask-input", "ask-output", "ask-quantile",
+              "ask-first", "first-slider", "ask-pace", "ask-end", "price", "rank-name", "compare-left"]  # fmt: skip
+    assert [each for each in wanted if each not in reached] == []
+    assert [each for each in reached if "UNSEEN" in each and "BODY" not in each] == []
+    assert any("mark" in each for each in reached)
+
+
+def test_marks_are_walked_by_arrows_and_the_drawer_gives_the_focus_back(reader: Reader) -> None:
+    reader.open()
+    reader.page.focus("#curve .mark[tabindex='0']")
+    first = reader.page.evaluate("document.activeElement.getAttribute('aria-label')")
+    reader.page.keyboard.press("ArrowRight")
+    second = reader.page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert first != second and "measured" in second
+    assert reader.text("#curve .tip") == second.replace("\xa0", " ")
+    reader.page.keyboard.press("Enter")
+    reader.page.wait_for_selector("dialog[open]")
+    reader.page.keyboard.press("Escape")
+    reader.page.wait_for_function("() => document.activeElement.classList.contains('mark')")
+    assert reader.page.evaluate("document.activeElement.getAttribute('aria-label')") == second
+
+
+def test_dark_is_the_readers_choice(browser: Any, folder: Path) -> None:
+    context = browser.new_context(color_scheme="dark")
+    reader = Reader(context.new_page(), folder)
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = reader.open().page.evaluate(background)
+    reader.page.click("#theme")
+    light = reader.page.evaluate(background)
+    assert sum(map(int, re.findall(r"\d+", dark))) < 150 < 600 < sum(map(int, re.findall(r"\d+", light)))
+    reader.page.reload()
+    assert reader.page.evaluate(background) == light
+    context.close()
+    assert reader.faults == []
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("view", ["question", "summary", "findings", "method", "data"])
+def test_nothing_hangs_over_the_edge(reader: Reader, width: int, view: str) -> None:
+    reader.page.set_viewport_size({"width": width, "height": 800})
+    reader.open(f"#{view}")
+    assert reader.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+def test_no_records_is_no_error(ask: Any) -> None:
+    reader = ask([])
+    assert reader.text("#answer").startswith("Not measured.")
+    reader.page.click("nav >> text=Summary")
+    assert "holds no run yet" in reader.text("#summary")
+    reader.page.click("nav >> text=Findings")
+    assert "too few records" in reader.text("#findings")
+    reader.page.click("nav >> text=Data")
+    assert reader.text("#filter-count") == "0 runs of 0"

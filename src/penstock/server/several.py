@@ -41,12 +41,14 @@ async def serve_several(
     if sys.platform != "linux":
         raise UsageError("more than one API server needs Linux: leave --api-server-count out", param="api_server_count")
     config.check()
-    with signals() as stop, addresses(count) as places, share_port(host, port, count) as listeners:
+    with signals() as stop, share_port(host, port, count) as listeners, contextlib.ExitStack() as joining:
         said = line(site, listeners[0])
+        places = joining.enter_context(addresses(count))
         service = _Service(site, stop, await start(config, places, engine))
         try:
             await service.start_servers(listeners, places, tokenizer=not config.model.skip_tokenizer_init)
             if await unless_stopped(service.ready(), stop):
+                joining.close()
                 print(said, file=out, flush=True)
                 await service.run()
         finally:

@@ -95,4 +95,7 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp
 	@if [ "$$(uname -sm)" = "Linux x86_64" ] && ! $(PY) -c 'import triton' 2>/dev/null; then \
 	  echo "setup: Triton, whose interpreter runs the CUDA kernels' tests here"; $(PIP) "triton==3.6.0"; \
 	fi
+	@if command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then \
+	  echo "setup: Playwright, for the almanac's page in the Chromium that is here"; $(PIP) -e ".[browser]"; \
+	fi
 	@touch $@

@@ -94,7 +94,7 @@ def _counts(point: Point, record: Record) -> Iterator[str]:
         yield f"effective: {point.effective}, more than the {point.requests} requests"
     if point.cached_tokens > point.prompt_tokens:
         yield f"cached_tokens: {point.cached_tokens}, of {point.prompt_tokens} prompt tokens"
-    if shape.kind == "exact" and point.output_tokens != (asked := round(point.complete * shape.output)):
+    if shape.kind == "exact" and point.output_tokens != (asked := round(point.complete * shape.output * shape.n)):
         yield f"output_tokens: {point.output_tokens}, but {point.complete} requests of {shape.output:g} are {asked}"
     read = point.complete * shape.input
     if shape.kind == "exact" and point.prompt_tokens and abs(point.prompt_tokens - read) > 0.02 * read:
@@ -105,7 +105,7 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
     wanted = {
         "cached prompts": record.shape.kind == "exact" and point.cached_tokens > 0,
         "client short": point.client.short,
-        "text prompts": record.shape.prompts == "text",
+        "text prompts": record.shape.prompts == "text" and record.shape.kind == "exact",
         "usage disagreed": bool({"usage", "length"} & point.outcomes.keys()),
     }
     for mark, holds in wanted.items():
@@ -260,7 +260,7 @@ def _sample_rows(point: Point, record: Record) -> Iterator[str]:
     late = ~failed & (first > end * (1 + NEAR))
     if late.any():
         yield f"sample: row {int(np.argmax(late))} has its first token after its end"
-    if record.shape.kind == "exact":
+    if record.shape.kind == "exact" and record.shape.n == 1:
         whole = first + per_token * max(record.shape.output - 1, 1)
         off = (first >= 0) & (per_token >= 0) & (np.abs(whole - end) > 5 * NEAR * end)
         if off.any():

@@ -12,7 +12,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
-limit=${SECONDS_EACH:-90}
+limit=${SECONDS_EACH:-120}
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 if [ -z "$sanitizer" ]; then
     echo "compute-sanitizer is not installed: it comes with the CUDA toolkit" >&2

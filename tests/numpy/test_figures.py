@@ -91,6 +91,10 @@ def test_everything_at_once_is_an_amount_over_the_whole_time() -> None:
     assert rates.request_rate.value == pytest.approx(25) and rates.output_rate.value == pytest.approx(100)
     assert rates.total_rate.value == pytest.approx(25 * 132)
     assert rates.output_rate.low is not None and rates.output_rate.low > 95
+    assert made.effective is not None and made.effective > 700  # in a queue's order they would be worth two
+    assert made.marks == []
+    turned = samples.of(np.arange(1000)[::-1])
+    assert point(turned, kind="saturation", rate=None, seconds=None) == made
 
 
 def test_requests_cut_off_by_the_end_count_by_what_came_of_them() -> None:

@@ -51,11 +51,13 @@ def point_of(
         raise RecordError(f"samples have no request in the window of point {name!r}")
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RecordError(f"a window of {seconds} s is none: give None for a point that has no steady state")
+    dice = Dice(name, samples.intended, samples.actual, samples.first, samples.end)
+    if kind == "saturation":  # sent together: the order in the server's queue is a trend, not dependence
+        samples = samples.of(np.lexsort((dice.below(1 << 31, (len(samples),)), samples.start)))
     window = _window(samples, seconds, opens)
     counted = samples.of(samples.window)
     complete = counted.outcome == OK
     first, worth = _first_of_all(counted), _worth(counted)
-    dice = Dice(name, samples.intended, samples.actual, samples.first, samples.end)
     figures = _figures(samples, counted.of(complete), window, dice)
     return Point(
         name=name,
@@ -85,8 +87,9 @@ def shares_prompts(shape: Shape) -> bool:
 
 
 def in_order(samples: Samples) -> Samples:
-    """By start, then by when they were to be issued; equal times as they stand."""
-    return samples.of(np.lexsort((rates.issued(samples), samples.start)))
+    """By start, then by when they were to be issued; equal ones by what became of them, however they stood."""
+    keys = (samples.end, samples.first, samples.actual, rates.issued(samples), samples.start)
+    return samples.of(np.lexsort(keys))
 
 
 def _window(samples: Samples, seconds: float | None, opens: float | None) -> rates.Window:

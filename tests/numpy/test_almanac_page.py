@@ -146,6 +146,8 @@ def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, 
         "more.json": json.dumps({**good, "hacked": 1}),
         "less.json": json.dumps({key: value for key, value in good.items() if key != "points"}),
         "cut.json": json.dumps(good)[:500],
+        "turned.json": json.dumps({**good, "run": "turned00", "model": {**good["model"], "source": "a\u202eb"}}),
+        "twice.json": json.dumps(good),
         "nan.json": json.dumps(good).replace('"warm_up": 10.0', '"warm_up": NaN'),
     }
     assert '"warm_up": 1e308' in bad["too large.json"]
@@ -157,6 +159,7 @@ def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, 
     reasons = dict(built.refused)
     assert set(reasons) == {*bad, "bytes.json"}
     assert "warm_up" in reasons["too large.json"] and "engine.name" in reasons["hostile.json"]
+    assert "U+202E" in reasons["turned.json"] and good["run"] in reasons["twice.json"]
     assert "hacked" in reasons["more.json"] and "points" in reasons["less.json"]
     (index,) = argument(tmp_path / "page" / "data" / "index.js")
     assert dict(index["refused"]) == reasons

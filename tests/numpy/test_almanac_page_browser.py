@@ -342,11 +342,11 @@ def test_findings_are_computed(ask: Any) -> None:
     writes = record("writes00", "one", [point(10.0, firsts(1, 0.1, 2))], **turned)
     tuned = record("tuned000", "one", [point(36.0, firsts(1, 0.1, 2))], **{"engine.configuration.name": "tuned"})
     reader = ask([reads, writes, tuned], "#findings")
-    reader.wait("#findings", "3 (2.92 to 3.09) times as many requests a second at 1,024 in and 128 out")
-    assert "1.2 (1.17 to 1.23) times the default's highest rate" in reader.text("#findings")
+    reader.wait("#findings-body", "3 (2.92 to 3.09) times as many requests a second at 1,024 in and 128 out")
+    assert "1.2 (1.17 to 1.23) times the default's highest rate" in reader.text("#findings-body")
     reader.page.click("nav >> text=Summary")
-    assert "3 runs of 1 engine, 1 model and 1 machine" in reader.text("#summary")
-    assert reader.page.locator("#summary tbody tr").count() == 2
+    assert "3 runs of 1 engine, 1 model and 1 machine" in reader.text("#summary-body")
+    assert reader.page.locator("#summary-body tbody tr").count() == 2
 
 
 def test_the_data_page_filters_and_offers_the_files(reader: Reader) -> None:
@@ -408,6 +408,7 @@ def hostile_files() -> dict[str, tuple[str, str]]:
         "prototype": (json.dumps(good)[:-1] + ', "__proto__": {"hacked": 1}}', "which is none"),
         "no record": ("[1, 2]", "is no object"),
         "no JSON": ("{", "is no JSON"),
+        "turned": (json.dumps({**good, "model": {**good["model"], "source": "a\u202eb"}}), "source: holds a control"),
         "columns": (json.dumps({**good, "points": [longer]}), "differ in length"),
         "text for a number": (json.dumps(good).replace('"warm_up": 10.0', '"warm_up": "10"'), "warm_up: is no number"),
     }
@@ -513,8 +514,8 @@ def test_no_records_is_no_error(ask: Any) -> None:
     reader = ask([])
     assert reader.text("#answer").startswith("Not measured.")
     reader.page.click("nav >> text=Summary")
-    assert "holds no run yet" in reader.text("#summary")
+    assert "holds no run yet" in reader.text("#summary-body")
     reader.page.click("nav >> text=Findings")
-    assert "too few records" in reader.text("#findings")
+    assert "too few records" in reader.text("#findings-body")
     reader.page.click("nav >> text=Data")
     assert reader.text("#filter-count") == "0 runs of 0"

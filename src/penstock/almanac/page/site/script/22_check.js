@@ -55,9 +55,26 @@ function isOfType(value, type) {
   return typeof value === type;
 }
 
-/** What contradicts itself in a record of the right form. */
+/** Marks that turn or hide the text around them, as reading.py has them; a log may have lines and tabs. */
+const HIDDEN = /[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|(?![\n\t])\p{Cc}|\p{Cs}/u;
+
+/** The place of the first text that holds one, or null. */
+function hiddenAt(value, where = "") {
+  if (typeof value === "string") return HIDDEN.test(value) ? where : null;
+  if (value === null || typeof value !== "object") return null;
+  for (const [name, each] of Object.entries(value)) {
+    if (typeof each === "number") continue;
+    const found = HIDDEN.test(name) ? where || "the file" : hiddenAt(each, where ? `${where}.${name}` : name);
+    if (found !== null) return found.slice(0, 120);
+  }
+  return null;
+}
+
+/** What contradicts itself in a record of the right form, or would be shown as something else than it is. */
 function contradictions(record) {
   const found = [];
+  const hidden = hiddenAt(record);
+  if (hidden !== null) found.push(`${hidden}: holds a control character`);
   const names = record.points.map((point) => point.name);
   if (new Set(names).size < names.length) found.push("points: two have the same name");
   for (const point of record.points) {

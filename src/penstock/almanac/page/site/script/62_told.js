@@ -37,7 +37,8 @@ function showAnswer(answers) {
   const range = low === null && high === null ? "no interval can be given"
     : best.state === "beyond" ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
-  const how = best.state === "beyond" ? " This is the fastest rate measured, and it still kept the goal: the true limit lies above it."
+  const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
+  const how = best.state === "beyond" ? ` This is the fastest rate measured, and it still kept the goal: the true limit lies above it.${atOnce ? ` All at once, with nobody waiting, it reached ${interval(atOnce)}.` : ""}`
     : best.after.rate === best.before.rate ? ""
     : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
   put(box,

@@ -34,7 +34,7 @@ function drawerOf(record, point) {
     el("p", { class: "aside", text: point ? `${pointText(point)} · point “${point.name}” · measured` : "the whole run" }),
     record.yours ? el("p", { class: "warn", text: "Yours: from a file that was dropped here. Its form was checked, its raw data were not." }) : null,
     point ? careOf(record, point) : null,
-    point ? figuresOf(point) : null,
+    point ? figuresOf(point, record.machine.gpu?.count ?? 0) : null,
     againOf(record),
     el("h3", { text: "What ran" }), facts(whatRan(record)),
     filesOf(record),
@@ -55,7 +55,7 @@ function careOf(record, point) {
   return reasons.length ? [el("h3", { text: "Read it with care" }), el("ul", { class: "marks" }, reasons.map((text) => el("li", { text })))] : null;
 }
 
-function figuresOf(point) {
+function figuresOf(point, gpus) {
   const { figures } = point;
   const met = shareOfPoint(point);
   const rows = Object.entries(SPREAD_NAMES).filter(([name]) => figures[name]).map(([name, title]) => [title, ...figures[name].map((three) => stacked(three, time))]);
@@ -64,6 +64,8 @@ function figuresOf(point) {
     facts([
       [`Met the question's goal`, met ? `${share(met[0])} (${share(met[1])} to ${share(met[2])}), ${met[3] ? "of all its requests" : `from a sample of ${point.sample.first.length}`}` : null],
       ...Object.entries(RATE_NAMES).map(([name, title]) => [title, figures[name] ? interval(figures[name]) : null]),
+      ["Output tokens a second, a GPU", gpus > 1 && figures.output_rate ? interval(figures.output_rate.map((each) => (each === null ? null : each / gpus))) : null],
+      ["For one user", figures.per_token ? `${number(1 / figures.per_token[1][0])} tokens a second (median)` : null],
       ["Requests", `${thousands.format(point.requests)} issued, ${thousands.format(point.complete)} complete${Object.entries(point.outcomes).map(([name, count]) => `, ${thousands.format(count)} ${name}`).join("")}, in ${time(point.seconds)}`],
       ["Tokens", `${thousands.format(point.prompt_tokens)} in (${thousands.format(point.cached_tokens)} cached), ${thousands.format(point.output_tokens)} out`],
     ]),

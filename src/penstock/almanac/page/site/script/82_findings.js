@@ -77,7 +77,7 @@ function whoLeads(heads) {
   }
   if (!rows.length) return null;
   const said = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
-  return { title: "Who is fastest when all is sent at once", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, ${said.length ? `the highest rate is, by a significant difference, that of ${listed(said)}` : "nobody has a significantly highest rate"}${same && said.length ? `; in ${same} there is no significant difference between the first two` : ""}.`,
+  return { title: "Who reaches the highest rate", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, ${said.length ? `the highest rate is, by a significant difference, that of ${listed(said)}` : "nobody has a significantly highest rate"}${same && said.length ? `; in ${same} there is no significant difference between the first two` : ""}.`,
     caption: "The fastest and the next", heads: ["Model", "Machine", "Lengths", "First", "Second", "Ratio", "So"], rows };
 }
 
@@ -157,7 +157,7 @@ function whoWasShort(heads) {
 const subjectLink = (head) => el("a", { href: addressOf({ ...fresh(), ...subjectOf(head) }), text: headName(head) });
 
 function showFindings() {
-  const box = byId("findings");
+  const box = byId("findings-body");
   const all = findings(allHeads());
   put(box, all.length ? all.map((each) => el("section", { class: "finding" },
     el("h2", { text: each.title }), el("p", { class: "told", text: each.text }),

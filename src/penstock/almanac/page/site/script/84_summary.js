@@ -8,7 +8,7 @@ function showSummary() {
   const count = (name) => unique(heads.map((head) => head[name])).length;
   const newestWhen = heads.reduce((latest, head) => (head.when > latest ? head.when : latest), "");
   const brief = heads.filter((head) => head.brief).length;
-  put(byId("summary"),
+  put(byId("summary-body"),
     el("p", { class: "told", text: heads.length
       ? `The almanac holds ${plural(heads.length, "run")} of ${plural(count("engine"), "engine")}, ${plural(count("model"), "model")} and ${plural(count("machine"), "machine")}, ${thousands.format(heads.reduce((sum, head) => sum + head.points, 0))} measured points in all; the newest is of ${newestWhen.slice(0, 10)}.${brief ? ` ${plural(brief, "run")} had short windows and ${brief === 1 ? "is a hint" : "are hints"}.` : ""}`
       : "The almanac holds no run yet." }),
@@ -34,7 +34,7 @@ function leadersTable(heads) {
   if (!rows.length) return null;
   return [el("h2", { text: "The fastest, subject by subject" }),
     rows.length > SUMMARY_ROWS ? el("p", { class: "aside", text: `The first ${SUMMARY_ROWS} of ${rows.length}; the data page has all.` }) : null,
-    table("Highest measured rate of each model, machine and shape", ["Lengths", "Model", "Machine", "Engines", "Fastest", "Requests/s, all at once", "$/M tokens out", "Fastest measured with 1 s kept"], rows.slice(0, SUMMARY_ROWS), { file: "fastest.csv", numeric: [3, 5, 6] })];
+    table("Highest measured rate of each model, machine and shape", ["Lengths", "Model", "Machine", "Engines", "Fastest", "Highest requests/s", "$/M tokens out", "Fastest measured with 1 s kept"], rows.slice(0, SUMMARY_ROWS), { file: "fastest.csv", numeric: [3, 5, 6] })];
 }
 
 /** The highest measured rate that kept first tokens under so many seconds; 0 or -1 where there is none. */

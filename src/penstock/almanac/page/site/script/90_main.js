@@ -1,6 +1,6 @@
 /* Joins the parts: reads the address, loads what the question is about, shows it. One way: choice -> state -> address -> show. */
 
-const shown = { about: "", records: [], ready: new Map(), question: "" };
+const shown = { view: "", about: "", records: [], ready: new Map(), question: "" };
 
 /** The answers of the loaded records, in order. What does not hang on the first-token limit is kept between calls. */
 function answersNow() {
@@ -25,6 +25,8 @@ async function show() {
     if (view === state.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  if (shown.view && shown.view !== state.view) scrollTo(0, 0);
+  shown.view = state.view;
   put(byId("notes"), notes.map((text) => el("p", { class: "warn", text })));
   if (state.view === "summary") showSummary();
   if (state.view === "findings") showFindings();

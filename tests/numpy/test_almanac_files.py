@@ -23,9 +23,9 @@ from penstock.almanac.figures import point_of
 from penstock.almanac.possible import faults
 from penstock.almanac.reading import LARGEST, record_of
 from penstock.almanac.record import Record
-from penstock.almanac.samples import Samples, join, write_parquet
+from penstock.almanac.samples import Samples, join, read_parquet, write_parquet
 from penstock.almanac.validate import sense, validate
-from penstock.errors import RecordError
+from penstock.errors import RecordError, UsageError
 
 ALMANAC = Path(__file__).resolve().parents[2] / "almanac" / "records"
 
@@ -397,3 +397,17 @@ def test_the_almanacs_own_records_are_all_believed() -> None:
     records, problems = collect.read_all(ALMANAC) if ALMANAC.exists() else ({}, {})
     assert problems == {}
     assert all(not record.run.startswith("made") for record in records.values())
+
+
+def test_parquet_keeps_every_column_and_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = open_loop(seconds=5.0)
+    samples.first[3] = np.nan
+    write_parquet(samples, tmp_path / "a.parquet")
+    again = read_parquet(tmp_path / "a.parquet")
+    for name in ("point", "intended", "first", "end", "output_tokens", "window", "outcome"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(samples, name))
+    np.testing.assert_array_equal(np.concatenate(list(again.gaps)), np.concatenate(list(samples.gaps)))
+    monkeypatch.setattr("penstock.almanac.samples.find_spec", lambda name: None)
+    for call in (read_parquet, lambda path: write_parquet(samples, path)):
+        with pytest.raises(UsageError, match="pip install pyarrow"):
+            call(tmp_path / "a.parquet")

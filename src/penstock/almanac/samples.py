@@ -7,13 +7,14 @@ far has NaN there. It knows columns; not what is computed of them (figures.py) n
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import RecordError
+from penstock.errors import RecordError, UsageError
 
 OK = "ok"
 
@@ -93,7 +94,8 @@ def join(parts: list[Samples]) -> Samples:
 
 
 def write_parquet(samples: Samples, path: Path) -> None:
-    """Writes aside and renames, so that a file of this name is whole."""
+    """Writes aside and renames, so that a file of this name is whole. Raises UsageError where pyarrow is missing."""
+    _needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -105,7 +107,8 @@ def write_parquet(samples: Samples, path: Path) -> None:
 
 
 def read_parquet(path: Path) -> Samples:
-    """Raises RecordError for a file that is no table of samples."""
+    """Raises RecordError for a file that is no table of samples, UsageError where pyarrow is missing."""
+    _needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -115,6 +118,11 @@ def read_parquet(path: Path) -> Samples:
         why = str(error).split(str(path))[-1].strip("': .")[:200]
         raise RecordError(f"{path.name}: is no Parquet file of samples: {why}") from error
     return from_lists({name: table.column(name).to_pylist() for name in table.column_names})
+
+
+def _needs_pyarrow() -> None:
+    if find_spec("pyarrow") is None:
+        raise UsageError("raw data of a run is Parquet, which needs one more package: pip install pyarrow")
 
 
 def _arrow(name: str, pa: Any) -> Any:

@@ -100,27 +100,29 @@ def check_one_row_products(device: str, dtype: torch.dtype, shape: tuple[int, in
     heads, kv_heads, width = shape
     outputs = (heads + 2 * kv_heads) * width
     x, residual, weight = (drawn(1, d, seed=i, dtype=dtype) for i in range(3))
-    of_qkv, of_gate = (drawn(n, d, seed=4 + i, by=d**-0.5, dtype=dtype) for i, n in enumerate((outputs, 2 * inner)))
+    of_qkv, of_gate = (
+        drawn(n, d, seed=4 + i, by=d**-0.5, dtype=dtype).to(device) for i, n in enumerate((outputs, 2 * inner))
+    )
     bias, angles = drawn(outputs, seed=7, dtype=dtype), drawn(90, width // 2, seed=3)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
     where = SimpleNamespace(positions=torch.tensor([77], device=device), slots=torch.tensor([37], device=device))
     for before in (None, residual):
         total = x if before is None else x + before
-        normed = norm.rms_norm(total.to(device), weight[0].to(device), 1e-5).cpu().double()
+        normed = norm.rms_norm(total.to(device), weight[0].to(device), 1e-5).double()
         given = (x.to(device), None if before is None else before.to(device), weight[0].to(device), 1e-5)
-        gated, kept = one_row.norm_gate(*given, linear_small.prepare_small(of_gate.to(device)))
+        gated, kept = one_row.norm_gate(*given, linear_small.prepare_small(of_gate))
         gate, up = (normed @ of_gate.double().T).to(dtype).double().chunk(2, dim=-1)
         assert torch.equal(kept.cpu(), total)
-        assert_close(gated.cpu(), gate / (1 + torch.exp(-gate)) * up)
+        assert_close(gated, gate / (1 + torch.exp(-gate)) * up)
         for more in (None, bias):
             kv = torch.zeros(4, kv_heads, 2, 16, width, dtype=dtype, device=device)
             wanted_kv = kv.clone()
-            small = linear_small.prepare_small(of_qkv.to(device))
+            small = linear_small.prepare_small(of_qkv)
             moved = None if more is None else more.to(device)
             q, kept = one_row.norm_qkv(
                 *given, small, moved, cos_sin.to(device), where, kv, heads, kv_heads, width
             )  # fmt: skip
-            qkv = (normed @ of_qkv.double().T + (0 if more is None else more.double())).to(dtype).to(device)
+            qkv = (normed @ of_qkv.double().T + (0 if moved is None else moved.double())).to(dtype)
             wanted = rotary.rotary_and_store(qkv, cos_sin.to(device), where, wanted_kv, heads, kv_heads, width)
             assert torch.equal(kept.cpu(), total)
             assert_close(q.cpu(), wanted.cpu().double())

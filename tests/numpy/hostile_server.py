@@ -71,6 +71,8 @@ SENDS: dict[str, bytes] = {
     "no JSON": chunked([event(), b'data: {"choices": [}\n\n', *EVENTS]),
     "a list": chunked([event(), b"data: [1, 2]\n\n", *EVENTS]),
     "text that is a number": chunked([event(), b'data: {"choices": [{"text": 5}]}\n\n', *EVENTS]),
+    "no UTF-8": chunked([event(), b'data: {"choices": [{"text": "\xff"}]}\n\n', *EVENTS]),
+    "a deep one": chunked([event(), b'data: {"error": ' + b"[" * 9999 + b"]" * 9999 + b"}\n\n", *EVENTS]),
     "an event after DONE": chunked([*EVENTS, event(), DONE]),
     "a bad chunk": CHUNKED + b"zz\r\nhello\r\n",
     "no usage": chunked([*EVENTS[:4], DONE]),
@@ -89,6 +91,7 @@ SENDS: dict[str, bytes] = {
     "whole, no usage": with_length(b'{"choices":[{"text":"abc"}]}'),
     "whole, cut": whole_body()[:-9],
     "whole, no JSON": with_length(b"oops"),
+    "whole, no UTF-8": with_length(b'{"choices":[{"text":"\xff"}],"usage":{"x":"\xff"}}'),
     "whole, no choices": with_length(json.dumps({"usage": USAGE}).encode()),
     "whole, short": whole_body(completion_tokens=2, total_tokens=6),
 }

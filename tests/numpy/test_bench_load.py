@@ -25,16 +25,16 @@ EXPECTED = {
     "status": ["503", "500 without a length", "an error in the stream"],
     "stalled": ["nothing", "nothing after two events"],
     "cut": ["closed at once", "closed after two events", "ended after two events", "ended within a line"],
-    "broken": ["garbage", "a page", "a line of nothing", "no JSON", "a list", "text that is a number",
-               "an event after DONE", "a bad chunk"],
+    "broken": ["garbage", "a page", "a line of nothing", "no JSON", "no UTF-8", "a deep one", "a list",
+               "text that is a number", "an event after DONE", "a bad chunk"],
     "usage": ["no usage", "fewer tokens than events", "a wrong sum", "more cached than sent", "a negative usage",
               "a usage of words", "a usage past all ends", "tokens without events"],
     "length": ["more out than asked", "fewer out than asked", "another prompt"],
 }  # fmt: skip
 GOOD = [name for name in SENDS if name.startswith("good")] + ["good, byte by byte", "good, in pieces of 7"]
 WHOLE = {"whole": "ok", "whole, in two bytes": "ok", "whole, no usage": "usage", "whole, cut": "cut",
-         "whole, no JSON": "broken", "whole, no choices": "broken", "whole, short": "length",
-         "503": "status"}  # fmt: skip
+         "whole, no JSON": "broken", "whole, no UTF-8": "broken", "whole, no choices": "broken",
+         "whole, short": "length", "503": "status"}  # fmt: skip
 
 
 def asks_for(names: list[str], intended: float = 0.0) -> list[Ask]:

@@ -1,8 +1,10 @@
 """How an answer is read: server-sent events or one JSON body, and what is wrong with it.
 
 An event is parsed as it comes, after its arrival was stamped: with a typed decoder that skips what it isn't asked
-for this costs 0.45 us an event of 250 bytes, as much as telling events apart by their bytes would (0.38 us), and no
-byte has to be kept. It knows OpenAI's bodies; no connection, no clock, no load.
+for this costs 0.45 us an event of 250 bytes, and no byte has to be kept. Most events of a stream differ from the one
+before in their text alone; they are known by what is around it, for 0.2 us.
+
+It knows OpenAI's bodies; no connection, no clock, no load.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import msgspec
 
 LONGEST_LINE = 8 << 20
 LONGEST_BODY = 256 << 20
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises for hostile bytes
 _QUOTED = 200  # bytes of what is wrong that a message shows
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -102,7 +105,7 @@ class Answer:
         """Says why bytes that were to be an event or a body are none."""
         try:
             value = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
+        except NOT_JSON as error:
             self.fail("broken", f"{what} is no JSON ({error}): {data[:_QUOTED]!r}")
             return
         usage = value.get("usage") if isinstance(value, dict) else None
@@ -118,26 +121,49 @@ class Answer:
             self.fail("status", f"status 200, then an error in its place: {str(error)[:_QUOTED]}")
 
 
-class Stream(Answer):
-    """Server-sent events. An event counts when its line is whole. ended: `[DONE]` came."""
+_UNKNOWN = 1 << 62  # bytes around a text: no event is as long
+_TEXTS = (b'"text":"', b'"content":"', b'"text": "', b'"content": "')
+LESSONS = 8  # a stream's events that are learned from: where all differ, learning is a loss
 
-    __slots__ = ("_rest", "ended", "finished")
+
+class Stream(Answer):
+    """Server-sent events. An event counts when its line is whole. ended: `[DONE]` came.
+
+    _before, _after: what was around the text of an event that brought nothing but text; one that has the same around
+    other text, without a quote in it, is such an event too."""
+
+    __slots__ = ("_after", "_around", "_before", "_begin", "_end", "_lessons", "_rest", "ended", "finished")
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
         self.finished = 0  # choices that told a finish_reason
         self._rest = b""
+        self._before = self._after = b""
+        self._begin = self._end = 0
+        self._around = _UNKNOWN
+        self._lessons = LESSONS
 
     def feed(self, data: bytes, now: float) -> None:
+        if (
+            len(data) > self._around
+            and data.startswith(self._before)
+            and data.endswith(self._after)
+            and b'"' not in data[self._begin : self._end]
+        ):
+            self.times.append(now)
+            return
         if data.startswith(b"data: {") and data.endswith(b"\n\n") and not self._rest and not self.ended:
             try:
                 event = _event(memoryview(data)[6:])
-            except msgspec.DecodeError:
+            except NOT_JSON:
                 pass  # more than one event, or a broken one: the lines below tell
             else:
                 self._take(event, now)
+                if self._lessons:
+                    self._learn(data, event)
                 return
+        self._around = _UNKNOWN
         lines = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -151,6 +177,24 @@ class Stream(Answer):
             self.fail("cut", f"the stream ends within a line: {self._rest[:_QUOTED]!r}")
         if not self.ended and not self.finished:
             self.fail("cut", "the stream ends with neither [DONE] nor a finish_reason")
+
+    def _learn(self, data: bytes, event: Event) -> None:
+        """From an event of one choice that brings text and tells nothing else."""
+        self._lessons -= 1
+        if not event.choices or len(event.choices) > 1 or event.usage is not None or event.error is not None:
+            return
+        choice = event.choices[0]
+        text = choice.text or (choice.delta.content if choice.delta is not None else None)
+        if not text or choice.finish_reason is not None:
+            return
+        plain = text.encode("utf-8", "surrogatepass")
+        for opening in _TEXTS:
+            begin = data.find(opening) + len(opening)
+            if begin >= len(opening) and data.startswith(plain + b'"', begin):
+                end = begin + len(plain)
+                self._before, self._after = data[:begin], data[end:]
+                self._begin, self._end, self._around = begin, end - len(data), begin + len(data) - end
+                return
 
     def _line(self, line: bytes, now: float) -> None:
         line = line.rstrip(b"\r")
@@ -168,7 +212,7 @@ class Stream(Answer):
             return
         try:
             event = _event(data)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             self._misread(data, "an event")
             return
         self._take(event, now)
@@ -213,7 +257,7 @@ class Whole(Answer):
             return
         try:
             body = _body(data)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             self._misread(data, "the body")
             return
         self.usage = body.usage

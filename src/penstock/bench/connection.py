@@ -6,8 +6,8 @@ httptools parses HTTP; what the body says is answer.py's. It knows one request a
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol, cast
 
 import httptools
@@ -74,10 +74,10 @@ class Connection(asyncio.Protocol):
         self._answer, self._framed, self._whole = None, False, False
         self.used += 1
         self._transport.write(b"%b%d\r\n\r\n%b" % (self._owner.head, len(post.body), post.body))
-        post.actual = post.heard = time.monotonic()
+        post.actual = post.heard = monotonic()
 
     def data_received(self, data: bytes) -> None:
-        self._now = now = time.monotonic()
+        self._now = now = monotonic()
         post = self._post
         if post is None:
             self.close()  # nobody asked
@@ -90,10 +90,11 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._settle("broken", f"no HTTP ({error}): {data[:200]!r}")
             return
+        answer = self._answer
         if self._whole:
             self._complete(post)
-        elif self._answer is not None and self._answer.fault is not None and not isinstance(self._answer, Refusal):
-            self._settle(*self._answer.fault)
+        elif answer is not None and answer.fault is not None:
+            self._settle(*answer.fault)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -153,7 +154,7 @@ class Connection(asyncio.Protocol):
         assert post is not None
         self._post, post.connection = None, None
         post.outcome, post.message = outcome, message
-        post.end = post.heard if self._whole else time.monotonic()
+        post.end = post.heard if self._whole else monotonic()
         if not self._whole:
             self.close()  # nobody knows what else comes on it
         self._owner.ended(self, post)

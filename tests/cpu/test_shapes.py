@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import penstock.kernels
+from penstock.almanac.samples import Samples, from_lists
+from penstock.bench.load import Seen
+from penstock.bench.null_server import Draw, NullServer, Plan
 from penstock.demo import model_folder
 from penstock.errors import EngineError, UsageError
 from penstock.jobs.shapes import Options, Results, run_shapes
-from penstock.jobs.shapes_client import Post
-from penstock.jobs.shapes_http import figures
+from penstock.jobs.shapes_http import drive, figures
 from penstock.jobs.shapes_limit import Machine, limit_seconds
 from penstock.jobs.shapes_model import SHAPES, has_weights, load_format, tensors, write_model
 from penstock.jobs.shapes_parts import Ran, part_of_kernel, part_of_operator, split
@@ -242,25 +244,56 @@ def test_the_files_that_are_named_hold_kernels() -> None:
 # --- what clients bring
 
 
-def test_usage_is_found_at_the_end_of_a_stream_and_in_a_body() -> None:
-    usage = '"usage":{"prompt_tokens":3,"completion_tokens":9,"total_tokens":12}'
-    stream = f'e":null}}\n\ndata: {{"choices":[],"usage":null}}\n\ndata: {{"choices":[],{usage}}}\n\ndata: [DONE]\n\n'
-    for kept in (stream, f'{{"choices":[{{"text":"\\ndata: {{"}}],{usage}}}'):
-        row = Post(b"", status=200, end=1.0, kept=bytearray(kept.encode())).row()
-        assert (row["tokens"], row["prompt_tokens"], row["error"]) == (9, 3, None)
-    assert "no usage" in Post(b"", status=200, end=1.0, kept=bytearray(b"{}")).row()["error"]
+def two_posts(second: str) -> tuple[Samples, Seen]:
+    """Two requests from 0 to 2 s of the point, 4 tokens in and 10 out, the second with this outcome."""
+    pairs = {
+        "point": "p", "start": 0, "intended": 0.0, "actual": 0.0, "first": 0.5, "end": 2.0, "events": 0, "gaps": [],
+        "prompt_tokens": 4, "output_tokens": 10, "cached_tokens": 0, "asked_prompt": -1, "asked_output": -1,
+        "window": True, "outcome": "ok",
+    }  # fmt: skip
+    samples = from_lists({name: [value, value] for name, value in pairs.items()} | {"outcome": ["ok", second]})
+    seen = Seen(
+        lag_p99=0.0, busy=0.1, late_p99=0.0, late_limit=1.0, events_per_second=0.0, requests_per_second=1.0,
+        processes=1, cpu=0.1, seconds=2.0, again=0, begin=100.0, troubles={second: f"{second} 400"},
+    )  # fmt: skip
+    return samples, seen
 
 
 def test_a_cut_work_takes_the_servers_count() -> None:
     work = chosen(family("tiny").works, ["monkeys"])[0]
-    ended = {"start": 0.0, "first": 0.5, "end": 2.0, "events": 0, "prompt_tokens": 4, "tokens": 10, "error": None}
-    whole = figures(work, [ended, ended], {"generation_tokens": 22, "wasted_tokens": 3})
+    whole = figures(work, *two_posts("ok"), {"generation_tokens": 22, "wasted_tokens": 3})
     assert (whole["output_tokens"], whole["output_tokens_per_second"], whole["cut"]) == (20, 10.0, False)
     assert whole["thrown_away_percent"] == pytest.approx(100 * 5 / 25)
-    cut = figures(work, [ended, {**ended, "end": -1.0, "tokens": 0}], {"generation_tokens": 17, "wasted_tokens": 3})
+    assert (whole["begin"], whole["end"], whole["requests"]) == (100.0, 102.0, 2)
+    cut = figures(work, *two_posts("unfinished"), {"generation_tokens": 17, "wasted_tokens": 3})
     assert (cut["output_tokens"], cut["cut"], cut["thrown_away_percent"]) == (17, True, None)
     with pytest.raises(EngineError, match="1 of 2 requests failed: status 400"):
-        figures(work, [ended, {**ended, "error": "status 400"}], {})
+        figures(work, *two_posts("status"), {})
+
+
+class Nobody:
+    """As much of a server as `drive` asks for."""
+
+    model = "m"
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def check(self) -> None:
+        """It lives."""
+
+
+def test_a_work_is_driven_all_at_once_and_cut_in_time() -> None:
+    work = chosen(family("tiny").works, ["128-1024"])[0]
+    prompts = prompts_of(work, TINY, None, None, "run")
+    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
+        samples, seen = drive(Nobody(server.port), work, prompts, "", 60.0)  # type: ignore[arg-type]
+        cut, _ = drive(Nobody(server.port), work, prompts, "", 0.05)  # type: ignore[arg-type]
+    assert set(samples.outcome) == {"ok"} and len(samples) == work.count and (samples.intended == 0).all()
+    row = figures(work, samples, seen, {"generation_tokens": 0})
+    assert row["output_tokens"] == samples.events.sum() == sum(len(gaps) + 1 for gaps in samples.gaps)
+    assert 0 < row["first_token_ms_p50"] <= row["first_token_ms_p99"] and row["events_per_second"] > 0
+    assert set(cut.outcome) == {"unfinished"}
 
 
 # --- all of it

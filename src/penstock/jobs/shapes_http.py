@@ -1,4 +1,4 @@
-"""Works over HTTP: a server in a process of its own (anyone's with OpenAI's completions), and the load's clients.
+"""Works over HTTP: a server in a process of its own (anyone's with OpenAI's completions), and the bench's load.
 
 It knows a command that serves, /health, /metrics and /v1/completions; no engine.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from typing import Any
 
+import numpy as np
+
+from penstock.almanac.samples import Samples
+from penstock.bench.load import Ask, Load, Seen, run_load
 from penstock.bench.serving import HOST, Server
+from penstock.bench.target import Target
 from penstock.errors import EngineError
 from penstock.jobs.shapes_gpu import GpuLog, tree_peak_mib
 from penstock.jobs.shapes_llm import rates
@@ -75,81 +79,50 @@ def run_http(
     before = metrics(server)
     prompts = prompts_of(work, shape, problems, shots, "run")
     with GpuLog() as log:
-        posts = drive(server, work, prompts, stop, seconds)
+        samples, seen = drive(server, work, prompts, stop, seconds)
         after = metrics(server)
     wait_idle(server)
     changed = {name: after[name] - before[name] for name in after if name in before}
     row: dict[str, Any] = {"work": work.name, "way": "http", "shape": shape.name, "warm_up_seconds": round(warmed, 2)}
-    row |= figures(work, posts, changed)
+    row |= figures(work, samples, seen, changed)
     busy, memory = log.between(row.pop("begin"), row.pop("end"))
     peak = tree_peak_mib(server.pid) if memory is None else memory
     return row | {"busy_percent": busy, "busy_by": "nvidia-smi", "peak_memory_mib": peak}
 
 
-def figures(work: Work, posts: list[dict[str, Any]], changed: dict[str, float]) -> dict[str, Any]:
-    """From the posts and what the server's counters rose by. Cut: tokens are the server's, unfinished samples' too."""
-    wrong = [post["error"] for post in posts if post["error"] and post["end"] >= 0]
-    lost = [post["error"] for post in posts if post["error"] and post["end"] < 0]
-    if wrong or lost:
-        raise EngineError(f"{work.name}: {len(wrong) + len(lost)} of {len(posts)} requests failed: {(wrong + lost)[0]}")
-    ended = [post for post in posts if post["end"] >= 0]
-    cut = len(ended) < len(posts)
-    begin = min(post["start"] for post in posts)
-    end = max(post["end"] for post in ended) if not cut else time.monotonic()
-    tokens = int(changed.get("generation_tokens", 0)) if cut else sum(post["tokens"] for post in ended)
-    row = rates(tokens, sum(post["prompt_tokens"] for post in ended), len(ended), end - begin)
+def figures(work: Work, samples: Samples, seen: Seen, changed: dict[str, float]) -> dict[str, Any]:
+    """From the samples and what the server's counters rose by. Cut: tokens are the server's, of unfinished ones too."""
+    ended = samples.of(samples.outcome == "ok")
+    failed = int(np.isin(samples.outcome, ["ok", "unfinished"], invert=True).sum())
+    if failed:
+        told = next(message for outcome, message in seen.troubles.items() if outcome != "unfinished")
+        raise EngineError(f"{work.name}: {failed} of {len(samples)} requests failed: {told}")
+    cut = len(ended) < len(samples)
+    begin = seen.begin + float(samples.actual.min())
+    end = seen.begin + float(ended.end.max()) if not cut else time.monotonic()
+    tokens = int(changed.get("generation_tokens", 0)) if cut else int(ended.output_tokens.sum())
+    row = rates(tokens, int(ended.prompt_tokens.sum()), len(ended), end - begin)
     row |= {"begin": begin, "end": end, "cut": cut, "preemptions": changed.get("preemptions")}
     computed = changed.get("generation_tokens", 0) + changed.get("wasted_tokens", 0)
     known = not cut and "wasted_tokens" in changed and computed
     row["thrown_away_percent"] = 100.0 * (computed - tokens) / computed if known else None
     steps = changed.get("steps")
     row |= {"steps": steps, "steps_per_second": steps / (end - begin) if steps is not None else None}
-    if work.stream and ended:
-        firsts = sorted(post["first"] - post["start"] for post in ended)
-        row["events_per_second"] = sum(post["events"] for post in posts) / (end - begin)
-        row["first_token_ms_p50"] = 1e3 * firsts[len(firsts) // 2]
-        row["first_token_ms_p99"] = 1e3 * firsts[int(0.99 * (len(firsts) - 1))]
+    if work.stream and len(ended):
+        firsts = np.sort(ended.first - ended.actual)
+        row["events_per_second"] = float(samples.events.sum()) / (end - begin)
+        row["first_token_ms_p50"] = 1e3 * float(firsts[len(firsts) // 2])
+        row["first_token_ms_p99"] = 1e3 * float(firsts[int(0.99 * (len(firsts) - 1))])
     return row
 
 
-def drive(server: Server, work: Work, prompts: list[Any], stop: str, seconds: float) -> list[dict[str, Any]]:
-    """Posts one body a prompt, all at once, from as many client processes as it takes; the rows of their posts."""
-    bodies = [body_of(work, server.model, prompt, stop) for prompt in prompts]
+def drive(server: Server, work: Work, prompts: list[Any], stop: str, seconds: float) -> tuple[Samples, Seen]:
+    """Posts one body a prompt, all at once, from as many client processes as it takes; after `seconds` the rest is cut.
+    A stall is cut then too, for a work's last request may wait as long as the work."""
+    bodies = [json.dumps(body_of(work, server.model, prompt, stop)).encode() for prompt in prompts]
     count = min(-(-len(bodies) // CONNECTIONS), max(1, (os.cpu_count() or 1) // 4)) if work.stream else 1
-    clients = [_client(server, bodies[at::count], work.stream, seconds) for at in range(count)]
-    try:
-        for client in clients:
-            assert client.stdout is not None
-            if client.stdout.readline().strip() != "ready":
-                raise EngineError(f"{work.name}: a client could not connect to {HOST}:{server.port}")
-        for client in clients:
-            assert client.stdin is not None
-            client.stdin.write("go\n")
-            client.stdin.flush()
-        rows: list[dict[str, Any]] = []
-        for client in clients:
-            out, _ = client.communicate(timeout=seconds + 60)
-            if client.returncode:
-                raise EngineError(
-                    f"{work.name}: a client ended with code {client.returncode}; its last words are above"
-                )
-            rows += json.loads(out)
-    except subprocess.TimeoutExpired as error:
-        raise EngineError(f"{work.name}: a client did not come back") from error
-    finally:
-        for client in clients:
-            if client.poll() is None:
-                client.kill()
-                client.wait()
+    asks = [Ask(0.0, body, -1, -1) for body in bodies]
+    load = Load(asks, None, seconds, seconds + 60, (0.0, seconds), work.stream)
+    came = run_load(Target(HOST, server.port), load, point=work.name, start=0, processes=count)
     server.check()
-    return rows
-
-
-def _client(server: Server, bodies: list[dict[str, Any]], stream: bool, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "penstock.jobs.shapes_client"]
-    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    spec = {"host": HOST, "port": server.port, "path": "/v1/completions", "bodies": bodies, "stream": stream}
-    assert client.stdin is not None
-    client.stdin.write(json.dumps({**spec, "seconds": seconds}) + "\n")
-    client.stdin.flush()
-    return client
+    return came

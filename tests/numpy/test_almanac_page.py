@@ -254,3 +254,16 @@ def test_the_command_builds_and_names_what_it_refuses(records: Path, tmp_path: P
         app, ["almanac", "build", "--records", str(tmp_path / "no"), "--out", str(tmp_path / "x")]
     )
     assert none.exit_code == 2
+
+
+def test_the_command_that_the_page_gives_is_one() -> None:
+    from typer.main import get_command
+
+    from penstock.cli import app
+
+    text = (Path(building.__file__).parent / "site" / "script" / "50_state.js").read_text()
+    given = set(re.findall(r'"(--[a-z-]+)"', text))
+    bench: Any = get_command(app)
+    run = bench.commands["bench"].commands["run"]
+    assert {"--engine", "--model", "--shape", "--goal"} <= given
+    assert given <= {flag for option in run.params for flag in option.opts}

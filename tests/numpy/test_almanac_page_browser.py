@@ -163,7 +163,9 @@ def test_a_recorded_goal_is_taken_over_the_sample(ask: Any) -> None:
 def test_what_was_not_measured_is_said_with_its_command(reader: Reader) -> None:
     reader.open("#question?i=2048&o=2048")
     assert reader.text("#answer").startswith("Not measured.")
-    assert reader.text("#answer code") == "penstock bench run --engine ENGINE --model Test-1B --shape 2048x2048"
+    assert (
+        reader.text("#answer code") == "penstock bench run --engine ENGINE --model Test-1B --shape 2048x2048 --goal 1"
+    )
     assert reader.page.is_hidden("#ranking-part") and reader.page.is_hidden("#curve-part")
     reader.page.click("#answer a >> nth=0")
     reader.wait("#answer", "requests a second")

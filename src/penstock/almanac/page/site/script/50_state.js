@@ -109,5 +109,6 @@ function shapeWord({ kind, input, output, n, shapeName }) {
 function runCommand(engine) {
   const model = state.model.replace(/ \([^()]*\)$/, "");
   return ["penstock", "bench", "run", "--engine", shellWord(engine || "ENGINE"), "--model", shellWord(model || "MODEL"),
-    "--shape", shellWord(shapeWord(state))].join(" ");
+    "--shape", shellWord(shapeWord(state)), "--goal", state.first, ...(state.quantile === 0.95 ? [] : ["--quantile", state.quantile]),
+    ...(state.model.endsWith("random weights)") ? ["--random-weights"] : [])].join(" ");
 }

@@ -30,11 +30,13 @@ class Clients:
         self._told: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
         self._errors: list[IO[bytes]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: list[threading.Thread] = []
         for at in range(len(specs)):
             errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
             self._errors.append(errors)
             self._processes.append(_client(errors))
-            threading.Thread(target=self._hear, args=(at,), daemon=True).start()
+            self._threads.append(threading.Thread(target=self._hear, args=(at,), daemon=True))
+            self._threads[-1].start()
 
     def run(self, hear: Callable[[float, list[News], list[float]], None] | None) -> list[Part]:
         """All parts. `hear` gets the seconds since the begin, the latest news of each process, the fresh first-token
@@ -109,9 +111,12 @@ class Clients:
             return  # it has ended: what it said last comes from _hear
 
     def end(self) -> None:
-        for process, errors in zip(self._processes, self._errors, strict=True):
+        for process in self._processes:
             process.kill()  # one that has brought its part has nothing left to do
             process.wait()
+        for thread in self._threads:
+            thread.join()  # they hear the end of their pipe
+        for process, errors in zip(self._processes, self._errors, strict=True):
             for pipe in (process.stdin, process.stdout, errors):
                 if pipe is not None:
                     try:

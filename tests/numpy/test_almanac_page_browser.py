@@ -111,6 +111,15 @@ def test_the_interval_leans_on_measured_points_alone(reader: Reader) -> None:
     assert "95 % interval 10 to 20" in reader.text("#answer")
 
 
+def test_what_is_not_sure_does_not_narrow_the_interval(ask: Any) -> None:
+    """385 of 400 reach 95 %, 376 don't, and neither surely: the interval goes to the points beyond them."""
+    low, high = share_interval([385, 376], [400, 400])
+    assert low[0] < 0.95 < 385 / 400 and 376 / 400 < 0.95 < high[1]
+    shares = {10.0: 1, 15.0: 385 / 400, 20.0: 376 / 400, 40.0: 0.1}
+    reader = ask([record("unsure00", "unsure", [point(rate, firsts(each, 0.1, 9)) for rate, each in shares.items()])])
+    assert "takes 17.8 requests a second (95 % interval 10 to 40)" in reader.text("#answer")
+
+
 def test_the_answer_is_the_rule_on_any_records(ask: Any) -> None:
     """The rule again, in numpy, on the samples as they are on paper."""
     rng = np.random.default_rng(5)

@@ -19,7 +19,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli_almanac import almanac_app
-from penstock.cli_bench import bench_run
+from penstock.cli_bench import bench_calibrate, bench_run
 from penstock.config import Config
 from penstock.errors import PenstockError
 
@@ -39,6 +39,7 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Measure: speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
 bench_app.command("run")(bench_run)
+bench_app.command("calibrate")(bench_calibrate)
 app.add_typer(almanac_app, name="almanac")
 
 Model = Annotated[

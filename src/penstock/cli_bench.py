@@ -4,39 +4,58 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-UNKNOWN_VOCABULARY = 2000  # ids that every model has
+if TYPE_CHECKING:
+    from penstock.bench.method import Settings
+    from penstock.bench.subject import Ceiling, Subject
+
+FEWEST_IDS = 1000  # that every model's vocabulary has
 
 
 def bench_run(
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A server that is there; or --engine.")] = None,
     *,
-    model: Annotated[str, typer.Option(help="A model's folder or id; for a URL the name that it has there.")],
+    model: Annotated[
+        str, typer.Option(help="A model's folder, file or id, or `demo`; for a URL the name that it has there.")
+    ],
     engine: Annotated[str | None, typer.Option(help="An engine to start, or a .toml file that describes one.")] = None,
-    shape: Annotated[list[str] | None, typer.Option(help="128x1024, monkeys[:N] or a ShareGPT .json; again.")] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="128x1024, monkeys[:N][@ROWS.jsonl] or a ShareGPT-form .json; again.")
+    ] = None,
     suite: Annotated[str | None, typer.Option(help="almanac: six exact shapes and monkeys.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run; the same one goes on where it was.")] = Path(
         "bench-out"
     ),
     short: Annotated[bool, typer.Option(help="Windows of 10 s, one start, few requests: a hint, marked so.")] = False,
     goal: Annotated[list[float] | None, typer.Option(help="First token within so many seconds; again.")] = None,
-    quantile: Annotated[float, typer.Option(help="By which share of the requests.", min=0.01, max=0.999)] = 0.95,
+    quantile: Annotated[float | None, typer.Option(help="By which share of the requests.", min=0.01, max=0.999)] = None,
     starts: Annotated[int | None, typer.Option(help="Starts of the server.", min=1, max=100)] = None,
     warm_up: Annotated[float | None, typer.Option(help="Seconds before a window.", min=0.1)] = None,
     window: Annotated[float | None, typer.Option(help="Seconds of a point, at least.", min=0.5)] = None,
     longest: Annotated[float | None, typer.Option(help="Seconds of a point, at most.", min=1.0)] = None,
+    drain: Annotated[float | None, typer.Option(help="Seconds that a window's requests may go on.", min=0.1)] = None,
+    stall: Annotated[float | None, typer.Option(help="Seconds a server may be silent.", min=1.0)] = None,
     enough: Annotated[int | None, typer.Option(help="Requests near a crossing.", min=1)] = None,
     at_once: Annotated[int | None, typer.Option(help="Requests of the saturated point.", min=1)] = None,
     alone: Annotated[int | None, typer.Option(help="Requests of the single point.", min=1)] = None,
     bisections: Annotated[int | None, typer.Option(help="Rates tried a goal.", min=0)] = None,
-    ladder: Annotated[bool, typer.Option(help="Also 2, 4, 8, ... at a time.")] = True,
+    ladder: Annotated[bool | None, typer.Option(help="Also 2, 4, 8, ... at a time.")] = None,
     options: Annotated[str, typer.Option(help="More words for the engine's server, in one text.")] = "",
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")] = None,
     configuration: Annotated[str | None, typer.Option(help="A word for these options in the record.")] = None,
     python: Annotated[str, typer.Option(help="The interpreter that has the engine.")] = sys.executable,
+    engine_name: Annotated[str | None, typer.Option(help="What serves at the URL.")] = None,
+    engine_version: Annotated[str | None, typer.Option(help="Its version.")] = None,
+    machine: Annotated[Path | None, typer.Option(help="A .json in the record's form, of a server elsewhere.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of a server that asks for one.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="The model's name in the record.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="With the model's config.json and tokenizer.json, where --model is no folder.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights, where no config.json tells.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, for servers that take no ids.")] = None,
     text: Annotated[bool, typer.Option(help="Send texts even where ids would do.")] = False,
     vocabulary: Annotated[int | None, typer.Option(help="Ids that prompts are drawn from.", min=32)] = None,
@@ -47,53 +66,137 @@ def bench_run(
 ) -> None:
     """Measure a server: highest rate, lowest latency, and the rates at which first tokens come in time.
 
-    Writes a folder a shape: raw samples, record.json, table.txt. `penstock almanac add` takes it from there."""
+    Writes a folder a shape: raw samples, record.json, report.html, table.txt. `penstock almanac add` takes it from
+    there."""
     from penstock.cli import with_one_line
 
     given = {name: value for name, value in locals().items() if name != "with_one_line"}
-    with_one_line(lambda: _run(**given))
+    with_one_line(lambda: _run(given))
 
 
-def _run(
-    *, url: str | None, engine: str | None, model: str, shape: list[str] | None, suite: str | None, out: Path,
-    short: bool, goal: list[float] | None, options: str, configuration: str | None, python: str, api_key: str | None,
-    tokenizer: Path | None, text: bool, vocabulary: int | None, random_weights: bool, price: float | None,
-    processes: int | None, seed: int, **settings: Any,
-) -> None:  # fmt: skip
-    import os
-    import shlex
-
-    from penstock.bench.measure import Ceiling, Subject
-    from penstock.bench.peers import peer
-    from penstock.bench.runs import Run, run_all
+def _run(given: dict[str, Any]) -> None:
+    from penstock.bench.machine import machine_of
+    from penstock.bench.runs import run_all
+    from penstock.bench.subject import Run
     from penstock.bench.workload import named
-    from penstock.bench.writing import model_config
-    from penstock.errors import UsageError
 
-    if (url is None) == (engine is None):
-        raise UsageError("say what to measure: a URL, or --engine NAME; not both", param="engine")
-    known = peer(engine) if engine is not None else None
-    folder = Path(model)
-    words = vocabulary or model_config(model).get("vocab_size") or UNKNOWN_VOCABULARY
-    subject = Subject(
-        model=model, peer=known, url=url, python=python, options=tuple(shlex.split(options)), api_key=api_key,
-        tokenizer=tokenizer or (folder if folder.is_dir() else None), vocabulary=words,
-        ids=not text and (known is None or known.ids),
-    )  # fmt: skip
+    works = named(given["shape"] or [], given["suite"])
+    settings = _settings(given)
+    processes = given["processes"] or _processes()
+    subject = _subject(given)
     run_all(Run(
-        subject=subject, works=named(shape or [], suite), settings=_settings(short, url is not None, goal, settings),
-        out=out, seed=seed, processes=processes or max(1, (os.cpu_count() or 1) // 4), ceiling=Ceiling(), price=price,
-        random_weights=random_weights, configuration=configuration or ("tuned" if options else "default"),
+        subject=subject, works=works, settings=settings, out=given["out"], seed=given["seed"], processes=processes,
+        machine=machine_of(given["machine"], given["url"]), ceiling=_ceiling(processes), price=given["price"],
+        configuration=given["configuration"] or ("tuned" if given["options"] or given["env"] else "default"),
     ))  # fmt: skip
 
 
-def _settings(short: bool, found_running: bool, goal: list[float] | None, given: dict[str, Any]) -> Any:
-    from dataclasses import replace
+def _processes() -> int:
+    import os
+
+    return max(1, (os.cpu_count() or 1) // 4)
+
+
+def _subject(given: dict[str, Any]) -> Subject:
+    """What is measured; an engine that we start is asked for its version. Raises UsageError for what doesn't fit."""
+    import shlex
+
+    from penstock.bench.peers import peer
+    from penstock.bench.subject import Subject
+    from penstock.bench.writing import model_config
+    from penstock.errors import UsageError
+
+    url, engine, named = given["url"], given["engine"], given["model"]
+    if (url is None) == (engine is None):
+        raise UsageError("say what to measure: a URL, or --engine NAME; not both", param="engine")
+    only = ("engine_name", "engine_version", "api_key", "machine") if engine else ("options", "env", "starts")
+    if said := [name for name in only if given[name] and not (name == "api_key" and _from_environment())]:
+        other = "a URL" if engine else "--engine"
+        raise UsageError(f"--{said[0].replace('_', '-')} goes with {other} alone: leave it out", param=said[0])
+    known = peer(engine) if engine else None
+    packaged = _packaged(named) if engine else None
+    model = str(packaged) if packaged and engine != "penstock" else named
+    folder = given["folder"] or packaged or (Path(model) if Path(model).is_dir() else None)
+    vocabulary = given["vocabulary"] or model_config(folder).get("vocab_size") or FEWEST_IDS
+    return Subject(
+        name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=given["python"],
+        version=known.version_of(given["python"]) if known else given["engine_version"] or "unknown",
+        engine=given["engine_name"] or "unknown", folder=folder, options=tuple(shlex.split(given["options"])),
+        environment=_environment(given["env"] or []), api_key=given["api_key"], vocabulary=vocabulary,
+        tokenizer=given["tokenizer"] or folder, ids=not given["text"] and (known is None or known.ids),
+        dtype=given["dtype"], random_weights=given["random_weights"],
+    )  # fmt: skip
+
+
+def _from_environment() -> bool:
+    """A key that lies in the environment for other uses is no option that was given."""
+    import os
+
+    return "OPENAI_API_KEY" in os.environ and not any(word.startswith("--api-key") for word in sys.argv)
+
+
+def _packaged(name: str) -> Path | None:
+    """`demo` is a folder of the package, to any engine."""
+    if name != "demo":
+        return None
+    from penstock.demo import model_folder
+
+    return model_folder()
+
+
+def _environment(given: list[str]) -> dict[str, str]:
+    from penstock.errors import UsageError
+
+    pairs = [each.partition("=") for each in given]
+    for name, sign, _ in pairs:
+        if not name or not sign:
+            raise UsageError(f"--env {name!r} is no NAME=VALUE", param="env")
+    return {name: value for name, _, value in pairs}
+
+
+def _ceiling(processes: int) -> Ceiling:
+    """What `bench calibrate` has left for this machine, if it has."""
+    from penstock.bench.calibrate import read_ceiling
+    from penstock.bench.subject import Ceiling
+
+    told = read_ceiling()
+    rung = told.of(processes) if told is not None else None
+    return Ceiling(rung.events or None, rung.requests or None) if rung is not None else Ceiling()
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    from dataclasses import fields, replace
 
     from penstock.bench.method import SHORT, Settings
+    from penstock.errors import UsageError
 
-    usual = SHORT if short else Settings()
-    settings = replace(usual, **{name: value for name, value in given.items() if value is not None})
-    if goal:
-        settings = replace(settings, goals=tuple(sorted(set(goal))))
-    return replace(settings, starts=1) if found_running else settings
+    names = {each.name for each in fields(Settings)}
+    said = {name: value for name, value in given.items() if name in names and value is not None}
+    if given["goal"]:
+        said["goals"] = tuple(sorted(set(given["goal"])))
+    settings = replace(SHORT if given["short"] else Settings(), **said)
+    if wrong := [goal for goal in settings.goals if not 0 < goal < 1e6]:
+        raise UsageError(f"--goal {wrong[0]} is no time: give seconds above 0", param="goal")
+    if settings.longest < settings.window:
+        raise UsageError(f"--longest {settings.longest:g} is less than --window {settings.window:g}", param="longest")
+    return replace(settings, starts=1) if given["url"] else settings
+
+
+def bench_calibrate(
+    *,
+    most: Annotated[int | None, typer.Option(help="Client processes, at most. Left out: the cores.", min=1)] = None,
+    seconds: Annotated[float, typer.Option(help="Of each trial.", min=0.5)] = 2.0,
+) -> None:
+    """Measure what this machine's client can hear, against a server that computes nothing.
+
+    `bench run` reads it: each point's headroom is this ceiling over what was asked of the client."""
+    from penstock.cli import with_one_line
+
+    with_one_line(lambda: _calibrate(most, seconds))
+
+
+def _calibrate(most: int | None, seconds: float) -> None:
+    from penstock.bench.calibrate import calibrate, write_ceiling
+
+    path = write_ceiling(calibrate(most=most, seconds=seconds, say=typer.echo))
+    typer.echo(f"{path}: `penstock bench run` reads it")

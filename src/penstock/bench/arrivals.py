@@ -10,51 +10,82 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.bench.load import Ask, Load
-from penstock.bench.method import CLOSED, OPEN, SATURATION, SINGLE, Plan, Settings
+from penstock.bench.method import CLOSED, SATURATION, SINGLE, Plan, Settings
 from penstock.bench.workload import Prompted
+from penstock.errors import UsageError
 
 AT_ONCE = 1e-3  # the window of requests that are all meant for second 0
 MOST_ASKS = 200_000
-STALL = 120.0
+DRAIN = 8  # times a request that is alone
+WARM_SLOTS = 4
+WARM_RATE = 50  # asks a second that a warm-up has ready
 
 
-def load_of(plan: Plan, settings: Settings, alone: float | None, prompts: Iterator[Prompted], seed: int) -> Load:
-    """The asks of a plan. alone: seconds of a request by itself, which the single point told; None before it."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of the server so far. alone: seconds of a request by itself. highest: requests a second at any point."""
+
+    alone: float
+    highest: float
+
+
+def load_of(plan: Plan, settings: Settings, known: Known | None, prompts: Iterator[Prompted], seed: int) -> Load:
+    """The asks of a plan; known: None before the single point. A queue is silent for as long as it is long, so only
+    the single point has a time limit for a request's silence."""
     if plan.kind == SATURATION:
         asks = [_ask(0.0, next(prompts)) for _ in range(plan.requests)]
-        return Load(asks, None, plan.window, STALL, (0.0, AT_ONCE), stream=True)
+        return Load(asks, None, plan.window, plan.window, (0.0, AT_ONCE), stream=True)
     if plan.kind == SINGLE:
         asks = [_ask(math.nan, next(prompts)) for _ in range(plan.requests)]
-        return Load(asks, 1, plan.window, STALL, (0.0, plan.window), stream=True)
-    assert alone is not None and plan.kind in (OPEN, CLOSED)
+        return Load(asks, 1, plan.window, settings.stall, (0.0, plan.window), stream=True)
+    assert known is not None  # the planner asks for a single point first
     begin, end = settings.warm_up, settings.warm_up + plan.window
-    until = end + max(settings.drain, 8 * alone)
+    until = end + max(settings.drain, DRAIN * known.alone)
     if plan.kind == CLOSED:
         slots = plan.concurrency or 1
-        count = min(MOST_ASKS, slots + math.ceil(1.2 * slots * until / max(alone, 1e-3)))
+        count = _bounded(plan, slots + math.ceil(min(1.2 * slots / known.alone, 3 * known.highest) * until))
         asks = [_ask(math.nan, next(prompts)) for _ in range(count)]
-        return Load(asks, slots, until, STALL, (begin, end), stream=True)
+        return Load(asks, slots, until, until, (begin, end), stream=True)
     times = poisson(plan.rate or 0.0, until, np.random.default_rng([seed, plan.start, *plan.name.encode()]))
+    _bounded(plan, len(times))
     asks = [_ask(float(time), next(prompts)) for time in times]
-    return Load(asks, None, until, STALL, (begin, end), stream=True)
+    return Load(asks, None, until, until, (begin, end), stream=True)
 
 
-def warm_load(seconds: float, prompts: Iterator[Prompted]) -> Load:
+def one_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
+    """A single request, which nobody counts."""
+    return Load([_ask(math.nan, next(prompts))], 1, settings.longest, settings.stall, (0.0, settings.longest), True)
+
+
+def warm_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
     """A few at a time, for a server that has just started; nobody counts them."""
-    asks = [_ask(math.nan, next(prompts)) for _ in range(max(8, math.ceil(20 * seconds)))]
-    return Load(asks, 4, seconds, STALL, (0.0, seconds), stream=True)
+    seconds = settings.warm_up
+    asks = [_ask(math.nan, next(prompts)) for _ in range(math.ceil(WARM_RATE * seconds))]
+    return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds), stream=True)
 
 
-def poisson(rate: float, until: float, draw: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Times of a Poisson process of `rate` a second on [0, until), at least one."""
-    count = int(rate * until + 6 * math.sqrt(rate * until) + 10)
-    times = np.cumsum(draw.exponential(1 / rate, min(count, MOST_ASKS)))
-    kept = times[times < until]
-    return kept if len(kept) else np.zeros(1)
+def poisson(rate: float, until: float, draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Times of a Poisson process of `rate` a second on [0, until)."""
+    times = np.empty(0)
+    while not len(times) or times[-1] < until:
+        more = draw.exponential(1 / rate, math.ceil(rate * until) + 10)
+        times = np.concatenate([times, (times[-1] if len(times) else 0.0) + np.cumsum(more)])
+    return times[times < until]
+
+
+def _bounded(plan: Plan, count: int) -> int:
+    if not 0 < count <= MOST_ASKS:
+        raise UsageError(
+            f"the point {plan.name} would be of {count:,} requests, 1 to {MOST_ASKS:,} are sent: give another --window",
+            param="window",
+        )
+    return count
 
 
 def _ask(intended: float, prompted: Prompted) -> Ask:

@@ -11,11 +11,12 @@ from typing import TextIO
 
 import numpy as np
 
-from penstock.bench.load import Progress
-from penstock.bench.method import Plan
+from penstock.bench.load import Load, Progress
+from penstock.bench.method import CLOSED, OPEN, Plan
 
 EVERY = 0.5  # seconds between two lines on a terminal
 FIRSTS = 400  # of the last first-token times that the quantiles are of
+WIDE = 200
 
 
 class Live:
@@ -29,6 +30,7 @@ class Live:
         self._points = 0
 
     def __enter__(self) -> Live:
+        self._say("starting" if self._out.isatty() else "")
         return self
 
     def __exit__(
@@ -36,8 +38,8 @@ class Live:
     ) -> None:
         self._done()
 
-    def tell(self, plan: Plan, now: Progress | None) -> None:
-        """A new point (now None), or news of the one that runs."""
+    def tell(self, plan: Plan, load: Load, now: Progress | None) -> None:
+        """A point that begins (now None), or news of the one that runs."""
         if now is None:
             self._done()
             self._plan, self._begin, self._before, self._firsts = plan, time.monotonic(), None, []
@@ -45,23 +47,27 @@ class Live:
             return
         self._firsts = (self._firsts + now.firsts)[-FIRSTS:]
         if self._out.isatty() and time.monotonic() - self._last > EVERY:
-            self._out.write("\r\x1b[K" + self._line(plan, now))
-            self._out.flush()
+            self._say(self._line(plan, load, now))
             self._last = time.monotonic()
         self._before = now
 
-    def _line(self, plan: Plan, now: Progress) -> str:
+    def _say(self, line: str) -> None:
+        if line:
+            self._out.write("\r\x1b[K" + line)
+            self._out.flush()
+
+    def _line(self, plan: Plan, load: Load, now: Progress) -> str:
         rate = (now.output_tokens or now.events) / max(now.seconds, 1e-9)
         first = ""
         if self._firsts:
             low, high = np.quantile(self._firsts, [0.5, 0.95])
             first = f"first token p50 {1e3 * low:,.0f} p95 {1e3 * high:,.0f} ms  "
-        left = max(0.0, plan.window - now.seconds)
         failed = f"  {now.failed} failed" if now.failed else ""
+        counted = f"{now.ended} ended" if plan.kind in (OPEN, CLOSED) else f"{now.ended} of {now.asked} ended"
         return (
             f"{self._shape} point {self._points} {plan.name}: {rate:,.0f} tok/s  {first}"
-            f"{now.in_flight} in flight  {now.ended} of {now.sent} ended{failed}  at most {left:,.0f} s left"
-        )[:200]
+            f"{now.in_flight} in flight  {counted}{failed}  {_left(plan, load, now)}"
+        )[:WIDE]
 
     def _done(self) -> None:
         if self._plan is None:
@@ -74,3 +80,14 @@ class Live:
         )
         self._out.flush()
         self._plan = None
+
+
+def _left(plan: Plan, load: Load, now: Progress) -> str:
+    """The expected end: of a fixed number of requests by how fast they end, of a window by the clock."""
+    at_most = max(0.0, load.stop_after - now.seconds)
+    if plan.kind in (OPEN, CLOSED):
+        window = max(0.0, load.window[1] - now.seconds)
+        return f"{window:,.0f} s left" if window else f"at most {at_most:,.0f} s left"
+    if not now.ended:
+        return f"at most {at_most:,.0f} s left"
+    return f"about {min(at_most, (now.asked - now.ended) * now.seconds / now.ended):,.0f} s left"

@@ -1,5 +1,5 @@
 """What this machine is, for a record: GPU and its driver and clocks, processor, memory, system. It asks nvidia-smi and
-/proc; where they are silent it says so."""
+/proc; where they are silent it says so. A server elsewhere is described by a file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,38 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from penstock.almanac.record import Gpu, Machine
+from penstock.bench.target import target_of
+from penstock.errors import UsageError
 
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
 UNKNOWN = "unknown"
+HERE = ("127.0.0.1", "localhost", "::1")
+
+
+def machine_of(file: Path | None, url: str | None) -> Machine:
+    """The machine that serves: as a file tells it, or this one. Raises UsageError for a file that is none."""
+    if file is not None:
+        try:
+            return Machine.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise UsageError(f"{file} describes no machine: {_first(error)}", param="machine") from error
+    if url is not None and (host := target_of(url).host) not in HERE:
+        raise UsageError(
+            f"the server is on {host}: describe that machine with --machine FILE.json, of the fields "
+            f"{', '.join(Machine.model_fields)}",
+            param="machine",
+        )
+    return this_machine()
+
+
+def _first(error: OSError | ValidationError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def this_machine() -> Machine:
@@ -36,8 +64,15 @@ def _gpu() -> Gpu | None:
     if done.returncode or not rows or len(rows[0]) != 6:
         return None
     name, memory, driver, sm, mem, most = rows[0]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # what is hidden from the engine is none of its machine
+    count = len([each for each in visible.split(",") if each.strip()]) if visible else len(rows)
     clocks = f"SM {sm} MHz of {most}, memory {mem} MHz, before the run"
-    return Gpu(name=name, count=len(rows), memory_mib=int(float(memory)), driver=driver, clocks=clocks)
+    return Gpu(name=name, count=max(1, count), memory_mib=_mib(memory), driver=driver, clocks=clocks)
+
+
+def _mib(text: str) -> int:
+    """0: the driver doesn't say, as for memory that the CPU shares."""
+    return int(float(text)) if re.fullmatch(r"\d+(\.\d+)?", text) else 0
 
 
 def _cpu() -> str:

@@ -1,168 +1,254 @@
-"""A run: one shape of one model on one server, point by point, into its folder; then the record.
+"""A run of one shape: point by point, into its folder.
 
-    plan ─▶ load ─▶ samples ─▶ folder          until the plan is empty; a stopped run goes on from its folder
-                                 └─▶ record    from the folder alone
+    start a server ─ one request ─ warm-up ─ plan ─▶ load ─▶ samples ─▶ folder     until the plan is empty
+         ▲                                     │
+         └── a fresh one ◀── the point failed ─┘     three times at most; what was measured stays
 
-A server that dies ends its start and is a failure of the record; the points that are done stay. It knows the parts of
-the bench; no engine but by its peer file.
+A stopped run goes on from its folder. It knows the parts of the bench; no engine but by its peer file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.almanac.record import Failure
-from penstock.bench.arrivals import load_of, warm_load
-from penstock.bench.load import Progress, run_load
-from penstock.bench.method import SINGLE, Plan, Settings, next_plan
+from penstock.almanac.samples import OK, Samples
+from penstock.bench.arrivals import Known, load_of, one_load, warm_load
+from penstock.bench.load import Load, Progress, Seen, run_load
+from penstock.bench.method import CLOSED, OPEN, SINGLE, Plan, next_plan
 from penstock.bench.peers import Peer
-from penstock.bench.run_folder import Measured, RunFolder
-from penstock.bench.serving import HOST, LOG_TAIL, Server, free_port
+from penstock.bench.run_folder import Failed, Measured, RunFolder
+from penstock.bench.serving import HOST, Server, free_port, tail_of
+from penstock.bench.subject import Run, Subject
 from penstock.bench.target import Target, target_of
-from penstock.bench.texts import texts, tokenizer_of
-from penstock.bench.workload import Prompted, Speech, Workload, prompts
-from penstock.errors import PenstockError, UsageError
+from penstock.bench.texts import Texts
+from penstock.bench.workload import Draw, Prompted, Speech, Workload, prompts
+from penstock.errors import EngineError, UsageError
 
-LINE = 2000  # characters of a failure's message
+MOST_FAILURES = 3  # of points; then the shape is given up
+SETTLES = 3  # tries to get a request through what an overloaded point has left behind
+MESSAGE = 1000  # characters of a failure's
+UNFINISHED = "unfinished"  # the point's end cut it off: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
+_REFUSED = re.compile(r"status 4\d\d")
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+Kind = Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused"]
+Tell = Callable[[Plan, Load, Progress | None], None]  # None: the point begins
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is measured: a peer that we start, or a URL that is there (peer None). model: folder, hub id or name."""
-
-    model: str
-    peer: Peer | None = None
-    url: str | None = None
-    python: str = sys.executable
-    options: tuple[str, ...] = ()
-    api_key: str | None = None
-    tokenizer: Path | None = None
-    vocabulary: int = 0
-    ids: bool = True
-    environment: dict[str, str] = field(default_factory=dict)
+class _SilentError(Exception):
+    """The server owes answers and says nothing."""
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """What the clients reach against a server that does nothing; None: not calibrated."""
+class _Watch:
+    """Hears the progress of a point: tells it on, and ends the point when the server has long been silent."""
 
-    events: float | None = None
-    requests: float | None = None
+    def __init__(self, patience: float, tell: Callable[[Progress], None]) -> None:
+        self._patience, self._tell = patience, tell
+        self._heard, self._since = (0, 0), 0.0
+
+    def __call__(self, now: Progress) -> None:
+        self._tell(now)
+        heard = (now.events, now.ended)
+        if heard != self._heard or not now.in_flight:
+            self._heard, self._since = heard, now.seconds
+        elif now.seconds - self._since > self._patience:
+            raise _SilentError(
+                f"nothing came for {self._patience:g} s; {now.ended} of {now.sent} requests were answered before"
+            )
 
 
-Tell = Callable[[Plan, Progress | None], None]
+class Shape:
+    """One shape of a run, and its folder."""
 
+    def __init__(self, run: Run, work: Workload, folder: RunFolder, tell: Tell) -> None:
+        self._run, self._work, self._folder, self._tell = run, work, folder, tell
+        self._settings = run.settings
+        self._texts: Texts | None = None
 
-def measure(
-    subject: Subject, work: Workload, settings: Settings, folder: RunFolder, *, seed: int, processes: int,
-    ceiling: Ceiling, tell: Tell,
-) -> None:  # fmt: skip
-    """Measures what the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is kept as
-    a failure of the run."""
-    lost = {failure.message for failure in folder.failures()}
-    while (plan := _next(settings, folder)) is not None and not lost:
-        start = plan.start
+    def measure(self) -> None:
+        """What the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a failure of
+        the run, and is kept."""
+        self._folder.forget_starts()
+        while (plan := self._next()) is not None:
+            log = self._folder.new_log()
+            with ExitStack() as stack:
+                try:
+                    target, server = stack.enter_context(_serving(self._run.subject, log))
+                except EngineError as error:
+                    self._fail(None, "did not start", str(error), tail_of(log))
+                    return
+                self._on_one(plan.start, target, server)
+
+    def _next(self) -> Plan | None:
+        lost = self._folder.failed()
+        if len(lost) >= MOST_FAILURES or any(one.plan is None for one in lost):
+            return None
+        return next_plan(self._settings, self._folder.found(self._settings.goals))
+
+    def _on_one(self, start: int, target: Target, server: Server | None) -> None:
+        """Points of a start, on one process of the server, until it has failed."""
+        if not self._takes_one(target, server):
+            return
+        self._load(target, warm_load(self._settings, self._asked(target, f"warm-up.{start}")), "warm-up", start)
+        while (plan := self._next()) is not None and plan.start == start:
+            if not self._point(plan, target, server):
+                if server is None and not self._takes_one(target, server):
+                    return
+                if server is not None:
+                    return  # what failed may have left it in any state
+
+    def _takes_one(self, target: Target, server: Server | None) -> bool:
+        """Whether a single request of this shape is answered as asked; if not, no point of it can be measured."""
+        samples, seen = self._load(target, one_load(self._settings, self._asked(target, "one")), "one", 0)
+        outcome = str(samples.outcome[0])
+        if outcome == OK:
+            return True
+        message = seen.troubles.get(outcome, outcome)
+        if outcome == "refused" and server is None and not self._folder.measured:
+            raise UsageError(f"nothing serves at {target.url}: {message}", param="url")
+        kind = _kind(outcome, message, server)
+        self._fail(None, kind, f"a single request: {message}", server.tail() if server else "")
+        return False
+
+    def _point(self, plan: Plan, target: Target, server: Server | None) -> bool:
+        """Measures a point; False when it failed."""
+        load = load_of(plan, self._settings, self._known(), self._asked(target, plan.key), self._run.seed)
+        self._tell(plan, load, None)
+        watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
         try:
-            with _serving(subject, folder, start) as (target, server):
-                _warm(subject, work, settings, target, seed, start)
-                while plan is not None and _starts(plan, server, folder) and not lost:
-                    tell(plan, None)
-                    lost |= _point(
-                        subject, work, settings, folder, plan, target, server, seed, processes, ceiling, tell
-                    )
-                    plan = _next(settings, folder)
-        except UsageError:
-            raise
-        except PenstockError as error:
-            log = folder.log(start)
-            tail = log.read_text(errors="replace")[-LOG_TAIL:] if log.exists() else ""
-            lost.add(_fail(folder, None, "did not start", str(error), tail))
+            samples, seen = self._load(target, load, plan.name, plan.start, watch)
+        except _SilentError as error:
+            return self._fail(plan, "stalled", str(error), server.tail() if server else "")
+        message = "; ".join(f"{word}: {text}" for word, text in seen.troubles.items() if word != UNFINISHED)
+        if server is not None and not server.alive:
+            return self._fail(plan, _death(server), f"the server ended. {message}", server.tail())
+        if (fault := _fault(plan, samples)) is not None:
+            kind = _kind(fault, message, server)
+            return self._fail(plan, kind, message or "no request ended in time", server.tail() if server else "")
+        look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
+        self._folder.add(Measured(plan, samples, look, _seconds(plan, samples)))
+        if (samples.outcome == UNFINISHED).any():
+            self._settle(target)
+        return True
+
+    def _settle(self, target: Target) -> None:
+        """Until the server has done with what an overloaded point left behind: not all drop the requests of clients
+        that are gone. One that cannot is told by the next point."""
+        for number in range(SETTLES):
+            samples, _ = self._load(target, one_load(self._settings, self._asked(target, f"settle.{number}")), "one", 0)
+            if samples.outcome[0] == OK:
+                return
+
+    def _load(
+        self, target: Target, load: Load, point: str, start: int, hear: Callable[[Progress], None] | None = None
+    ) -> tuple[Samples, Seen]:
+        return run_load(target, load, point=point, start=start, processes=self._run.processes, progress=hear)
+
+    def _known(self) -> Known | None:
+        """Of the first single point, and of all."""
+        done = self._folder.measured
+        single = next((one.samples for one in done if one.plan.kind == SINGLE), None)
+        if single is None:
+            return None
+        ok = single.of(single.outcome == OK)
+        highest = max(one.found(()).request_rate for one in done)
+        return Known(max(float((ok.end - ok.actual).mean()), 1e-4), highest)
+
+    def _asked(self, target: Target, salt: str) -> Iterator[Prompted]:
+        """Requests of the shape. No two runs, points or goes of a point have a prompt in common."""
+        subject = self._run.subject
+        peer = subject.peer
+        if self._work.n > 1 and peer is not None and not peer.samples:
+            raise UsageError(f"{peer.name} serves one sample a request: it cannot be asked for monkeys", param="shape")
+        more, without = (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
+        speech = Speech(target.model, subject.vocabulary, subject.ids, more, without)
+        unlike = f"{self._folder.name}.{self._folder.opened}.{salt}.{len(self._folder.failed())}"
+        return prompts(self._work, speech, self._run.seed, unlike, self._made)
+
+    def _made(self, length: int, draw: Draw) -> Iterator[str]:
+        if self._texts is None:
+            if self._run.subject.tokenizer is None:
+                raise UsageError("prompts are texts here: name the model's tokenizer.json", param="tokenizer")
+            self._texts = Texts(self._run.subject.tokenizer)
+        return self._texts.of(length, draw)
+
+    def _fail(self, plan: Plan | None, kind: Kind, message: str, log: str) -> bool:
+        said = plain(" ".join(message.split()))[:MESSAGE]
+        point = plan.name if plan is not None else None
+        self._folder.add_failure(Failed(plan, Failure(point=point, kind=kind, message=said, log=plain(log))))
+        return False
 
 
-def _next(settings: Settings, folder: RunFolder) -> Plan | None:
-    return next_plan(settings, [one.found(settings.goals) for one in folder.measured()])
+# --- what went wrong
 
 
-def _starts(plan: Plan, server: Server | None, folder: RunFolder) -> bool:
-    """Whether the plan belongs to the server that runs: another start means another server."""
-    return server is None or server.log == folder.log(plan.start)
-
-
-def _point(
-    subject: Subject, work: Workload, settings: Settings, folder: RunFolder, plan: Plan, target: Target,
-    server: Server | None, seed: int, processes: int, ceiling: Ceiling, tell: Tell,
-) -> set[str]:  # fmt: skip
-    """Measures one point; what failed altogether, if anything."""
-    asked = _asked(subject, work, target.model, seed, plan.key)
-    load = load_of(plan, settings, _alone(folder), asked, seed)
-    samples, seen = run_load(
-        target, load, point=plan.name, start=plan.start, processes=processes, progress=lambda now: tell(plan, now)
-    )
+def _fault(plan: Plan, samples: Samples) -> str | None:
+    """The outcome for which a point is no point; None when it is one. Overload is no fault: a queue that is never
+    served within the window is what a point above the highest rate looks like."""
     inside = samples.of(samples.window)
-    complete = inside.of(inside.outcome == "ok")
-    tail = server.tail() if server is not None else ""
-    trouble = next(iter(seen.troubles.items()), ("", ""))
+    if (inside.outcome == OK).any():
+        return None
+    faults = inside.outcome[inside.outcome != UNFINISHED].astype(str)
+    if plan.kind not in (OPEN, CLOSED) and not len(faults):
+        return UNFINISHED
+    if 2 * len(faults) <= len(inside):
+        return None
+    words, counts = np.unique(faults, return_counts=True)
+    return str(words[np.argmax(counts)])
+
+
+def _kind(outcome: str, message: str, server: Server | None) -> Kind:
     if server is not None and not server.alive:
-        kind = "out of memory" if _MEMORY.search(tail) else "crashed"
-        return {_fail(folder, plan.name, kind, f"the server ended: {trouble[1]}", tail)}
-    if set(inside.outcome) - {"ok", "unfinished"} and not len(complete):
-        kind = {"refused": "refused", "stalled": "stalled"}.get(trouble[0], "wrong output")
-        return {_fail(folder, plan.name, kind, f"no request of {len(inside)} was complete: {trouble[1]}", tail)}
-    window = load.window[1] - load.window[0]
-    whole = float(np.nanmax(inside.end) - np.nanmin(inside.actual))
-    seconds = window if plan.kind in ("open", "closed") else whole
-    folder.add(Measured(plan, samples, seen.look(ceiling.events, ceiling.requests), seconds))
-    return set()
+        return _death(server)
+    if outcome in ("stalled", UNFINISHED):
+        return "stalled"
+    if outcome == "refused" or (outcome == "status" and _REFUSED.search(message)):
+        return "refused"
+    return "wrong output"
 
 
-def _alone(folder: RunFolder) -> float | None:
-    """Seconds of a request that is by itself, once that is measured."""
-    single = [one.samples.of(one.samples.outcome == "ok") for one in folder.measured() if one.plan.kind == SINGLE]
-    return float((single[0].end - single[0].actual).mean()) if single and len(single[0]) else None
+def _death(server: Server) -> Kind:
+    return "out of memory" if _MEMORY.search(server.tail()) else "crashed"
 
 
-def _warm(subject: Subject, work: Workload, settings: Settings, target: Target, seed: int, start: int) -> None:
-    asked = _asked(subject, work, target.model, seed, f"warm-up.{start}")
-    run_load(target, warm_load(settings.warm_up, asked), point="warm-up", start=start, processes=1)
+def plain(text: str) -> str:
+    """Somebody's log, fit for a record: no colours, nothing that a terminal obeys."""
+    return "".join(c for c in _COLOURS.sub("", text) if c.isprintable() or c in "\n\t")
 
 
-def _asked(subject: Subject, work: Workload, served: str, seed: int, salt: str) -> Iterator[Prompted]:
-    more = tuple(subject.peer.more.items()) if subject.peer is not None else ()
-    speech = Speech(served, subject.vocabulary, subject.ids, more)
-    made = None
-    if not subject.ids and not work.rows:
-        if subject.tokenizer is None:
-            raise UsageError("this server takes no token ids: name the model's tokenizer", param="tokenizer")
-        made = texts(tokenizer_of(subject.tokenizer), work.input, seed, salt)
-    return prompts(work, speech, seed, salt, made)
+def _seconds(plan: Plan, samples: Samples) -> float:
+    """What a rate is over: the window, or from the first send to the last end."""
+    if plan.kind in (OPEN, CLOSED):
+        return plan.window
+    inside = samples.of(samples.window)
+    return float(np.nanmax(inside.end) - np.nanmin(inside.actual))
 
 
-def _serving(subject: Subject, folder: RunFolder, start: int) -> AbstractContextManager[tuple[Target, Server | None]]:
+# --- servers
+
+
+def _serving(subject: Subject, log: Path) -> AbstractContextManager[tuple[Target, Server | None]]:
     """The server that answers: ours to start and end, or one that is there already."""
     if subject.peer is None:
-        target = target_of(subject.url or "", model=subject.model, api_key=subject.api_key)
-        return nullcontext((target, None))
-    return _Started(subject, subject.peer, folder, start)
+        return nullcontext((target_of(subject.url or "", model=subject.model, api_key=subject.api_key), None))
+    return _Started(subject, subject.peer, log)
 
 
 class _Started(AbstractContextManager[tuple[Target, Server | None]]):
-    def __init__(self, subject: Subject, peer: Peer, folder: RunFolder, start: int) -> None:
+    def __init__(self, subject: Subject, peer: Peer, log: Path) -> None:
         port = free_port()
         served = peer.served_as(subject.model)
         words = peer.words(subject.python, subject.model, HOST, port) + list(subject.options)
         environment = {**peer.environment, **subject.environment}
-        self._server = Server(words, port, served, folder.log(start), environment, peer.ready, peer.signal)
+        self._server = Server(words, port, served, log, environment, peer.ready, peer.signal)
         self._target = Target(HOST, port, peer.path, served)
 
     def __enter__(self) -> tuple[Target, Server]:
@@ -171,29 +257,3 @@ class _Started(AbstractContextManager[tuple[Target, Server | None]]):
 
     def __exit__(self, *ended: Any) -> None:
         self._server.__exit__(*ended)
-
-
-def _fail(folder: RunFolder, point: str | None, kind: Any, message: str, log: str) -> str:
-    line = " ".join(message.split())[:LINE]
-    plain = "".join(c for c in line if c.isprintable())
-    folder.add_failure(Failure(point=point, kind=kind, message=plain, log=log))
-    return plain
-
-
-def run_name(asked: dict[str, Any]) -> str:
-    """A run's name: of what was asked and when."""
-    return hashlib.sha256(f"{asked}{time.time_ns()}".encode()).hexdigest()[:12]
-
-
-def asked_of(subject: Subject, work: Workload, settings: Settings, seed: int) -> dict[str, Any]:
-    """What run.json keeps, and holds a later start of the same folder to."""
-    return {
-        "model": subject.model,
-        "engine": subject.peer.name if subject.peer is not None else subject.url,
-        "options": list(subject.options),
-        "shape": work.name,
-        "settings": {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()
-        },
-        "seed": seed,
-    }

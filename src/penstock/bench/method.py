@@ -16,6 +16,8 @@ from dataclasses import dataclass
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
 GROWS = 1.05  # a rung of the ladder that adds less than this is its last
 NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
+COUNTED = ("warm_up", "window", "longest", "enough", "at_once", "alone", "bisections")  # less of one is a short run
+FEWEST = 10  # requests that an open window holds on average, however long that takes: chance alone leaves none empty
 STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
 
 
@@ -23,9 +25,12 @@ STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
 class Settings:
     """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
 
-    window: a point's shortest.   longest: a point's longest, however few its requests.   drain: how long the window's
-    requests may go on after it, or 8 times one that is alone.   enough: requests a point near
-    a crossing should have.   at_once: requests of the saturation point.   alone: of the single one.
+    window: a point's shortest.     longest: a point's longest, however few its requests.
+    drain: how long the window's requests may go on after it; 8 times one that is alone, if that is more.
+    enough: requests that a point near a crossing should have.
+    at_once: requests of the saturation point.     alone: of the single one.
+    bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
+    stall: how long a server may say nothing at all while it owes answers.
     """
 
     goals: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -40,12 +45,13 @@ class Settings:
     alone: int = 20
     bisections: int = 5
     ladder: bool = True
+    stall: float = 300.0
 
-    @property
-    def short(self) -> bool:
-        """Whether it is less than the method asks for: to be read as a hint."""
+    def below_full(self, *, starts: bool) -> bool:
+        """Whether it is less than the method asks for: to be read as a hint. starts: whether those count."""
         full = Settings()
-        return any(getattr(self, name) < getattr(full, name) for name in ("starts", "window", "enough", "at_once"))
+        counted = [*COUNTED, "starts"] if starts else COUNTED
+        return any(getattr(self, name) < getattr(full, name) for name in counted)
 
 
 SHORT = Settings(
@@ -73,11 +79,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the planner needs to know of a measured plan. met: goal -> share of first tokens within it."""
+    """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it.
+    failed: the point could not be measured at all; it is not tried again, and bounds what others try."""
 
     plan: Plan
     request_rate: float
     met: dict[float, float]
+    failed: bool = False
+
+
+def failed(plan: Plan, goals: Sequence[float]) -> Found:
+    return Found(plan, 0.0, dict.fromkeys(goals, 0.0), True)
 
 
 def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
@@ -91,11 +103,13 @@ def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
 
 
 def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Sequence[Found]) -> Plan | None:
-    kinds = {each.plan.kind for each in done}
+    kinds = {each.plan.kind: each for each in done}
     if SATURATION not in kinds:
         return Plan(SATURATION, SATURATION, start, settings.longest, requests=settings.at_once)
     if SINGLE not in kinds:
         return Plan(SINGLE, SINGLE, start, settings.longest, concurrency=1, requests=settings.alone)
+    if kinds[SINGLE].failed:
+        return None  # nobody knows how long a request takes
     if start == 0:
         return (_rung(settings, done) if settings.ladder else None) or _bisect(settings, done)
     again = [each.plan for each in first if each.plan.name in sides(settings, first)]
@@ -111,7 +125,7 @@ def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
     """2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
     rungs = [each for each in done if each.plan.kind in (SINGLE, CLOSED)]
     if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
-        return None
+        return None  # a rung that failed has a rate of 0
     concurrency = 2 * (rungs[-1].plan.concurrency or 1)
     if concurrency >= settings.at_once:
         return None
@@ -123,9 +137,9 @@ def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
 
 def bracket(settings: Settings, done: Sequence[Found], goal: float) -> tuple[float, float | None] | None:
     """(highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: not even one
-    request at a time meets it."""
-    single = next(each for each in done if each.plan.kind == SINGLE)
-    if single.met[goal] < settings.quantile:
+    request at a time meets it. Where rates don't agree (one above a failing one meets it), the failing one holds."""
+    single = next((each for each in done if each.plan.kind == SINGLE), None)
+    if single is None or single.met[goal] < settings.quantile:
         return None
     opened = [(each.plan.rate or 0.0, each.met[goal] >= settings.quantile) for each in done if each.plan.kind == OPEN]
     fails = min((rate for rate, met in opened if not met), default=None)
@@ -137,23 +151,23 @@ def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
     """The middle of the first goal's bracket that is still wide, the loosest goal first; so many tries in all."""
     if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
         return None
-    saturated = next(each for each in done if each.plan.kind == SATURATION)
+    highest = max(each.request_rate for each in done)
     for goal in sorted(settings.goals, reverse=True):
         pair = bracket(settings, done, goal)
         if pair is None:
             continue
         meets, fails = pair
         if fails is None:
-            return _open(settings, STRIDE * meets or saturated.request_rate, 0)
+            return _open(settings, STRIDE * meets or highest, 0)
         if fails - meets > NARROW * fails:
             return _open(settings, (meets + fails) / 2, 0)
     return None
 
 
 def _open(settings: Settings, rate: float, start: int) -> Plan:
-    """Poisson arrivals at a rate, for as long as enough of them take, within the window's bounds."""
+    """Poisson arrivals at a rate, for as long as enough of them take, within the bounds."""
     rate = float(f"{rate:.3g}")
-    window = min(settings.longest, max(settings.window, settings.enough / rate))
+    window = max(min(settings.longest, max(settings.window, settings.enough / rate)), FEWEST / rate)
     return Plan(f"{OPEN}-{rate:g}", OPEN, start, window, rate=rate)
 
 
@@ -163,6 +177,6 @@ def sides(settings: Settings, done: Sequence[Found]) -> set[str]:
     for goal in settings.goals:
         pair = bracket(settings, done, goal)
         for each in done:
-            if pair is not None and each.plan.kind == OPEN and each.plan.rate in pair:
+            if pair is not None and each.plan.kind == OPEN and each.plan.rate in pair and not each.failed:
                 names.add(each.plan.name)
     return names

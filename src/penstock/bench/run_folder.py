@@ -1,10 +1,10 @@
 """A run's folder: what was asked, the points that are done, and what went wrong. A stopped run goes on from it.
 
-    run.json               what was asked; another run's folder is refused
-    points/KEY.parquet     samples of a point on one start of the server; written last, so that it means done
-    points/KEY.json        its plan and what the clients saw
+    run.json               the run's name, when it began, and what was asked: another run's folder is refused
+    points/KEY.json        a point's plan, and what the clients saw
+    points/KEY.parquet     its samples on one start of the server; written last, so that it means done
     failures.json          what went wrong, with the log's tail
-    server-N.log           of each start
+    server-N.log           of each process of the server
     raw.parquet, record.json, report.html, table.txt     made of the above
 
 It knows files; not how a point is measured.
@@ -12,22 +12,26 @@ It knows files; not how a point is measured.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from penstock.almanac.rates import issued
 from penstock.almanac.record import Failure, Look
-from penstock.almanac.samples import Samples, join, read_parquet, write_parquet
-from penstock.bench.method import Found, Plan
+from penstock.almanac.samples import OK, Samples, join, read_parquet, write_parquet
+from penstock.bench.method import Found, Plan, failed
 from penstock.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A point on one start: its plan, its samples, what the clients said, and its seconds (arrivals.py, figures.py)."""
+    """A point on one start: its plan, its samples, what the clients said, and the seconds that its rate is over."""
 
     plan: Plan
     samples: Samples
@@ -37,75 +41,144 @@ class Measured:
     def found(self, goals: tuple[float, ...]) -> Found:
         """For the planner: rates and shares of the window's requests; one that failed met no goal."""
         inside = self.samples.of(self.samples.window)
-        complete = inside.of(inside.outcome == "ok")
-        rate = len(complete) / self.seconds if self.seconds > 0 else 0.0
-        waited = np.where(inside.outcome == "ok", inside.first - inside.intended, np.inf)
+        ok = inside.outcome == OK
+        waited = np.where(ok, inside.first - issued(inside), np.inf)
         met = {goal: float(np.mean(waited <= goal)) if len(inside) else 0.0 for goal in goals}
-        return Found(self.plan, rate, met)
+        return Found(self.plan, float(ok.sum()) / self.seconds if self.seconds > 0 else 0.0, met)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A point that could not be measured; plan None: no point could."""
+
+    plan: Plan | None
+    failure: Failure
 
 
 class RunFolder:
-    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
-        """Opens or makes it. Raises UsageError when it holds another run."""
-        self.path = path
-        self.points = path / "points"
-        try:
-            self.points.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"the folder {path} cannot be made: {error}", param="out") from error
-        told = path / "run.json"
-        words = json.dumps(asked, indent=1, sort_keys=True)
-        if told.exists():
-            before = json.loads(told.read_text())
-            differs = [name for name in sorted({*before, *asked}) if before.get(name) != json.loads(words).get(name)]
-            if differs:
-                raise UsageError(
-                    f"{path} holds another run ({', '.join(differs)} differ): give another --out, or the same options",
-                    param="out",
-                )
-        else:
-            _write(told, words)
+    """Open for one process at a time; `close` gives it free."""
 
+    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
+        """Opens or makes it. Raises UsageError when it holds another run, or is open."""
+        self.path = path
+        self._points = path / "points"
+        try:
+            self._points.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / "lock").open("w")
+        except OSError as error:
+            raise UsageError(f"the folder {path} cannot be used: {error.strerror or error}", param="out") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process measures into {path}: wait, or give another --out", param="out"
+            ) from error
+        self.name, self.when = self._told(asked)
+        self._measured = self._read()
+        self.opened = self._count()
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def _told(self, asked: dict[str, Any]) -> tuple[str, float]:
+        """The run's name and when it began."""
+        path = self.path / "run.json"
+        if not path.exists():
+            when = time.time()
+            name = hashlib.sha256(f"{asked}{time.time_ns()}".encode()).hexdigest()[:12]
+            write_whole(path, json.dumps({"run": name, "when": when, "asked": asked}, indent=1, sort_keys=True))
+            return name, when
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            name, when, before = str(told["run"]), float(told["when"]), dict(told["asked"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is no run's: give another --out", param="out") from error
+        if differs := [each for each in sorted({*before, *asked}) if before.get(each) != asked.get(each)]:
+            raise UsageError(
+                f"{self.path} holds another run ({', '.join(differs)} differ): give another --out, or the same options",
+                param="out",
+            )
+        return name, when
+
+    def _count(self) -> int:
+        """How often it was opened, this time included: prompts differ each time, or a cache would know them."""
+        path = self.path / "opened"
+        number = int(path.read_text()) + 1 if path.exists() else 1
+        write_whole(path, str(number))
+        return number
+
+    # --- points
+
+    @property
     def measured(self) -> list[Measured]:
         """Points that are done, in the order in which they were measured."""
-        found = []
-        for told in self.points.glob("*.json"):
-            raw = told.with_suffix(".parquet")
-            if not raw.exists():
-                continue
-            said = json.loads(told.read_text())
-            one = Measured(Plan(**said["plan"]), read_parquet(raw), Look(**said["look"]), said["seconds"])
-            found.append((said["order"], one))
-        return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+        return self._measured
 
     def add(self, one: Measured) -> None:
-        order = len(list(self.points.glob("*.parquet")))
+        order = len(self._measured) + len(self.failed())
         said = {"order": order, "plan": asdict(one.plan), "look": one.look.model_dump(), "seconds": one.seconds}
-        _write(self.points / f"{one.plan.key}.json", json.dumps(said))
-        write_parquet(one.samples, self.points / f"{one.plan.key}.parquet")
+        write_whole(self._points / f"{one.plan.key}.json", json.dumps(said))
+        write_parquet(one.samples, self._points / f"{one.plan.key}.parquet")
+        self._measured.append(one)
 
-    def failures(self) -> list[Failure]:
+    def _read(self) -> list[Measured]:
+        found = []
+        for told in self._points.glob("*.json"):
+            raw = told.with_suffix(".parquet")
+            if raw.exists():
+                said = json.loads(told.read_text())
+                one = Measured(Plan(**said["plan"]), read_parquet(raw), Look(**said["look"]), said["seconds"])
+                found.append((said["order"], one))
+        return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+
+    # --- failures
+
+    def failed(self) -> list[Failed]:
         path = self.path / "failures.json"
-        return [Failure(**each) for each in json.loads(path.read_text())] if path.exists() else []
+        told = json.loads(path.read_text()) if path.exists() else []
+        return [Failed(Plan(**each["plan"]) if each["plan"] else None, Failure(**each["failure"])) for each in told]
 
-    def add_failure(self, failure: Failure) -> None:
-        _write(self.path / "failures.json", json.dumps([each.model_dump() for each in [*self.failures(), failure]]))
+    def add_failure(self, one: Failed) -> None:
+        self._write_failed([*self.failed(), one])
 
-    def log(self, start: int) -> Path:
-        return self.path / f"server-{start}.log"
+    def forget_starts(self) -> None:
+        """A server that did not start, or took no request, is tried again: somebody may have mended it."""
+        if kept := [one for one in self.failed() if one.plan is not None]:
+            self._write_failed(kept)
+        else:
+            (self.path / "failures.json").unlink(missing_ok=True)
 
-    def raw(self) -> Path:
-        """All samples in one file."""
+    def _write_failed(self, all_of_them: list[Failed]) -> None:
+        told = [
+            {"plan": asdict(one.plan) if one.plan else None, "failure": one.failure.model_dump()}
+            for one in all_of_them
+        ]  # fmt: skip
+        write_whole(self.path / "failures.json", json.dumps(told))
+
+    def found(self, goals: tuple[float, ...]) -> list[Found]:
+        """All that was tried, for the planner."""
+        lost = [failed(one.plan, goals) for one in self.failed() if one.plan is not None]
+        return [*(one.found(goals) for one in self._measured), *lost]
+
+    # --- files
+
+    def new_log(self) -> Path:
+        """For the next process of the server."""
+        return self.path / f"server-{len(list(self.path.glob('server-*.log')))}.log"
+
+    def raw(self) -> tuple[Path, Samples]:
+        """All samples, also in one file."""
+        samples = join([one.samples for one in self._measured])
         path = self.path / "raw.parquet"
-        write_parquet(join([one.samples for one in self.measured()]), path)
-        return path
+        write_parquet(samples, path)
+        return path, samples
 
     def write(self, name: str, text: str) -> Path:
-        _write(self.path / name, text)
+        write_whole(self.path / name, text)
         return self.path / name
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Aside, then renamed: a file of this name is whole."""
     aside = path.with_name(path.name + ".part")
     aside.write_text(text, encoding="utf-8")

@@ -5,69 +5,63 @@ It knows the order of things; each is done elsewhere.
 
 from __future__ import annotations
 
-import json
+import re
+import signal
 import sys
-import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 
 from penstock.almanac.record import Record
 from penstock.bench.live import Live
-from penstock.bench.machine import this_machine
-from penstock.bench.measure import Ceiling, Subject, asked_of, measure, run_name
-from penstock.bench.method import Settings
+from penstock.bench.measure import Shape
 from penstock.bench.report import print_table, write_report
 from penstock.bench.run_folder import RunFolder
+from penstock.bench.subject import Run, fingerprint
 from penstock.bench.workload import Workload
 from penstock.bench.writing import write_record
 from penstock.errors import EngineError
 
 
-@dataclass(frozen=True)
-class Run:
-    """What `bench run` was asked for. price: dollars an hour of the machine."""
-
-    subject: Subject
-    works: list[Workload]
-    settings: Settings
-    out: Path
-    seed: int
-    processes: int
-    ceiling: Ceiling
-    price: float | None = None
-    random_weights: bool = False
-    configuration: str = "default"
-
-
 def run_all(run: Run) -> list[Record]:
     """The records, also written. Raises EngineError at the end if nothing at all could be measured."""
-    version = run.subject.peer.version_of(run.subject.python) if run.subject.peer is not None else "unknown"
-    machine = this_machine()
-    records = []
-    for work in run.works:
-        folder = RunFolder(run.out / work.name.replace(":", "-"), asked_of(run.subject, work, run.settings, run.seed))
-        with Live(work.name, sys.stderr) as live:
-            measure(
-                run.subject, work, run.settings, folder, seed=run.seed, processes=run.processes, ceiling=run.ceiling,
-                tell=live.tell,
-            )  # fmt: skip
-        name, when = _name(folder)
-        records.append(write_record(
-            folder, run.subject, work, run.settings, machine=machine, version=version, seed=run.seed,
-            processes=run.processes, ceiling=run.ceiling, price=run.price, random_weights=run.random_weights,
-            configuration=run.configuration, run=name, when=when,
-        ))  # fmt: skip
-        write_report(folder, records[-1])
-        print_table(records[-1], sys.stdout)
+    with _told_to_stop(run.out):
+        records = [_one(run, work) for work in run.works]
     if not any(record.points for record in records):
-        raise EngineError(f"nothing could be measured: {records[0].failures[0].message}")
+        failure = records[0].failures[0]
+        raise EngineError(f"nothing could be measured: {failure.kind}: {failure.message}")
     return records
 
 
-def _name(folder: RunFolder) -> tuple[str, float]:
-    """The run's name and when it began: given once, kept in its folder."""
-    path = folder.path / "name.json"
-    if not path.exists():
-        folder.write("name.json", json.dumps({"run": run_name({"path": folder.path.name}), "when": time.time()}))
-    told = json.loads(path.read_text())
-    return told["run"], told["when"]
+def folder_of(run: Run, work: Workload) -> Path:
+    return run.out / re.sub(r"[^A-Za-z0-9._-]+", "-", work.name)
+
+
+def _one(run: Run, work: Workload) -> Record:
+    with closing(RunFolder(folder_of(run, work), fingerprint(run, work))) as folder:
+        with Live(work.name, sys.stderr) as live:
+            Shape(run, work, folder, live.tell).measure()
+        record = write_record(run, work, folder)
+        write_report(folder, record)
+        print_table(record, sys.stdout)
+        print(f"{folder.path / 'report.html'}: the report", file=sys.stdout)
+    return record
+
+
+@contextmanager
+def _told_to_stop(out: Path) -> Iterator[None]:
+    """Ctrl-C, or being asked to end, leaves the points that are done and ends the server; and says how to go on."""
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, asked)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"stopped: the points that are done are in {out}; the same command goes on from there"
+        ) from stop
+    finally:
+        signal.signal(signal.SIGTERM, before)

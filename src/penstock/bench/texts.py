@@ -17,40 +17,48 @@ TRIES = 60
 FEWEST = 100  # words, that no two texts begin alike
 
 
-def tokenizer_of(path: Path) -> Tokenizer:
-    """Of a file or of a model's folder. Raises UsageError."""
+class Texts:
+    """Random texts that a tokenizer, with its special tokens, cuts into exactly so many tokens."""
+
+    def __init__(self, path: Path) -> None:
+        """Of a tokenizer.json or a model's folder. Raises UsageError."""
+        self._tokenizer = _tokenizer(path)
+        self._extra = len(self._tokenizer.encode("").ids)
+        self._words = _whole_words(self._tokenizer)
+
+    def of(self, length: int, draw: np.random.Generator) -> Iterator[str]:
+        """Texts without end. Raises UsageError where none of the length can be made."""
+        if length <= self._extra or len(self._words) < FEWEST:
+            raise UsageError(
+                f"no text of {length} tokens can be made: the tokenizer adds {self._extra} and has {len(self._words)} "
+                "whole words",
+                param="tokenizer",
+            )
+        while True:
+            yield self._one(length, draw)
+
+    def _one(self, length: int, draw: np.random.Generator) -> str:
+        for _ in range(TRIES):
+            text = "".join(self._words[at] for at in draw.integers(0, len(self._words), length - self._extra))
+            if len(self._tokenizer.encode(text).ids) == length:
+                return text
+        raise UsageError(
+            f"no text of exactly {length} tokens was found in {TRIES} tries: use a server that takes ids",
+            param="tokenizer",
+        )
+
+
+def _tokenizer(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # the library raises no other
         raise UsageError(f"{file} is no tokenizer.json ({str(error)[:200]}): name one", param="tokenizer") from error
 
 
-def texts(tokenizer: Tokenizer, length: int, seed: int, salt: str) -> Iterator[str]:
-    """Random texts that this tokenizer, with its special tokens, cuts into exactly `length` tokens. Raises UsageError
-    where none can be made."""
-    draw = np.random.default_rng([seed, *salt.encode()])
-    words = whole_words(tokenizer)
-    extra = len(tokenizer.encode("").ids)
-    if length <= extra or len(words) < FEWEST:
-        raise UsageError(
-            f"no text of {length} tokens can be made: the tokenizer adds {extra} and has {len(words)} whole words",
-            param="tokenizer",
-        )
-    while True:
-        yield _text(tokenizer, words, length, extra, draw)
-
-
-def whole_words(tokenizer: Tokenizer) -> list[str]:
+def _whole_words(tokenizer: Tokenizer) -> list[str]:
     """Words with a space before them that are one token each, so that a text of k of them has k tokens."""
-    pieces = (tokenizer.decode([number]) for number in range(tokenizer.get_vocab_size()))
-    spaced = {f" {piece.strip()}" for piece in pieces if piece.strip().isascii() and piece.strip().isalpha()}
-    return sorted(word for word in spaced if len(tokenizer.encode(word, add_special_tokens=False).ids) == 1)
-
-
-def _text(tokenizer: Tokenizer, words: list[str], length: int, extra: int, draw: np.random.Generator) -> str:
-    for _ in range(TRIES):
-        text = "".join(words[at] for at in draw.integers(0, len(words), length - extra))
-        if len(tokenizer.encode(text).ids) == length:
-            return text
-    raise UsageError(f"no text of exactly {length} tokens was found in {TRIES} tries: use a server that takes ids")
+    pieces = (tokenizer.decode([number]).strip() for number in range(tokenizer.get_vocab_size()))
+    spaced = sorted({f" {piece}" for piece in pieces if piece.isascii() and piece.isalpha()})
+    encoded = tokenizer.encode_batch(spaced, add_special_tokens=False)
+    return [word for word, told in zip(spaced, encoded, strict=True) if len(told.ids) == 1]

@@ -1,8 +1,9 @@
 """What is asked of a server: the shape, its prompts, and their bodies for OpenAI's /v1/completions.
 
-    128x1024            exact: 128 tokens in, 1,024 out, end-of-sequence ignored
-    monkeys[:N]         N samples (default 64) of a shared prompt of 512 tokens, up to 256 out, in one request
-    FILE.json           rows of a ShareGPT-form file: each conversation's first two turns give prompt and length
+    128x1024               exact: 128 tokens in, 1,024 out, end-of-sequence ignored
+    monkeys[:N]            N samples (default 64) of a shared prompt of 512 tokens, up to 256 out, in one request
+    monkeys[:N]@ROWS.jsonl the same with the questions of a GSM8K-form file as prompts
+    FILE.json              a ShareGPT-form file: a conversation's first two turns give prompt and length
 
 Prompts of ids are unique in their first block, whatever run and request: no server answers them from a cache, unless
 that is what is asked. It knows forms; no connection, no clock.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,21 @@ from penstock.errors import UsageError
 SUITES = {"almanac": ("128x1024", "1024x128", "512x512", "256x2048", "2048x256", "1024x1024", "monkeys")}
 MONKEYS_SAMPLES = 64
 MONKEYS_INPUT, MONKEYS_OUTPUT = 512, 256
+QUESTION, STOP = "Question: {}\nAnswer:", "Question:"
+LETTERS = 4  # of a text, to a token: for the means that a dataset's record gives
+TEMPERATURE = 1.0
 FIRST_ID = 16  # ids below are mostly special tokens
 NO_LENGTH = -1
 _EXACT = re.compile(r"^([1-9]\d{0,6})x([1-9]\d{0,6})$")
-_MONKEYS = re.compile(r"^monkeys(?::([1-9]\d{0,6}))?$")
+_MONKEYS = re.compile(r"^monkeys(?::([1-9]\d{0,6}))?(?:@(.+))?$")
+
+Draw = np.random.Generator
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A shape. kind: as in the record. n: samples a request. rows: a dataset's (prompt, output tokens)."""
+    """A shape. kind: as in the record. n: samples a request. rows: a dataset's (prompt, output tokens). input, output:
+    tokens; of a dataset their means, from the texts' lengths. source: the dataset's file."""
 
     name: str
     kind: str
@@ -40,11 +47,7 @@ class Workload:
     output: int
     n: int = 1
     rows: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def longest(self) -> int:
-        """Tokens that a sequence needs at most; 0: unknown, prompts are texts."""
-        return 0 if self.rows else self.input + self.output
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +61,14 @@ class Prompted:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How a server wants to be asked: the model's name there, its vocabulary, whether it takes ids, and more fields."""
+    """How a server wants to be asked: the model's name there, its vocabulary, whether it takes ids, what it needs
+    besides ("{output}" in a text is the number of tokens), and which it doesn't take."""
 
     model: str
     vocabulary: int
     ids: bool = True
     more: tuple[tuple[str, Any], ...] = ()
-    temperature: float = 1.0
-    stream: bool = True
+    without: tuple[str, ...] = ()
 
 
 def workload(name: str) -> Workload:
@@ -73,11 +76,15 @@ def workload(name: str) -> Workload:
     if exact := _EXACT.match(name):
         return Workload(name, "exact", int(exact[1]), int(exact[2]))
     if monkeys := _MONKEYS.match(name):
-        return Workload(name, "monkeys", MONKEYS_INPUT, MONKEYS_OUTPUT, int(monkeys[1] or MONKEYS_SAMPLES))
+        samples = int(monkeys[1] or MONKEYS_SAMPLES)
+        return _questions(Path(monkeys[2]), samples) if monkeys[2] else Workload(
+            name, "monkeys", MONKEYS_INPUT, MONKEYS_OUTPUT, samples
+        )  # fmt: skip
     if name.endswith(".json"):
-        return _dataset(Path(name))
+        return _conversations(Path(name))
     raise UsageError(
-        f"there is no shape {name!r}: write tokens in x tokens out (128x1024), monkeys, monkeys:N or a ShareGPT .json",
+        f"there is no shape {name!r}: write tokens in x tokens out (128x1024), monkeys[:N][@ROWS.jsonl] or a "
+        "ShareGPT-form .json",
         param="shape",
     )
 
@@ -89,30 +96,35 @@ def named(shapes: list[str], suite: str | None) -> list[Workload]:
     names = [*shapes, *(SUITES[suite] if suite else ())]
     if not names:
         raise UsageError("say what to measure: --shape 128x1024 (again for more) or --suite almanac", param="shape")
-    return [workload(name) for name in dict.fromkeys(names)]
+    works = [workload(name) for name in dict.fromkeys(names)]
+    if len({work.name for work in works}) < len(works):
+        raise UsageError("two shapes have the same name: measure them in two runs", param="shape")
+    return works
 
 
 def prompts(
-    work: Workload, speech: Speech, seed: int, salt: str, texts: Iterator[str] | None = None
+    work: Workload, speech: Speech, seed: int, salt: str, texts: Callable[[int, Draw], Iterator[str]]
 ) -> Iterator[Prompted]:
-    """Requests without end. `salt`: the point; another draws other prompts. `texts`: of exactly `work.input` tokens,
-    for a server that takes no ids."""
+    """Requests without end. `salt`: the run and the point; another draws other prompts. `texts`: makes texts of so many
+    tokens, for a server that takes no ids."""
     draw = np.random.default_rng([seed, *salt.encode()])
-    if not work.rows and not speech.ids and texts is None:
-        raise UsageError(
-            "this server takes no token ids: name the model's tokenizer with --tokenizer", param="tokenizer"
-        )
+    if work.rows:
+        yield from _of_rows(work, speech, draw)
+        return
+    made = None if speech.ids else texts(work.input, draw)
+    length = work.output if work.kind == "exact" else NO_LENGTH
     while True:
-        if work.rows:
-            text, output = work.rows[int(draw.integers(len(work.rows)))]
-            yield Prompted(body(work, speech, text, output), NO_LENGTH, output)
-            continue
-        prompt: Any = ids(work.input, speech.vocabulary, draw) if texts is None else next(texts)
-        length = work.output if work.kind == "exact" else NO_LENGTH
+        prompt: Any = ids(work.input, speech.vocabulary, draw) if made is None else next(made)
         yield Prompted(body(work, speech, prompt, work.output), work.input, length)
 
 
-def ids(length: int, vocabulary: int, draw: np.random.Generator) -> list[int]:
+def _of_rows(work: Workload, speech: Speech, draw: Draw) -> Iterator[Prompted]:
+    while True:
+        text, output = work.rows[int(draw.integers(len(work.rows)))]
+        yield Prompted(body(work, speech, text, output), NO_LENGTH, NO_LENGTH if work.kind == "monkeys" else output)
+
+
+def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:
     """Random ids: the first block of 16 is one of vocabulary^16, so that no two begin alike."""
     found: list[int] = draw.integers(min(FIRST_ID, vocabulary - 1), vocabulary, length).tolist()
     return found
@@ -120,32 +132,73 @@ def ids(length: int, vocabulary: int, draw: np.random.Generator) -> list[int]:
 
 def body(work: Workload, speech: Speech, prompt: Any, output: int) -> bytes:
     """The JSON of one request."""
-    fields: dict[str, Any] = {"model": speech.model, "prompt": prompt, "max_tokens": output}
-    fields["temperature"] = speech.temperature
+    fields: dict[str, Any] = {
+        "model": speech.model, "prompt": prompt, "max_tokens": output, "temperature": TEMPERATURE, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
     if work.n > 1:
         fields["n"] = work.n
     if work.kind != "monkeys":
         fields["ignore_eos"] = True
-    if speech.stream:
-        fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(fields | dict(speech.more), separators=(",", ":")).encode()
+    elif work.rows:
+        fields["stop"] = [STOP]
+    for name, value in speech.more:
+        fields[name] = value.replace("{output}", str(output)) if isinstance(value, str) else value
+    kept = {name: value for name, value in fields.items() if name not in speech.without}
+    return json.dumps(kept, separators=(",", ":")).encode()
 
 
-def _dataset(path: Path) -> Workload:
+# --- datasets
+
+
+def _conversations(path: Path) -> Workload:
     """ShareGPT's form: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}]. Output
     tokens are taken as a quarter of the answer's characters."""
-    if not path.is_file():
-        raise UsageError(f"no file {path}: name a ShareGPT-form .json", param="shape")
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(_content(path))
         rows = tuple(
-            (turns[0]["value"], max(1, len(turns[1]["value"]) // 4))
+            (_text(turns[0]["value"]), _tokens(_text(turns[1]["value"])))
             for turns in (each["conversations"] for each in found)
-            if len(turns) >= 2
+            if len(turns) >= 2 and turns[0]["value"]
         )
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no ShareGPT-form file: {type(error).__name__}: {error}", param="shape") from error
     if not rows:
         raise UsageError(f"{path} holds no conversation of two turns", param="shape")
-    means = [sum(len(text) for text, _ in rows) // len(rows) // 4, sum(out for _, out in rows) // len(rows)]
-    return Workload(path.stem, "dataset", max(1, means[0]), max(1, means[1]), 1, rows)
+    return Workload(
+        path.stem, "dataset", _mean_input(rows), sum(out for _, out in rows) // len(rows), 1, rows, path.name
+    )
+
+
+def _questions(path: Path, samples: int) -> Workload:
+    """GSM8K's form: a line a row, {"question": ...}."""
+    try:
+        found = [json.loads(line)["question"] for line in _content(path).splitlines() if line.strip()]
+        rows = tuple((QUESTION.format(_text(question)), MONKEYS_OUTPUT) for question in found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no GSM8K-form file: {type(error).__name__}: {error}", param="shape") from error
+    if not rows:
+        raise UsageError(f"{path} holds no question", param="shape")
+    name = f"monkeys:{samples}@{path.stem}"
+    return Workload(name, "monkeys", _mean_input(rows), MONKEYS_OUTPUT, samples, rows, path.name)
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): name a dataset's file", param="shape") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _tokens(text: str) -> int:
+    return max(1, len(text) // LETTERS)
+
+
+def _mean_input(rows: tuple[tuple[str, int], ...]) -> int:
+    return max(1, sum(_tokens(text) for text, _ in rows) // len(rows))

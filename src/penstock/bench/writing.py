@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -14,92 +15,63 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock import __version__
 from penstock.almanac.figures import point_of
-from penstock.almanac.record import (
-    Client,
-    Configuration,
-    Engine,
-    Look,
-    Machine,
-    Method,
-    Model,
-    Point,
-    Raw,
-    Record,
-)
+from penstock.almanac.record import Client, Configuration, Engine, Look, Method, Model, Point, Raw, Record
 from penstock.almanac.record import Shape as RecordShape
-from penstock.almanac.samples import read_parquet
-from penstock.bench.measure import Ceiling, Subject
-from penstock.bench.method import CLOSED, OPEN, Settings
+from penstock.almanac.samples import Samples
+from penstock.bench.method import CLOSED, OPEN
 from penstock.bench.run_folder import Measured, RunFolder
 from penstock.bench.serving import HOST
-from penstock.bench.workload import Workload
+from penstock.bench.subject import Run, Subject
+from penstock.bench.workload import TEMPERATURE, Workload
+from penstock.errors import CheckpointError
 
+SECRETS = ("--api-key",)
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
 
 
-def write_record(
-    folder: RunFolder, subject: Subject, work: Workload, settings: Settings, *, machine: Machine, version: str,
-    seed: int, processes: int, ceiling: Ceiling, price: float | None, random_weights: bool, configuration: str,
-    run: str, when: float,
-) -> Record:  # fmt: skip
+def write_record(run: Run, work: Workload, folder: RunFolder) -> Record:
     """Makes raw.parquet and record.json of what the folder holds."""
-    measured = folder.measured()
-    raw = None
-    points: list[Point] = []
+    measured = folder.measured
+    raw, points = None, []
     if measured:
-        path = folder.raw()
-        samples = read_parquet(path)
+        path, samples = folder.raw()
         raw = Raw(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), rows=len(samples))
-        points = [_point(name, measured, samples, work, settings, subject) for name in _names(measured)]
+        names = dict.fromkeys(one.plan.name for one in measured)
+        points = [_point(run, work, samples, [one for one in measured if one.plan.name == name]) for name in names]
     record = Record(
         schema="penstock-almanac/1",
-        run=run,
-        when=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)),
-        engine=_engine(subject, version, configuration),
-        model=_model(subject, random_weights),
-        machine=machine,
-        shape=RecordShape(
-            name=word(work.name), kind=_kind(work), input=work.input, output=work.output, n=work.n, temperature=1.0,
-            prompts="ids" if subject.ids and not work.rows else "text",
-        ),
-        client=Client(
-            penstock=__version__, commit=commit(), command=line(shlex.join(["penstock", *sys.argv[1:]])),
-            processes=processes, seed=seed, ceiling_events=ceiling.events, ceiling_requests=ceiling.requests,
-        ),
-        method=Method(
-            warm_up=settings.warm_up, window=settings.window, enough=settings.enough,
-            starts=1 if subject.peer is None else settings.starts, quantile=settings.quantile,
-            goals=list(settings.goals), short=settings.short, price_per_hour=price,
-        ),
+        run=folder.name,
+        when=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(folder.when)),
+        engine=_engine(run),
+        model=_model(run.subject),
+        machine=run.machine,
+        shape=_shape(run.subject, work),
+        client=_client(run),
+        method=_method(run, measured),
         points=points,
-        failures=folder.failures(),
+        failures=[one.failure for one in folder.failed()],
         raw=raw,
-    )  # fmt: skip
+    )
     folder.write("record.json", record.model_dump_json(by_alias=True, indent=1))
     return record
 
 
-def _names(measured: Sequence[Measured]) -> list[str]:
-    return list(dict.fromkeys(one.plan.name for one in measured))
-
-
-def _point(
-    name: str, measured: Sequence[Measured], samples: Any, work: Workload, settings: Settings, subject: Subject
-) -> Point:
+def _point(run: Run, work: Workload, samples: Samples, starts: Sequence[Measured]) -> Point:
     """One point of all starts that measured it."""
-    mine = [one for one in measured if one.plan.name == name]
-    plan = mine[0].plan
+    plan = starts[0].plan
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
+    marks = ["text prompts"] if _prompts(run.subject, work) == "text" else []
     return point_of(
-        samples, name=name, kind=kind, rate=plan.rate, concurrency=plan.concurrency,
-        seconds=sum(one.plan.window for one in mine) if steady else None,
-        opens=settings.warm_up if steady else None, goals=settings.goals, look=worst([one.look for one in mine]),
-        marks=[] if subject.ids else ["text prompts"], sharing=work.kind != "exact",
+        samples, name=plan.name, kind=kind, rate=plan.rate, concurrency=plan.concurrency,
+        seconds=sum(one.plan.window for one in starts) if steady else None,
+        opens=run.settings.warm_up if steady else None, goals=run.settings.goals,
+        look=worst([one.look for one in starts]), marks=marks,
+        sharing=work.kind != "exact",
     )  # fmt: skip
 
 
@@ -115,58 +87,100 @@ def worst(looks: Sequence[Look]) -> Look:
     )
 
 
-# --- what was measured
+# --- what was measured, and how
 
 
-def _engine(subject: Subject, version: str, configuration: str) -> Engine:
-    flags = [line(each) for each in subject.options]
-    if subject.peer is None:
-        name, command = "unknown", f"found running at {subject.url}"
+def _engine(run: Run) -> Engine:
+    subject, peer = run.subject, run.subject.peer
+    if peer is None:
+        name, command = subject.engine, f"found running at {subject.url}"
     else:
-        name = subject.peer.name
-        command = shlex.join([*subject.peer.words("python", subject.model, HOST, 8000), *subject.options])
-    variables = {**(subject.peer.environment if subject.peer is not None else {}), **subject.environment}
+        name = peer.name
+        here = subject.name if Path(subject.model).exists() else subject.model  # whose folders are nobody's business
+        command = shlex.join([*peer.words("python", here, HOST, 8000), *subject.options])
+    variables = {**(peer.environment if peer is not None else {}), **subject.environment}
     return Engine(
-        name=word(name), version=word(version), command=line(command),
-        configuration=Configuration(name=word(configuration), flags=flags, environment=variables),
+        name=word(name), version=word(subject.version), command=line(command),
+        configuration=Configuration(
+            name=word(run.configuration), flags=[line(each) for each in subject.options],
+            environment={word(each): line(value) for each, value in variables.items()},
+        ),
     )  # fmt: skip
 
 
-def _kind(work: Workload) -> Any:
-    return work.kind
-
-
-def _model(subject: Subject, random_weights: bool) -> Model:
-    told = model_config(subject.model)
+def _model(subject: Subject) -> Model:
+    told = model_config(subject.folder)
     return Model(
-        name=word(Path(subject.model).name),
-        weights="random" if random_weights else "real",
-        parameters=parameters(subject.model),
-        dtype=word(str(told.get("dtype") or told.get("torch_dtype") or "unknown")),
-        source=line("" if Path(subject.model).is_dir() else subject.model),
+        name=word(subject.name),
+        weights="random" if subject.random_weights else "real",
+        parameters=parameters(subject.folder),
+        dtype=word(subject.dtype or str(told.get("dtype") or told.get("torch_dtype") or "unknown")),
+        source="" if Path(subject.model).exists() else line(subject.model),
     )
 
 
-def model_config(model: str) -> dict[str, Any]:
-    """config.json of a model's folder; empty for a name."""
-    path = Path(model) / "config.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+def _shape(subject: Subject, work: Workload) -> RecordShape:
+    kind: Any = work.kind
+    return RecordShape(
+        name=word(work.name), kind=kind, input=work.input, output=work.output, n=work.n, temperature=TEMPERATURE,
+        source=line(work.source), prompts=_prompts(subject, work),
+    )  # fmt: skip
 
 
-def parameters(model: str) -> int | None:
-    """Counted from the headers of a folder's safetensors files."""
-    files = sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []
+def _prompts(subject: Subject, work: Workload) -> Literal["ids", "text"]:
+    return "ids" if subject.ids and not work.rows else "text"
+
+
+def _client(run: Run) -> Client:
+    return Client(
+        penstock=__version__, commit=commit(), command=line(command_of(sys.argv)), processes=run.processes,
+        seed=run.seed, ceiling_events=run.ceiling.events, ceiling_requests=run.ceiling.requests,
+    )  # fmt: skip
+
+
+def _method(run: Run, measured: Sequence[Measured]) -> Method:
+    settings = run.settings
+    windows = [one.plan.window for one in measured if one.plan.kind in (OPEN, CLOSED)]
+    return Method(
+        warm_up=settings.warm_up, window=max(windows, default=settings.window), enough=settings.enough,
+        starts=settings.starts, quantile=settings.quantile, goals=list(settings.goals), short=run.short,
+        price_per_hour=run.price,
+    )  # fmt: skip
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """What was typed, without secrets."""
+    words = ["penstock", *arguments[1:]]
+    for at, each in enumerate(words):
+        name, _, value = each.partition("=")
+        if name in SECRETS and value:
+            words[at] = f"{name}=SECRET"
+        elif name in SECRETS and at + 1 < len(words):
+            words[at + 1] = "SECRET"
+    return shlex.join(words)
+
+
+def model_config(folder: Path | None) -> dict[str, Any]:
+    """config.json of a model's folder; empty where there is none. Raises CheckpointError for one that is no JSON."""
+    path = folder / "config.json" if folder is not None else None
+    if path is None or not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is no config of a model: {error}") from error
+
+
+def parameters(folder: Path | None) -> int | None:
+    """Counted from the headers of a folder's safetensors files. Raises CheckpointError for one that is cut short."""
     total = 0
-    for file in files:
-        with file.open("rb") as data:
-            header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count = 1
-                for size in tensor["shape"]:
-                    count *= size
-                total += count
+    for file in sorted(folder.glob("*.safetensors")) if folder is not None else []:
+        try:
+            with file.open("rb") as data:
+                header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
+            total += sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+            raise CheckpointError(f"{file} is no whole safetensors file: {error}") from error
     return total or None
 
 

@@ -4,8 +4,11 @@
     version    a command that prints it       command   what serves; words with {python} {model} {host} {port}
     ready      a path that answers 200 once it serves        stop   the signal that ends it
     path       of its completions             ids       whether prompts may be token ids
-    served     its name for the model; {model} unless said   [more]  fields that its bodies need besides
-    [environment]  variables of its process
+    served     its name for the model; {model} unless said   [environment]  variables of its process
+    samples    whether it takes n (true unless said)
+    without    fields of a body that it doesn't take         [more]  fields that it needs besides, {output} filled in
+
+{python} is the interpreter that has the engine, {bin} the folder that it lies in.
 
 It knows these files; what an engine is otherwise is none of the bench's business.
 """
@@ -16,15 +19,17 @@ import re
 import signal
 import subprocess
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from penstock.errors import EngineError, UsageError
 
 FOLDER = Path(__file__).parent
 VERSION_PATIENCE = 120.0
-_VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?")
+_VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?|(?<=version: )\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +40,25 @@ class Peer:
     version: list[str]
     command: list[str]
     ready: str
-    stop: str
+    stop: Literal["SIGTERM", "SIGINT"]
     path: str
     ids: bool
     served: str = "{model}"
+    samples: bool = True
+    without: list[str] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def words(self, python: str, model: str, host: str, port: int) -> list[str]:
         """The command that serves."""
-        return _filled(self.command, python=python, model=model, host=host, port=str(port))
+        return _filled(self.command, python=python, bin=_bin(python), model=model, host=host, port=str(port))
 
     def served_as(self, model: str) -> str:
         return self.served.replace("{model}", model)
 
     def version_of(self, python: str) -> str:
         """What its version command prints. Raises EngineError when it isn't installed."""
-        words = _filled(self.version, python=python)
+        words = _filled(self.version, python=python, bin=_bin(python))
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=VERSION_PATIENCE)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -59,7 +66,9 @@ class Peer:
         told = _VERSION.search(done.stdout + done.stderr if done.returncode == 0 else "")
         if told is None:
             last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
-            raise EngineError(f"{self.name} isn't there for {python} ({last[:200]}): {self.install}, or name --python")
+            raise EngineError(
+                f"{self.name} isn't there for {python} ({last[:200]}): {self.install}; then name --python"
+            )
         return told[0]
 
     @property
@@ -80,13 +89,20 @@ def peer(name: str) -> Peer:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path.name} is no TOML: {error}", param="engine") from error
+    needed = {each.name for each in fields(Peer) if each.default is MISSING and each.default_factory is MISSING}
     names = {each.name for each in fields(Peer)} - {"name"}
-    wrong = sorted(set(told) - names) + sorted(
-        each for each in names - set(told) if each not in ("served", "more", "environment")
-    )
+    wrong = sorted((set(told) - names) | (needed - set(told) - {"name"}))
     if wrong:
         raise UsageError(f"{path.name}: unknown or missing: {', '.join(wrong)}", param="engine")
-    return Peer(name=path.stem, **told)
+    try:
+        return msgspec.convert({**told, "name": path.stem}, Peer)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path.name}: {error}", param="engine") from error
+
+
+def _bin(python: str) -> str:
+    """The folder of an interpreter, links not followed: a virtual environment's programs lie beside it."""
+    return str(Path(python).parent)
 
 
 def _filled(words: list[str], **values: str) -> list[str]:

@@ -1,0 +1,201 @@
+"""Which points a run measures, against servers whose crossings are known; and when requests are meant to go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.bench.arrivals import DRAIN, Known, load_of, poisson, warm_load
+from penstock.bench.method import (
+    CLOSED,
+    FEWEST,
+    NARROW,
+    OPEN,
+    SATURATION,
+    SHORT,
+    SINGLE,
+    Found,
+    Plan,
+    Settings,
+    bracket,
+    failed,
+    next_plan,
+    sides,
+)  # fmt: skip
+from penstock.bench.workload import Prompted
+from penstock.errors import UsageError
+
+GOALS = (0.3, 1.0, 3.0)
+
+
+class Server:
+    """Serves `most` requests a second; a goal's first tokens come in time up to its rate. `dies`: points that fail."""
+
+    def __init__(self, most: float, crossings: dict[float, float], dies: set[str] | None = None) -> None:
+        self.most, self.crossings, self.dies = most, crossings, dies or set()
+
+    def measure(self, plan: Plan) -> Found:
+        if plan.name in self.dies:
+            return failed(plan, GOALS)
+        if plan.kind == OPEN:
+            rate = plan.rate or 0.0
+            return Found(plan, min(rate, self.most), {goal: float(rate <= self.crossings[goal]) for goal in GOALS})
+        users = plan.concurrency or plan.requests
+        met = {goal: float(self.crossings[goal] > 0) for goal in GOALS}
+        return Found(plan, self.most * users / (users + 8), met)
+
+
+def run(settings: Settings, server: Server, found: list[Found] | None = None, most: int = 500) -> list[Found]:
+    found = list(found or [])
+    while (plan := next_plan(settings, found)) is not None and len(found) < most:
+        found.append(server.measure(plan))
+    assert len(found) < most, "the run does not end"
+    return found
+
+
+rates = st.floats(0.05, 20_000)
+shares = st.tuples(*[st.floats(0.02, 1.3)] * 3).map(sorted)
+
+
+@given(most=rates, shares=shares)
+def test_each_crossing_is_found_within_its_width(most: float, shares: list[float]) -> None:
+    settings = Settings(goals=GOALS, starts=1, bisections=12)
+    server = Server(most, {goal: share * most for goal, share in zip(GOALS, shares, strict=True)})
+    found = run(settings, server)
+    for goal in GOALS:
+        meets, fails = bracket(settings, found, goal) or (math.nan, math.nan)
+        assert fails is not None and meets <= server.crossings[goal] < fails
+        assert fails - meets <= NARROW * fails * 1.01  # rates have three digits
+
+
+@given(most=rates, shares=shares, bisections=st.integers(0, 4), starts=st.integers(1, 4), ladder=st.booleans())
+def test_a_run_ends_within_its_budget_and_asks_nothing_twice(
+    most: float, shares: list[float], bisections: int, starts: int, ladder: bool
+) -> None:
+    settings = Settings(goals=GOALS, starts=starts, bisections=bisections, ladder=ladder)
+    server = Server(most, {goal: share * most for goal, share in zip(GOALS, shares, strict=True)})
+    found = run(settings, server)
+    keys = [each.plan.key for each in found]
+    assert len(set(keys)) == len(keys)
+    opened = [each for each in found if each.plan.kind == OPEN and each.plan.start == 0]
+    assert len(opened) <= bisections * len(GOALS)
+    rungs = [each.plan.concurrency for each in found if each.plan.kind == CLOSED]
+    assert rungs == [2 ** (at + 1) for at in range(len(rungs))] and bool(rungs) == ladder
+    for start in range(starts):
+        names = [each.plan.name for each in found if each.plan.start == start]
+        assert names[:2] == [SATURATION, SINGLE]
+        assert start == 0 or set(names[2:]) == sides(settings, opened + found[:2])
+
+
+@given(most=rates, shares=shares, cut=st.integers(0, 40))
+def test_a_stopped_run_goes_on_with_the_same_plans(most: float, shares: list[float], cut: int) -> None:
+    settings = Settings(goals=GOALS, starts=2)
+    server = Server(most, {goal: share * most for goal, share in zip(GOALS, shares, strict=True)})
+    whole = run(settings, server)
+    assert run(settings, server, whole[:cut]) == whole
+
+
+@given(most=rates, shares=shares, data=st.data())
+def test_a_point_that_fails_is_not_tried_again_and_the_others_are(
+    most: float, shares: list[float], data: st.DataObject
+) -> None:
+    settings = Settings(goals=GOALS, starts=2)
+    crossings = {goal: share * most for goal, share in zip(GOALS, shares, strict=True)}
+    names = [each.plan.name for each in run(settings, Server(most, crossings))]
+    dies = data.draw(st.sampled_from(sorted(set(names))))
+    found = run(settings, Server(most, crossings, {dies}))
+    keys = [each.plan.key for each in found]
+    assert len(set(keys)) == len(keys)
+    lost = [each.plan for each in found if each.failed]
+    assert lost and {plan.name for plan in lost} == {dies}
+    assert all(plan.kind != OPEN or plan.start == 0 for plan in lost)
+    kinds = {each.plan.kind for each in found}
+    assert kinds == ({SATURATION, SINGLE} if dies == SINGLE else {SATURATION, SINGLE, CLOSED, OPEN})
+
+
+def test_a_goal_that_a_single_request_misses_has_no_crossing() -> None:
+    settings = Settings(goals=GOALS, starts=1)
+    found = run(settings, Server(10.0, {0.3: 0.0, 1.0: 4.0, 3.0: 6.0}))
+    assert bracket(settings, found, 0.3) is None and bracket(settings, found, 1.0) is not None
+    none = run(settings, Server(10.0, dict.fromkeys(GOALS, 0.0)))
+    assert not [each for each in none if each.plan.kind == OPEN]
+
+
+def test_windows_hold_enough_requests_and_never_none() -> None:
+    settings = Settings(goals=GOALS, starts=1)
+    for most, least in ((1000.0, settings.window), (4.0, 250.0), (0.001, FEWEST / 0.001)):
+        found = run(settings, Server(most, dict.fromkeys(GOALS, most / 2)))
+        windows = [(each.plan.window, each.plan.rate or 0.0) for each in found if each.plan.kind == OPEN]
+        assert windows and all(window * rate >= 0.99 * min(1000.0, max(FEWEST, 600 * rate)) for window, rate in windows)
+        assert min(window for window, _ in windows) >= 0.9 * least
+
+
+def test_a_short_run_says_so() -> None:
+    assert not Settings().below_full(starts=True) and SHORT.below_full(starts=False)
+    for name, less in {"window": 59.0, "enough": 999, "at_once": 10, "alone": 1, "warm_up": 1.0}.items():
+        assert replace(Settings(), **{name: less}).below_full(starts=True)
+    one = replace(Settings(), starts=1)  # of a server that somebody else started, one start is all there is
+    assert one.below_full(starts=True) and not one.below_full(starts=False)
+
+
+# --- arrivals
+
+
+def plan_of(kind: str, **more: float | int | None) -> Plan:
+    return Plan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, **more})  # type: ignore[arg-type]
+
+
+def prompts() -> list[Prompted]:
+    return [Prompted(b"%d" % number, 5, 7) for number in range(300_000)]
+
+
+@pytest.mark.parametrize("rate", [0.5, 20.0, 3000.0])
+def test_arrivals_are_a_poisson_process(rate: float) -> None:
+    from scipy import stats
+
+    until = 2000 / rate
+    runs = [poisson(rate, until, np.random.default_rng([seed, 1])) for seed in range(100)]
+    counts = np.array([len(times) for times in runs])
+    assert abs(counts.mean() - 2000) < 4 * (2000 / 100) ** 0.5
+    assert 0.6 < counts.var() / 2000 < 1.6  # variance is the mean
+    gaps = np.concatenate([np.diff(times, prepend=0.0) for times in runs])
+    assert stats.kstest(gaps * rate, "expon").pvalue > 1e-4
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.02
+    for times in runs:
+        assert (np.diff(times) > 0).all() and times[0] > 0 and times[-1] < until
+
+
+def test_the_load_of_each_kind() -> None:
+    settings, known = Settings(), Known(alone=6.0, highest=4.0)
+    at_once = load_of(plan_of(SATURATION, requests=50, window=600.0), settings, None, iter(prompts()), 0)
+    assert {ask.intended for ask in at_once.asks} == {0.0} and len(at_once.asks) == 50 and at_once.closed is None
+    assert at_once.stall == at_once.stop_after == 600.0  # a queue may be silent until its turn
+    single = load_of(plan_of(SINGLE, requests=5, window=600.0), settings, None, iter(prompts()), 0)
+    assert single.closed == 1 and len(single.asks) == 5 and all(math.isnan(ask.intended) for ask in single.asks)
+    opened = load_of(plan_of(OPEN, rate=8.0), settings, known, iter(prompts()), 0)
+    assert opened.window == (10.0, 70.0) and opened.stop_after == 70.0 + DRAIN * 6.0
+    assert 8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2  # they go on arriving until the window's have ended
+    closed = load_of(plan_of(CLOSED, concurrency=4), settings, known, iter(prompts()), 0)
+    assert closed.closed == 4 and len(closed.asks) >= 4 / 6.0 * closed.stop_after
+    assert len({ask.body for ask in opened.asks}) == len(opened.asks)
+    assert {(ask.asked_prompt, ask.asked_output) for ask in opened.asks} == {(5, 7)}
+    assert warm_load(settings, iter(prompts())).stop_after == settings.warm_up
+
+
+def test_arrivals_come_from_the_seed_the_start_and_the_name() -> None:
+    def times(seed: int, **more: int | str) -> list[float]:
+        load = load_of(plan_of(OPEN, rate=5.0, **more), Settings(), Known(1.0, 5.0), iter(prompts()), seed)  # type: ignore[arg-type]
+        return [ask.intended for ask in load.asks]
+
+    assert times(1) == times(1)
+    assert times(1) != times(2) and times(1) != times(1, start=1) and times(1) != times(1, name="open-6")
+
+
+def test_a_point_of_too_many_requests_is_told_by_name() -> None:
+    with pytest.raises(UsageError, match="open would be of"):
+        load_of(plan_of(OPEN, rate=50_000.0), Settings(), Known(1.0, 5.0), iter(prompts()), 0)

@@ -72,6 +72,7 @@ class Shape:
         self._run, self._work, self._folder, self._tell = run, work, folder, tell
         self._settings = run.settings
         self._texts: Texts | None = None
+        self._tried = False  # a point, by this process
 
     def measure(self) -> None:
         """What the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a failure of
@@ -99,11 +100,9 @@ class Shape:
             return
         self._load(target, warm_load(self._settings, self._asked(target, f"warm-up.{start}")), "warm-up", start)
         while (plan := self._next()) is not None and plan.start == start:
+            self._tried = True
             if not self._point(plan, target, server):
-                if server is None and not self._takes_one(target, server):
-                    return
-                if server is not None:
-                    return  # what failed may have left it in any state
+                return  # what failed may have left the server in any state
 
     def _takes_one(self, target: Target, server: Server | None) -> bool:
         """Whether a single request of this shape is answered as asked; if not, no point of it can be measured."""
@@ -112,7 +111,7 @@ class Shape:
         if outcome == OK:
             return True
         message = seen.troubles.get(outcome, outcome)
-        if outcome == "refused" and server is None and not self._folder.measured:
+        if outcome == "refused" and server is None and not self._tried:
             raise UsageError(f"nothing serves at {target.url}: {message}", param="url")
         kind = _kind(outcome, message, server)
         self._fail(None, kind, f"a single request: {message}", server.tail() if server else "")

@@ -1,0 +1,235 @@
+"""Runs against an engine that can be killed and led astray: faults by their names, other points kept, stopped runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bench_runs import ENGINE, MACHINE, QUICK, fake_peer, measured, run_of
+
+from penstock.almanac.validate import validate
+from penstock.bench.method import OPEN, SATURATION, SINGLE
+from penstock.bench.run_folder import RunFolder
+from penstock.bench.serving import Server, free_port
+from penstock.bench.subject import Run, Subject, fingerprint
+from penstock.bench.workload import workload
+from penstock.bench.writing import write_record
+from penstock.errors import UsageError
+
+
+def failures(folder: RunFolder) -> list[tuple[str | None, str]]:
+    return [(one.failure.point, one.failure.kind) for one in folder.failed()]
+
+
+def kinds(folder: RunFolder) -> set[str]:
+    return {one.plan.kind for one in folder.measured}
+
+
+def test_a_run_measures_its_points_and_its_record_is_believed(tmp_path: Path) -> None:
+    run = replace(run_of(tmp_path, settings=replace(QUICK, starts=2)), price=2.0)
+    folder = measured(run)
+    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN}
+    assert [one.plan.start for one in folder.measured if one.plan.kind == SINGLE] == [0, 1]
+    assert sorted(path.name for path in folder.path.glob("server-*.log")) == ["server-0.log", "server-1.log"]
+    record = write_record(run, workload("8x4"), folder)
+    assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
+    assert record.engine.command.endswith("fake_engine.py 8000") and record.engine.version == "1.2"
+    assert (record.method.short, record.method.starts, record.method.price_per_hour) == (True, 2, 2.0)
+    single = next(point for point in record.points if point.kind == "single")
+    assert single.requests == 6 and single.complete == 6 and single.output_tokens == 24
+
+
+def test_a_point_that_kills_the_server_costs_itself_alone(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    folder = measured(run_of(tmp_path, "dies_above=20", f"count={starts}"))
+    assert failures(folder)[0] == (SATURATION, "crashed")
+    assert SINGLE in kinds(folder) and OPEN in kinds(folder)
+    assert len(starts.read_text().splitlines()) == 1 + len(failures(folder))  # a fresh one after each
+    told = folder.failed()[0].failure
+    assert told.message.startswith("the server ended") and "going down" in told.log
+    assert "\x1b" not in told.log and "\x07" not in told.log and "\u200b" not in told.log
+    run = run_of(tmp_path, "dies_above=20", f"count={starts}")
+    record = write_record(run, workload("8x4"), folder)
+    assert validate(folder.path / "record.json", folder.path / "raw.parquet").failures == record.failures
+    assert record.failures[0].point == SATURATION
+
+
+def test_out_of_memory_is_told_by_its_name(tmp_path: Path) -> None:
+    folder = measured(run_of(tmp_path, "dies_above=20", "says=CUDA out of memory. Tried to allocate"))
+    assert failures(folder)[0] == (SATURATION, "out of memory")
+
+
+def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    """It takes a request, a warm-up, and no more."""
+    folder = measured(run_of(tmp_path, "dies_after=60", "first=0.001", "gap=0"))
+    assert 1 <= len(folder.failed()) <= 3 and {kind for _, kind in failures(folder)} == {"crashed"}
+    points = [one.plan.key for one in folder.failed() if one.plan is not None]
+    assert len(set(points)) == len(points)
+
+
+def test_a_shape_that_is_refused_is_told_with_the_servers_words(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "context=100")
+    folder = measured(run, "90x20")
+    assert failures(folder) == [(None, "refused")] and not folder.measured
+    assert "110 tokens, the context is 100" in folder.failed()[0].failure.message
+    record = write_record(run, workload("90x20"), folder)
+    assert validate(folder.path / "record.json").failures == record.failures and not record.points
+    assert failures(measured(run, "8x4")) == []  # the next shape is none the worse
+
+
+def test_a_server_that_does_not_start_is_tried_again_with_the_next_run(tmp_path: Path) -> None:
+    mark = tmp_path / "starts"
+    peer = fake_peer(command=["sh", "-c", f"test -e {mark} && exec {sys.executable} {ENGINE} {{port}}; echo no GPU"])
+    folder = measured(run_of(tmp_path, peer=peer))
+    assert failures(folder) == [(None, "did not start")] and "no GPU" in folder.failed()[0].failure.message
+    mark.touch()
+    folder = measured(run_of(tmp_path, peer=peer))
+    assert failures(folder) == [] and SINGLE in kinds(folder)
+    missing = measured(run_of(tmp_path / "b", peer=fake_peer(command=["/nowhere/engine", "{port}"])))
+    assert failures(missing) == [(None, "did not start")]
+
+
+def test_a_silent_server_is_stalled_and_the_point_ends_before_its_time(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    folder = measured(run_of(tmp_path, "silent_above=20", settings=replace(QUICK, longest=300.0)))
+    assert failures(folder)[0] == (SATURATION, "stalled") and SINGLE in kinds(folder)
+    assert re.search(r"nothing came for 2 s; \d+ of \d+ requests", folder.failed()[0].failure.message)
+    assert time.monotonic() - begin < 200
+
+
+def test_lies_about_length_are_wrong_output(tmp_path: Path) -> None:
+    folder = measured(run_of(tmp_path, "less=1"))
+    assert failures(folder) == [(None, "wrong output")]
+    assert "3" in folder.failed()[0].failure.message and "4" in folder.failed()[0].failure.message
+
+
+def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:
+    """One slot, a quarter of a second each: above 4 a second the queue grows, and the point says so."""
+    settings = replace(QUICK, goals=(0.6,), bisections=3, at_once=8, enough=4, window=2.0)
+    folder = measured(run_of(tmp_path, "slots=1", "first=0.25", settings=settings))
+    assert failures(folder) == []
+    shares = {one.plan.rate: one.found((0.6,)).met[0.6] for one in folder.measured if one.plan.kind == OPEN}
+    assert len(shares) >= 2 and shares[max(shares)] < 0.95
+
+
+# --- a server that is there
+
+
+def there(tmp_path: Path, *options: str) -> Server:
+    port = free_port()
+    return Server([sys.executable, str(ENGINE), str(port), *options], port, "tiny", tmp_path / "there.log")
+
+
+def by_url(out: Path, port: int) -> Run:
+    subject = Subject(
+        name="Tiny-1B", model="tiny", version="7", url=f"http://127.0.0.1:{port}", engine="other", vocabulary=500
+    )
+    return Run(subject, [workload("8x4")], QUICK, out, 0, 1, MACHINE)
+
+
+def test_a_server_that_is_there_is_measured_and_left_alone(tmp_path: Path) -> None:
+    with there(tmp_path) as server:
+        run = by_url(tmp_path, server.port)
+        folder = measured(run)
+        assert server.alive
+    assert failures(folder) == [] and OPEN in kinds(folder)
+    record = write_record(run, workload("8x4"), folder)
+    assert (record.engine.name, record.engine.version) == ("other", "7") and "127.0.0.1" in record.engine.command
+    assert not list(folder.path.glob("server-*.log"))
+
+
+def test_one_that_dies_is_given_up_and_one_that_is_not_there_is_no_run(tmp_path: Path) -> None:
+    with there(tmp_path, "dies_above=20") as server:
+        run = by_url(tmp_path, server.port)
+        folder = measured(run)
+    assert [point for point, _ in failures(folder)] == [SATURATION, None] and failures(folder)[1][1] == "refused"
+    with pytest.raises(UsageError, match=r"nothing serves at http://127\.0\.0\.1"):
+        measured(run)
+    assert [point for point, _ in failures(folder)] == [SATURATION]  # what was known is kept
+
+
+# --- stopping and going on
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from bench_runs import QUICK, run_of
+from penstock.bench.runs import run_all
+run_all(run_of(Path(sys.argv[2]), "count=" + sys.argv[2] + "/starts"))
+"""
+
+
+def stopped(out: Path, number: signal.Signals, points: int) -> subprocess.CompletedProcess[str]:
+    """A run in a process of its own that gets a signal once so many points are done."""
+    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    until = time.monotonic() + 120
+    while len(list(out.glob("8x4/points/*.parquet"))) < points and process.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(number)
+    return subprocess.CompletedProcess(command, process.wait(60), "", process.stderr.read() if process.stderr else "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_ends_its_server_says_how_to_go_on_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    told = stopped(tmp_path, number, 1)
+    assert told.returncode != 0 and "the same command goes on from there" in told.stderr
+    (server,) = (tmp_path / "starts").read_text().split()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(server), 0)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
+    folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
+    assert before and before.items() <= after.items() and len(after) > len(before)
+    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN} and folder.opened == 2
+
+
+def test_a_killed_run_goes_on_too(tmp_path: Path) -> None:
+    stopped(tmp_path, signal.SIGKILL, 2)
+    (tmp_path / "8x4" / "points" / "open-9.0.json").write_text("{")  # a point without its samples is none
+    os.kill(int((tmp_path / "starts").read_text()), signal.SIGKILL)  # nobody was left to end it
+    folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
+    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN}
+    names = [one.plan.key for one in folder.measured]
+    assert len(set(names)) == len(names) and "open-9.0" not in names
+
+
+def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
+    run, work = run_of(tmp_path), workload("8x4")
+    folder = RunFolder(tmp_path / "f", fingerprint(run, work))
+    with pytest.raises(UsageError, match="another process measures"):
+        RunFolder(tmp_path / "f", fingerprint(run, work))
+    folder.close()
+    changes = {
+        "version": replace(run, subject=replace(run.subject, version="2.0")),
+        "options": replace(run, subject=replace(run.subject, options=("a",))),
+        "environment": replace(run, subject=replace(run.subject, environment={"A": "1"})),
+        "prompts": replace(run, subject=replace(run.subject, ids=False)),
+        "seed": replace(run, seed=1),
+        "settings": replace(run, settings=replace(QUICK, window=9.0)),
+        "processes": replace(run, processes=2),
+        "model": replace(run, subject=replace(run.subject, model="other")),
+    }
+    for name, other in changes.items():
+        with pytest.raises(UsageError, match=rf"holds another run \({name} differ\)"):
+            RunFolder(tmp_path / "f", fingerprint(other, work))
+    again = RunFolder(tmp_path / "f", fingerprint(run, work))
+    assert (again.name, again.opened) == (folder.name, 2)  # a refused one has not opened it
+    again.close()
+    (tmp_path / "f" / "run.json").write_text(json.dumps({"asked": 1}))
+    with pytest.raises(UsageError, match="is no run's"):
+        RunFolder(tmp_path / "f", fingerprint(run, work))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be used"):
+        RunFolder(tmp_path / "file", fingerprint(run, work))

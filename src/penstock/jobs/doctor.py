@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
 Facts = list[tuple[str, str]]
 
+TRIED = (9, 0)  # compute capability of the GPUs that tests/gpu ran on
+
 
 def print_doctor(config: Config) -> None:
     """Prints part by part, so that what is known stands there before an error about the rest.
@@ -71,7 +73,8 @@ def machine() -> Facts:
         free = free_memory(torch.device("cuda", index))
         major, minor = properties.major, properties.minor
         size = f"{_size(free)} of {_size(properties.total_memory)} free"
-        facts.append((f"GPU {index}", f"{properties.name}, compute capability {major}.{minor}, {size}"))
+        tried = "" if (major, minor) == TRIED else "; untested: our kernels were tried on 9.0 (H100, H200)"
+        facts.append((f"GPU {index}", f"{properties.name}, compute capability {major}.{minor}, {size}{tried}"))
     if not torch.cuda.device_count():
         why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees none"
         facts.append(("GPU", f"none ({why})"))

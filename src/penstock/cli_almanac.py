@@ -11,6 +11,7 @@ almanac_app = typer.Typer(help="The almanac: how fast is any engine.", no_args_i
 
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
 RECORDS = Path("almanac/records")
+NO_RECORDS = ("run.json", "failures.json")  # what else lies in a run's folder
 
 
 @almanac_app.command("build")
@@ -37,6 +38,83 @@ def serve_command(
     from penstock.cli import with_one_line
 
     with_one_line(lambda: _serve(records, port))
+
+
+@almanac_app.command("add")
+def add_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of measured runs; one a shape.")],
+    *,
+    records: Records = RECORDS,
+) -> None:
+    """Take measured runs into the almanac: a record's file each, after every number was derived again."""
+    from penstock.cli import with_one_line
+
+    with_one_line(lambda: _add(runs, records))
+
+
+@almanac_app.command("validate")
+def validate_command(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PATH...]", help="Records, or folders of them.")
+    ] = None,
+    *,
+    raw: Annotated[Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")] = None,
+) -> None:
+    """Say of each record whether it can be believed; those that can't are named, and the exit code is 1.
+
+    Beside its raw data every number of a record is derived again."""
+    from penstock.cli import with_one_line
+
+    with_one_line(lambda: _validate(paths or [RECORDS], raw))
+
+
+def _add(runs: list[Path], records: Path) -> None:
+    from penstock.almanac.collect import add
+    from penstock.errors import RecordError
+
+    refused = 0
+    for run in _folders(runs):
+        try:
+            typer.echo(f"{add(run, records)}: added")
+        except RecordError as error:
+            refused += 1
+            typer.echo(f"penstock: refused {run}: {error}", err=True)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _folders(runs: list[Path]) -> list[Path]:
+    """Of shapes: a run of several has one in each of its folders."""
+    from penstock.almanac.collect import RECORD
+
+    found = []
+    for run in runs:
+        inner = [path.parent for path in sorted(run.glob(f"*/{RECORD}"))]
+        found += [run] if (run / RECORD).exists() or not inner else inner
+    return found
+
+
+def _validate(paths: list[Path], raw: Path | None) -> None:
+    from penstock.almanac.collect import RAW
+    from penstock.almanac.validate import validate
+    from penstock.errors import RecordError, UsageError
+
+    files = [file for path in paths for file in (sorted(path.rglob("*.json")) if path.is_dir() else [path])]
+    files = [file for file in files if file.name not in NO_RECORDS and "points" not in file.parts]
+    if not files or (raw is not None and len(files) > 1):
+        told = f"there is no record in {', '.join(map(str, paths))}" if not files else "--raw belongs to one record"
+        raise UsageError(f"{told}: name a record, a run's folder or a folder of records", param="path")
+    refused = 0
+    for file in files:
+        beside = file.with_name(RAW)
+        try:
+            validate(file, raw or (beside if beside.is_file() else None))
+        except RecordError as error:
+            refused += 1
+            typer.echo(f"penstock: refused {file}: {error}", err=True)
+    typer.echo(f"{len(files) - refused} of {len(files)} records can be believed")
+    if refused:
+        raise typer.Exit(1)
 
 
 def _build(records: Path, out: Path) -> None:

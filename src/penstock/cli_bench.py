@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from penstock.bench.method import Settings
     from penstock.bench.subject import Ceiling, Subject
 
+# Variables that engines and their libraries heed; keys are left out whatever they begin with.
+HEEDED = ("OMP_", "KMP_", "MKL_", "GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VLLM_")
 FEWEST_IDS = 1000  # that every model's vocabulary has
 
 
@@ -122,7 +124,7 @@ def _subject(given: dict[str, Any]) -> Subject:
         name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=given["python"],
         version=known.version_of(given["python"]) if known else given["engine_version"] or "unknown",
         engine=given["engine_name"] or "unknown", folder=folder, options=tuple(shlex.split(given["options"])),
-        environment=_environment(given["env"] or []), api_key=given["api_key"], vocabulary=vocabulary,
+        environment=(_inherited() if known else {}) | _environment(given["env"] or []), api_key=given["api_key"], vocabulary=vocabulary,
         tokenizer=given["tokenizer"] or folder, ids=not given["text"] and (known is None or known.ids),
         dtype=given["dtype"], random_weights=given["random_weights"],
     )  # fmt: skip
@@ -142,6 +144,13 @@ def _packaged(name: str) -> Path | None:
     from penstock.demo import model_folder
 
     return model_folder()
+
+
+def _inherited() -> dict[str, str]:
+    """What a server that we start takes over from this shell and runs otherwise for: it belongs into the record."""
+    import os
+
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(HEEDED) and "KEY" not in name}
 
 
 def _environment(given: list[str]) -> dict[str, str]:
@@ -200,3 +209,71 @@ def _calibrate(most: int | None, seconds: float) -> None:
 
     path = write_ceiling(calibrate(most=most, seconds=seconds, say=typer.echo))
     typer.echo(f"{path}: `penstock bench run` reads it")
+
+
+def bench_compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A record, or a run's folder.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same shape.")],
+) -> None:
+    """Compare two measured runs: ratios with their intervals, and whether they differ at all."""
+    from penstock.cli import with_one_line
+
+    with_one_line(lambda: _compare(a, b))
+
+
+def _compare(a: Path, b: Path) -> None:
+    from penstock.bench.compare import compare, record_at
+    from penstock.bench.compare_table import print_comparison
+
+    print_comparison(compare(record_at(a), record_at(b)), sys.stdout)
+
+
+def bench_import(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of vllm bench serve --save-result --save-detailed.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for the record and its raw data: a new one.")],
+    engine_name: Annotated[str, typer.Option(help="What was measured.")] = "vllm",
+    engine_version: Annotated[str, typer.Option(help="Its version.")],
+    command: Annotated[str, typer.Option(help="What started it, as one would type it.")],
+    dtype: Annotated[str, typer.Option(help="Of the model's weights.")],
+    random_weights: Annotated[bool, typer.Option(help="The model's weights were random.")] = False,
+    machine: Annotated[Path | None, typer.Option(help="A .json in the record's form. Left out: this machine.")] = None,
+    goal: Annotated[list[float] | None, typer.Option(help="First token within so many seconds; again.")] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0)] = None,
+) -> None:
+    """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no point is ranked."""
+    from penstock.cli import with_one_line
+
+    given = {name: value for name, value in locals().items() if name != "with_one_line"}
+    with_one_line(lambda: _import(given))
+
+
+def _import(given: dict[str, Any]) -> None:
+    import shlex
+
+    from penstock.almanac.record import Configuration, Engine
+    from penstock.bench.machine import machine_of
+    from penstock.bench.method import Settings
+    from penstock.bench.report import print_table
+    from penstock.bench.vllm_import import read_vllm, record_of
+    from penstock.bench.writing import line, word
+    from penstock.errors import UsageError
+
+    out: Path = given["out"]
+    results = read_vllm(given["file"])
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be made ({error.strerror}): give a new folder", param="out") from error
+    engine = Engine(
+        name=word(given["engine_name"]), version=word(given["engine_version"]), command=line(given["command"]),
+        configuration=Configuration(name="imported", flags=[line(each) for each in shlex.split(given["command"])[1:]]),
+    )  # fmt: skip
+    record = record_of(
+        results, out / "raw.parquet", engine=engine, machine=machine_of(given["machine"], None),
+        goals=sorted(set(given["goal"] or Settings().goals)), weights="random" if given["random_weights"] else "real",
+        dtype=word(given["dtype"]), price=given["price"],
+    )  # fmt: skip
+    (out / "record.json").write_text(record.model_dump_json(by_alias=True, indent=1), encoding="utf-8")
+    print_table(record, sys.stdout)
+    typer.echo(f"{out}: `penstock almanac add` takes it from there")

@@ -16,7 +16,7 @@ from html import escape
 from penstock.almanac.record import Interval, Point
 
 WIDTH, HEIGHT = 760, 340  # of the SVG's own coordinates; it scales with the page
-LEFT, RIGHT, TOP, BOTTOM = 64, 150, 16, 44
+LEFT, RIGHT, TOP, BOTTOM = 80, 150, 16, 44
 COLOURS = 6  # classes c0 up
 STEPS = (1, 2, 5)
 
@@ -51,7 +51,7 @@ def latency(points: Sequence[Point], goals: Sequence[float]) -> str:
     rates = [point.rate or 0.0 for point in opened]
     for number, name in enumerate(("p50", "p95")):
         series: list[Interval] = [getattr(spread, name) for spread in spreads]
-        parts.append(_band(rates, series, number, x, y))
+        parts.append(_bars(rates, series, number, x, y))
         parts.append(_line(rates, [max(each.value, 1e-6) for each in series], number, x, y, name))
     parts.append(_legend(["p50", "p95"]))
     return _svg("First token against the offered rate", parts)
@@ -116,18 +116,14 @@ def _frame(x: Axis, y: Axis, below: str, beside: str) -> str:
     return grid + marks + names
 
 
-def _band(rates: Sequence[float], series: Sequence[Interval], number: int, x: Axis, y: Axis) -> str:
-    """Between the ends of the intervals, where they are known."""
-    known = [
-        (rate, max(each.low, 1e-6), each.high)
+def _bars(rates: Sequence[float], series: Sequence[Interval], number: int, x: Axis, y: Axis) -> str:
+    """The intervals, where they are known."""
+    return "".join(
+        f'<line class="bar c{number}" x1="{x.place(rate):.1f}" x2="{x.place(rate):.1f}" '
+        f'y1="{y.place(max(each.low, 1e-6)):.1f}" y2="{y.place(max(each.high, 1e-6)):.1f}"/>'
         for rate, each in zip(rates, series, strict=True)
         if each.low is not None and each.high is not None
-    ]
-    path = " ".join(
-        [f"{x.place(rate):.1f},{y.place(high):.1f}" for rate, _, high in known]
-        + [f"{x.place(rate):.1f},{y.place(low):.1f}" for rate, low, _ in reversed(known)]
     )
-    return f'<polygon class="band c{number}" points="{path}"/>' if known else ""
 
 
 def _line(rates: Sequence[float], values: Sequence[float], number: int, x: Axis, y: Axis, name: str) -> str:

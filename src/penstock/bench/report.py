@@ -129,9 +129,9 @@ def render(record: Record) -> str:
         cards=cards(record),
         crossings=[crossing.words(record.method.quantile) for crossing in crossings(record)],
         pictures=[
-            ("First token against the offered rate", "Poisson arrivals; bands are 95 % intervals.",
+            ("First token against the offered rate", "Poisson arrivals; bars are 95 % intervals.",
              Markup(charts.latency(points, goals))),
-            ("Share of requests with their first token by then", "Failed ones never had: such a curve ends below 100 %.",
+            ("Share of requests with their first token by then", "Failed ones never had one: such a curve ends lower.",
              Markup(charts.shares(points))),
         ],
         goals=goals,

@@ -1,29 +1,24 @@
 """The command line: parse, import, call. Every command imports what it needs inside itself, so `--help` loads no torch.
 
-Engine options are not written here: they are made from `penstock.config`'s fields, names, types and help alike. A
-PenstockError ends a command with `penstock: <its line>` on stderr and its exit code, Ctrl-C with 130 and how to go on.
-A command line that cannot be read ends the same way, with 2.
+Engine options are not written here: `cli_options` makes them, and turns what goes wrong into one line and an exit
+code. A command line that cannot be read ends the same way, with 2.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import fields
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from penstock import __version__
 from penstock.cli_almanac import almanac_app
 from penstock.cli_bench import bench_calibrate, bench_run
+from penstock.cli_options import engine_options, stopped_by_sigterm
+from penstock.cli_options import with_one_line as with_one_line  # cli_bench and cli_almanac take it from here
 from penstock.config import Config
-from penstock.errors import PenstockError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
 
 app = typer.Typer(
@@ -69,62 +64,6 @@ def _misread(error: Any) -> int:
     return int(error.exit_code)
 
 
-def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for every knob of Config but those left out; they arrive as its `knobs`.
-
-    It also turns the errors of the command into one line and an exit code.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "knobs"]
-        options = knob_parameters(leave_out)
-        names = {option.name for option in options}
-
-        @wraps(command)
-        def run(**values: Any) -> None:
-            knobs = {name: values.pop(name) for name in list(values) if name in names}
-            with_one_line(lambda: command(**values, knobs=knobs))
-
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *options]]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        return run
-
-    return decorate
-
-
-def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
-    """A typer option a knob of Config: `max_num_seqs` is `--max-num-seqs`, with its type, default and help."""
-    parameters = []
-    for group in Config().groups():
-        hints = get_type_hints(type(group))
-        for knob in fields(group):
-            if knob.name in leave_out:
-                continue
-            option = typer.Option(help=knob.metadata["help"])
-            parameters.append(
-                inspect.Parameter(
-                    knob.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=knob.default,
-                    annotation=Annotated[hints[knob.name], option],
-                )
-            )
-    return parameters
-
-
-def with_one_line(call: Callable[[], None]) -> None:
-    """Runs a command; what goes wrong by a user's hand comes out as one line, never as a traceback."""
-    try:
-        call()
-    except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from error
-    except KeyboardInterrupt as stop:
-        print(f"penstock: {str(stop) or 'stopped'}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from stop
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"penstock {__version__}")
@@ -154,7 +93,7 @@ def demo(
     The main job, offline, in a few minutes."""
     from penstock.jobs.demo import run_demo
 
-    run_demo(Config.of(**knobs), out, n=n, limit=limit)
+    stopped_by_sigterm(lambda: run_demo(Config.of(**knobs), out, n=n, limit=limit))
 
 
 @app.command()
@@ -200,7 +139,7 @@ def monkeys(
     options = Options(
         problems=problems, out=out, sampling=sampling, shots=shots, few_shot=few_shot, limit=limit, seed=seed
     )
-    run_monkeys(Config.of(model=model, seed=seed, **knobs), options)
+    stopped_by_sigterm(lambda: run_monkeys(Config.of(model=model, seed=seed, **knobs), options))
 
 
 @app.command("run")
@@ -220,7 +159,7 @@ def run_command(
     Files of any size, each id exactly once, through kills."""
     from penstock.jobs.run import run_file
 
-    run_file(source, out, Config.of(**knobs))
+    stopped_by_sigterm(lambda: run_file(source, out, Config.of(**knobs)))
 
 
 @app.command()

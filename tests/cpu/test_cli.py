@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from penstock.cli import knob_parameters, with_one_line
+from penstock.cli_options import knob_parameters, stopped_by_sigterm, with_one_line
 from penstock.config import Config
 from penstock.demo import model_folder, problems_file
+from penstock.engine.interrupts import held_interrupts
 
 ROOT = Path(__file__).parents[2]
 EXACT = ["--dtype", "float32", "--prefix-groups", "off"]  # nothing is merged: texts are equal to the last letter
@@ -94,6 +95,29 @@ def test_a_stop_without_words_says_so(capsys: pytest.CaptureFixture[str]) -> Non
     assert ended.value.exit_code == 130 and capsys.readouterr().err == "penstock: stopped\n"
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sigterm_stops_a_job_where_ctrl_c_is_ignored_too(ignored: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is in a background process of a shell."""
+
+    def job() -> None:
+        with held_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+            steps.append(1)
+        steps.append(2)
+
+    steps: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        with pytest.raises(typer.Exit) as ended:
+            stopped_by_sigterm(job)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert ended.value.exit_code == 143 and capsys.readouterr().err == "penstock: stopped\n"
+    assert steps == ([] if ignored else [1])  # held to the end of the step
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 def test_summaries_of_commands_are_whole() -> None:
     _, out, _ = penstock("--help")
     assert "..." not in out.partition("Commands:")[2]
@@ -106,16 +130,18 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
     broken.write_text('{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "none"}\n')
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 1, "prompt": "x"}\n')
+    kept, few = [str(tmp_path / "kept.jsonl")], ["--kv-cache-tokens", "64", "--device", "cpu"]
     cases = {
         "temperature must be between": ["monkeys", "demo", *problems, *out, "--temperature", "-1"],
         "n must be between": ["monkeys", "demo", *problems, *out, "--n", "0"],
-        "top_p must be above 0.0": ["monkeys", "demo", *problems, *out, "--top-p", "0"],
-        "max_tokens must be at least 1": ["monkeys", "demo", *problems, *out, "--max-tokens", "0"],
-        "max_num_seqs must be between 1 and": ["monkeys", "demo", *problems, *out, "--max-num-seqs", "0"],
-        "served_model_name is empty": ["serve", "demo", "--served-model-name", ""],
+        "--top-p must be above 0.0": ["monkeys", "demo", *problems, *out, "--top-p", "0"],
+        "--max-tokens must be at least 1": ["monkeys", "demo", *problems, *out, "--max-tokens", "0"],
+        "--max-num-seqs must be between 1 and": ["monkeys", "demo", *problems, *out, "--max-num-seqs", "0"],
+        "--served-model-name is empty": ["serve", "demo", "--served-model-name", ""],
         "row 2: answer doesn't end in": ["monkeys", "demo", "--problems", str(broken), *out],
         "no file": ["monkeys", "demo", "--problems", str(tmp_path / "none.jsonl"), *out],
         "--out /proc/none/out cannot be made": ["monkeys", "demo", *problems, "--out", "/proc/none/out"],
+        "--kv-cache-tokens (64) holds no sequence of --max-model-len": ["run", str(rows), *kept, *few],
         "is no folder": ["run", str(rows), str(tmp_path / "none" / "out.jsonl")],
         "there is no folder": ["run", str(rows), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "model")],
         "'int3' is not one of 'auto', 'bfloat16'": ["doctor", "--dtype", "int3"],
@@ -175,16 +201,27 @@ def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
     assert "2048" in str(rows_of(out)["long"]["error"])
 
 
-def test_monkeys_stopped_with_the_real_model(tmp_path: Path) -> None:
-    """Ctrl-C ends with 130 and says how to go on; the same command then draws what is missing."""
+def test_run_of_nothing_but_errors_fails(tmp_path: Path) -> None:
+    """Each time: a pipeline that looks at the exit code alone mustn't go on with rows that are all errors."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"id": i, "prompt": "word " * 4000}) + "\n" for i in range(2)))
+    for said in ("2 of them with an error", "nothing was left to do"):
+        code, _, err = penstock("run", str(source), str(out), *EXACT)
+        assert code == 2 and said in err and "penstock: no row could be run; the first because" in err, err
+    assert set(rows_of(out)) == {0, 1}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_monkeys_stopped_with_the_real_model(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Ctrl-C ends with 130, SIGTERM with 143, and says how to go on; the same command then draws what is missing."""
     out = tmp_path / "out"
     command = ["monkeys", "demo", "--problems", str(problems_file()), "--limit", "4", "--n", "12", "--few-shot", "1"]
     command += ["--max-tokens", "48", "--out", str(out), *EXACT]
     child = start(*command, "--max-num-seqs", "4")
     wait_for_lines(child, out / "samples.jsonl", 5)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, err = child.communicate()
-    assert child.returncode == 130, err
+    assert child.returncode == code, err
     assert "Traceback" not in err and "of 48 samples are in" in err and "the same command goes on" in err
     before = len(rows_of(out / "samples.jsonl"))
     code, said, _ = penstock(*command)

@@ -49,8 +49,9 @@ class Outcome:
 def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = open_llm) -> Outcome:
     """Runs every row of `source` that `out` doesn't hold yet.
 
-    Raises UsageError with the row's number for a broken file, JournalError when `out` cannot be written or belongs to
-    another run, CapacityError for a full disk; KeyboardInterrupt comes through with how to go on in it.
+    Raises UsageError with the row's number for a broken file, and when all that `out` holds at the end is errors;
+    JournalError when `out` cannot be written or belongs to another run, CapacityError for a full disk.
+    KeyboardInterrupt comes through with how to go on in it.
     """
     if out.exists() and source.exists() and out.samefile(source):
         raise UsageError(f"{out} is the input too: name another output")
@@ -65,8 +66,20 @@ def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = ope
             with open_engine(config) as llm:
                 _run_rows(llm, source, config.model.seed, journal, outcome)
         journal.commit()
-    _say(_closing(outcome, out))
+        _say(_closing(outcome, out))
+        _refuse_nothing_but_errors(journal)
     return outcome
+
+
+def _refuse_nothing_but_errors(journal: Journal) -> None:
+    """Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't take it for done."""
+    first = None
+    for row in journal.rows():
+        if "error" not in row:
+            return
+        first = first or row["error"]
+    if first is not None:
+        raise UsageError(f"no row could be run; the first because {first}")
 
 
 def _fingerprint(found: Survey, config: Config) -> dict[str, Any]:

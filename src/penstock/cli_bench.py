@@ -124,7 +124,8 @@ def _subject(given: dict[str, Any]) -> Subject:
         name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=given["python"],
         version=known.version_of(given["python"]) if known else given["engine_version"] or "unknown",
         engine=given["engine_name"] or "unknown", folder=folder, options=tuple(shlex.split(given["options"])),
-        environment=(_inherited() if known else {}) | _environment(given["env"] or []), api_key=given["api_key"], vocabulary=vocabulary,
+        environment=(_inherited() if known else {}) | _environment(given["env"] or []),
+        api_key=given["api_key"], vocabulary=vocabulary,
         tokenizer=given["tokenizer"] or folder, ids=not given["text"] and (known is None or known.ids),
         dtype=given["dtype"], random_weights=given["random_weights"],
     )  # fmt: skip

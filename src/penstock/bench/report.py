@@ -194,7 +194,8 @@ def facts(record: Record) -> list[tuple[str, str]]:
         ("its environment", " ".join(f"{name}={value}" for name, value in engine.configuration.environment.items())),
         ("model", f"{record.model.name}, {record.model.dtype}, {record.model.weights} weights, "
                   f"{f'{record.model.parameters:,} parameters' if record.model.parameters else 'parameters unknown'}"),
-        ("machine", f"{machine(record)}, {record.machine.memory_mib:,} MiB, {record.machine.system}"),
+        ("machine", f"{f'{machine(record)}; ' if gpu else ''}{record.machine.cpu}, {record.machine.cores} cores, "
+                    f"{record.machine.memory_mib:,} MiB, {record.machine.system}"),
         ("GPU's driver and clocks", f"{gpu.driver}; {gpu.clocks}" if gpu else "no GPU"),
         ("prompts", f"{record.shape.prompts}, seed {client.seed}, temperature {record.shape.temperature:g}"),
         ("client", f"penstock {client.penstock} ({client.commit or 'no checkout'}), {client.processes} processes, "

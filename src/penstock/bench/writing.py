@@ -196,7 +196,7 @@ def commit() -> str | None:
 
 def word(text: str) -> str:
     """As the record's words are: without odd characters, not empty."""
-    return (_ODD.sub("-", text).strip(" -") or "unknown")[:120]
+    return (re.sub(r"^[^A-Za-z0-9]+", "", _ODD.sub("-", text)).strip(" -") or "unknown")[:120]
 
 
 def line(text: str) -> str:

@@ -1,0 +1,231 @@
+"""What a run says: table, report, comparison; and that a record holds neither secrets nor what nobody can read."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench_runs import run_of
+from made_records import made_records
+
+from penstock.almanac.record import Failure, Interval, Record
+from penstock.bench import charts
+from penstock.bench.compare import SAME, UNKNOWN, compare, ratio_ends, record_at
+from penstock.bench.compare_table import print_comparison
+from penstock.bench.crossings import crossings
+from penstock.bench.measure import plain
+from penstock.bench.report import print_table, render
+from penstock.bench.subject import fingerprint
+from penstock.bench.workload import workload
+from penstock.bench.writing import command_of, model_config, parameters, word
+from penstock.errors import CheckpointError, RecordError, UsageError
+
+
+def record(number: int = 0) -> Record:
+    return list(made_records(number + 1))[number]
+
+
+class Page(HTMLParser):
+    """Tags that were opened, and addresses that they name."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_report_has_its_pictures_and_asks_nothing_of_anybody() -> None:
+    found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 2)
+    text = render(found)
+    page = Page(text)
+    assert page.tags.count("svg") == 2 and "script" not in page.tags and "link" not in page.tags
+    assert page.addresses == [] and "url(" not in text and "@import" not in text
+    told = " ".join(page.words)
+    for point in found.points:
+        assert point.name in told
+    for needed in (found.client.command, found.engine.command, found.run, found.machine.cpu):
+        assert needed in told
+
+
+def test_hostile_words_are_text_in_the_report() -> None:
+    found = record()
+    bad = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
+    failure = Failure(point=None, kind="crashed", message=bad, log=bad)
+    hostile = found.model_copy(update={
+        "failures": [failure], "engine": found.engine.model_copy(update={"command": bad}),
+        "points": [point.model_copy(update={"name": bad}) for point in found.points[:1]] + found.points[1:],
+    })  # fmt: skip
+    page = Page(render(hostile))
+    assert "script" not in page.tags and "img" not in page.tags and page.addresses == []
+    assert " ".join(page.words).count("alert(1)") >= 6
+
+
+def test_the_table_has_a_line_a_point_and_tells_failures() -> None:
+    found = record(3)
+    failed = Failure(point=None, kind="refused", message="status 400: too long", log="")
+    out = io.StringIO()
+    print_table(found.model_copy(update={"failures": [failed]}), out)
+    lines = out.getvalue().splitlines()
+    for point in found.points:
+        assert sum(line.strip().startswith(f"{point.name} ") for line in lines) == 1
+    assert "failed: every point: refused: status 400: too long" in lines
+    assert sum("first token within" in line for line in lines) == len(found.method.goals)
+
+
+def test_crossings_are_the_highest_that_meets_below_the_lowest_that_fails() -> None:
+    found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 3)
+    for crossing in crossings(found):
+        met = {
+            point.rate: goal.share >= found.method.quantile
+            for point in found.points
+            for goal in point.goals
+            if point.kind == "open" and goal.seconds == crossing.seconds
+        }
+        failing = [rate for rate, holds in met.items() if not holds]
+        assert crossing.fails == min(failing, default=None)
+        below = [rate for rate, holds in met.items() if holds and rate < (crossing.fails or math.inf)]
+        assert crossing.meets == max(below, default=None)
+
+
+def test_charts_of_extreme_values_stay_on_the_page() -> None:
+    found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 2)
+    points = [
+        point.model_copy(update={"rate": (point.rate or 0) * 1e6}) for point in found.points if point.kind == "open"
+    ]
+    for picture in (charts.latency(points, [1e-3, 1e5]), charts.shares(points), charts.shares(found.points)):
+        numbers = [float(each) for each in re.findall(r'(?:x1|x2|y1|y2|cx|cy|x|y)="(-?[\d.]+)"', picture)]
+        assert numbers and all(0 <= each <= charts.WIDTH for each in numbers)
+        assert "nan" not in picture and "inf" not in picture
+    assert charts.latency([], [1.0]) == "" and charts.shares([]) == ""
+
+
+# --- comparison
+
+
+def test_the_interval_of_a_ratio_covers_at_its_rate() -> None:
+    """Means of skewed samples with known ratio: 95 % of the intervals hold it, give or take."""
+    draw, hits, tries = np.random.default_rng(5), 0, 2000
+    for _ in range(tries):
+        ends = []
+        for mean in (2.0, 3.0):
+            sample = draw.exponential(mean, 80)
+            log, spread = np.log(sample.mean()), 1.96 * sample.std(ddof=1) / sample.mean() / 80**0.5
+            ends.append(Interval(value=sample.mean(), low=np.exp(log - spread), high=np.exp(log + spread)))
+        low, high = ratio_ends(*ends)
+        assert low is not None and high is not None
+        hits += low <= 1.5 <= high
+    assert 0.93 < hits / tries < 0.97
+
+
+def test_ratios_of_uneven_and_missing_intervals() -> None:
+    even = Interval(value=2.0, low=1.0, high=4.0)
+    low, high = ratio_ends(even, even)
+    assert low == pytest.approx(2 ** -(2**0.5)) and high == pytest.approx(2 ** (2**0.5))
+    assert ratio_ends(Interval(value=2.0, low=0.0, high=4.0), even)[1] == math.inf
+    assert ratio_ends(even, Interval(value=2.0, low=0.0, high=4.0))[0] == 0.0
+    assert ratio_ends(Interval(value=2.0, low=None, high=4.0), even) == (None, None)
+
+
+def test_a_run_does_not_differ_from_itself_and_does_from_one_twice_as_fast() -> None:
+    found = record()
+    same = compare(found, found)
+    assert same.ratios and {ratio.verdict for ratio in same.ratios} <= {SAME, UNKNOWN}
+    single = next(point for point in found.points if point.kind == "single")
+
+    def times(value: Interval) -> Interval:
+        return Interval(value=value.value / 4, low=value.low and value.low / 4, high=value.high and value.high / 4)
+
+    spread = single.figures.first_token
+    assert spread is not None and spread.p50.low is not None
+    quick = spread.model_copy(update={"p50": times(spread.p50)})
+    faster = single.model_copy(update={"figures": single.figures.model_copy(update={"first_token": quick})})
+    points = [faster if point is single else point for point in found.points]
+    made = compare(found, found.model_copy(update={"points": points}))
+    verdicts = {(ratio.point, ratio.figure): ratio.verdict for ratio in made.ratios}
+    assert verdicts["single", "first token p50"] == "B is better"
+    back = compare(found.model_copy(update={"points": points}), found)
+    assert {(ratio.point, ratio.figure): ratio.verdict for ratio in back.ratios}[
+        "single", "first token p50"
+    ] == "A is better"
+    out = io.StringIO()
+    print_comparison(made, out)
+    assert SAME in out.getvalue() and "B is better" in out.getvalue() and "0.25" in out.getvalue()
+
+
+def test_runs_that_are_not_alike_say_in_what_and_other_shapes_are_refused() -> None:
+    found = record()
+    other = found.model_copy(update={
+        "model": found.model.model_copy(update={"dtype": "int8"}),
+        "machine": found.machine.model_copy(update={"cpu": "another"}),
+    })  # fmt: skip
+    told = " ".join(compare(found, other).differs)
+    assert "dtype: A" in told and "CPU: A" in told
+    shape = found.shape.model_copy(update={"output": found.shape.output + 1})
+    with pytest.raises(UsageError, match="cannot be compared"):
+        compare(found, found.model_copy(update={"shape": shape}))
+
+
+def test_records_are_found_by_file_folder_or_run(tmp_path: Path) -> None:
+    found = record()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "record.json").write_text(found.model_dump_json(by_alias=True))
+    for path in (tmp_path / "a" / "record.json", tmp_path / "a", tmp_path):
+        assert record_at(path).run == found.run
+    (tmp_path / "b" / "record.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds 2 records"):
+        record_at(tmp_path)
+    with pytest.raises(RecordError, match=r"record\.json"):
+        record_at(tmp_path / "b")
+
+
+# --- words of a record
+
+
+def test_no_secret_gets_into_a_record() -> None:
+    said = command_of(["/opt/bin/penstock", "bench", "run", "--api-key", "sk-1", "--api-key=sk-2", "--model", "m x"])
+    assert said == "penstock bench run --api-key SECRET --api-key=SECRET --model 'm x'"
+    run = run_of(Path("out"), api_key="sk-3")
+    assert "sk-3" not in json.dumps(fingerprint(run, workload("8x4")))
+
+
+def test_words_and_logs_are_plain() -> None:
+    assert word("  <b>a</b>\u202e\x07 ") == "b-a-/b" and word("") == "unknown" and word("/-") == "/"
+    assert plain("\x1b[1;31mred\x1b[0m\r\n\ttwo\u200b\u202e\x07") == "red\n\ttwo"
+
+
+def test_a_models_folder_tells_its_size(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 4]}, "b": {"shape": []}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    assert parameters(tmp_path) == 13 and model_config(tmp_path) == {"vocab_size": 7}
+    assert parameters(None) is None and model_config(None) == {} and model_config(tmp_path / "none") == {}
+    (tmp_path / "model.safetensors").write_bytes(b"\x05")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole"):
+        parameters(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json is no config"):
+        model_config(tmp_path)
+
+
+def test_a_run_by_url_is_not_short_for_its_one_start() -> None:
+    run = run_of(Path("out"))
+    full = replace(run.settings, warm_up=10, window=60, longest=600, enough=1000, at_once=1000, alone=20, bisections=5)
+    assert replace(run, settings=full).short
+    assert not replace(run, settings=full, subject=replace(run.subject, peer=None, url="http://x")).short

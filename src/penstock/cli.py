@@ -172,6 +172,25 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients give. Left out: MODEL as it stands here.")
     ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ask clients for this key; may be given again. PENSTOCK_API_KEY shows in no list of processes."
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="TOML with a [[key]] for each: name, key or sha256, and its own limits.")
+    ] = None,
+    allow_no_key: Annotated[
+        bool,
+        typer.Option("--allow-no-key", help="Serve others without a key: a gateway in front checks who asks."),
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Without keys: a Host, or a page's host, to answer, beside addresses; * is any. May be given again."
+        ),
+    ] = None,
     api_server_count: Annotated[
         int, typer.Option(help="Processes that answer HTTP, over one engine; more than one where one core is short.")
     ] = 1,
@@ -181,7 +200,10 @@ def serve(
     config = Config.of(model=model, **knobs)
     from penstock.server.serve import serve as serve_http
 
-    serve_http(config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count)
+    serve_http(
+        config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
+        api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
+    )  # fmt: skip
 
 
 @app.command()

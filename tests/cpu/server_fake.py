@@ -23,7 +23,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from penstock.errors import ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.server.app import build_app
+from penstock.server.doors import Doors
 from penstock.server.exchange import Service
+from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
 from penstock.text.tokenizer import Tokenizer
@@ -170,14 +172,19 @@ class Running:
 
 @contextlib.contextmanager
 def running_server(
-    tokenizer: Tokenizer | None, *, api_key: str | None = None, limits: Limits | None = None, **facts: Any
+    tokenizer: Tokenizer | None,
+    *,
+    api_key: str | None = None,
+    doors: Doors | None = None,
+    limits: Limits | None = None,
+    **facts: Any,
 ) -> Iterator[Running]:
     ready, made = threading.Event(), []
 
     async def main() -> None:
         engine = FakeEngine(tokenizer, **facts)
         service = Service(client=engine, model="fake", metrics=Metrics(engine, "fake"), limits=limits or Limits())
-        app = build_app(service, api_key=api_key)
+        app = build_app(service, doors or Doors(keys=gather_keys([api_key] if api_key else (), None, {})))
         config = uvicorn.Config(app, loop="none", http="httptools", lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 def send_raw(server: Running, body: dict[str, Any]) -> socket.socket:
     """A request on a connection of its own, which the test closes when it likes."""
     data = json.dumps(body).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n".encode()
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
     connection.sendall(head + data)
@@ -71,7 +71,7 @@ def test_a_client_that_goes_away_in_its_body(server: Running) -> None:
     connection.close()
     host, port = server.url.removeprefix("http://").split(":")
     half = socket.create_connection((host, int(port)))
-    half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     half.close()
     assert httpx.get(server.url + "/health/ready").status_code == 200
 

@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.server import exchange
+from penstock.server.doors import Doors, Gate
 from penstock.server.exchange import CLOSED_BY_CLIENT, Service
 from penstock.server.forms import ChatForm, CompletionForm
-from penstock.server.limits import KeyGate
 from penstock.server.refusals import NotServedError, error_body
 from penstock.server.whole import JSON
 
@@ -28,15 +28,14 @@ _FORMS, _COMPONENTS = msgspec.json.schema_components(
 )
 
 
-def build_app(service: Service, *, api_key: str | None = None) -> FastAPI:
+def build_app(service: Service, doors: Doors | None = None) -> FastAPI:
     """The ASGI application over a running engine."""
     app = FastAPI(title="Penstock", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_openai_routes(app, service)
     _add_health_routes(app, service)
     _add_error_shapes(app)
     _describe_bodies(app)
-    if api_key is not None:
-        app.add_middleware(KeyGate, key=api_key)
+    app.add_middleware(Gate, doors=doors or Doors())
     return app
 
 

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import errno
 import gc
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import uvicorn
@@ -24,7 +26,9 @@ from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.server.app import build_app
+from penstock.server.doors import Doors, check_hosts, check_public
 from penstock.server.exchange import Service
+from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Board, Metrics
 
@@ -46,7 +50,10 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     served_model_name: str | None = None,
-    api_key: str | None = None,
+    api_key: str | Sequence[str] = (),
+    api_key_file: Path | None = None,
+    allow_no_key: bool = False,
+    allowed_hosts: Sequence[str] = (),
     limits: Limits | None = None,
     api_server_count: int = 1,
     out: TextIO | None = None,
@@ -55,16 +62,18 @@ def serve(
     """Serves until SIGINT or SIGTERM, then returns. Port 0 takes a free one; the line printed at the start names it.
 
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
-    process; benchmarks bring one that computes nothing.
+    process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and doors.py;
+    PENSTOCK_API_KEY counts where no key is given.
 
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
     """
     if served_model_name == "":
         raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
-    if api_key is not None and (not api_key or not api_key.isascii()):
-        raise UsageError("api_key must be at least one ASCII character", param="api_key")
-    site = Site(served_model_name or config.model.model, api_key, limits or Limits())
+    keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
+    doors = Doors(keys=keys, hosts=check_hosts(allowed_hosts))
+    check_public(host, doors, allow_no_key=allow_no_key)
+    site = Site(served_model_name or config.model.model, doors, limits or Limits())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if api_server_count == 1:
             with contextlib.closing(bind(host, port)) as listener:
@@ -80,7 +89,7 @@ class Site:
     """What a server is called and lets in, whatever engine is behind it."""
 
     name: str
-    key: str | None
+    doors: Doors
     limits: Limits
 
 
@@ -133,7 +142,7 @@ async def serve_engine(
     """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
     metrics = Metrics(client, site.name, board)
     service = Service(client=client, model=site.name, metrics=metrics, limits=site.limits)
-    server = _Server(_uvicorn_config(build_app(service, api_key=site.key)))
+    server = _Server(_uvicorn_config(build_app(service, site.doors)))
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(BACKLOG)

@@ -1,0 +1,134 @@
+"""Who gets in: the API key of a request, and where there are none, that no web page asks in its user's name.
+
+A server without keys trusts whoever reaches its address, and a browser on that machine reaches it for any page: by a
+form that posts, or by a name that its owner points here (DNS rebinding). So Host must be an address, a name of this
+machine or one that was allowed, and so must Origin where there is one. With keys neither is asked: a page doesn't have
+the key. It knows headers; no bodies, no queue.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.errors import UsageError
+from penstock.server.keys import Key, KeyRing
+from penstock.server.refusals import BadKeyError, HttpError, body_of
+
+OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
+ANY_HOST = "*"
+_OWN_NAMES = ("localhost",)
+
+
+class BadHostError(HttpError):
+    """A Host or an Origin that is not this server's."""
+
+    status, code = 403, "host_not_allowed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """keys: none lets in everybody. hosts: names beside addresses and this machine's own; `*` is any."""
+
+    keys: tuple[Key, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+def check_public(host: str, doors: Doors, *, allow_no_key: bool) -> None:
+    """Refuses a server that others can reach and that asks for no key. Raises UsageError."""
+    if doors.keys or allow_no_key or is_loopback(host):
+        return
+    raise UsageError(
+        f"others can reach --host {host}, and no API key is set: give --api-key or --api-key-file, serve on 127.0.0.1, "
+        "or say --allow-no-key where something in front of it checks who asks",
+        param="host",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone. A name counts by its addresses; one that
+    has none is left to bind(), which says so."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)}
+    except (socket.gaierror, UnicodeError):
+        return True
+    return all(ipaddress.ip_address(str(address).split("%")[0]).is_loopback for address in found)
+
+
+def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Names as they are compared. Raises UsageError."""
+    for host in hosts:
+        if host != ANY_HOST and (not host or not host.isascii() or set(host) & set(" /:@*,")):
+            raise UsageError("--allowed-host takes a name without scheme and port, or *", param="allowed_host")
+    return tuple(host.lower().rstrip(".") for host in hosts)
+
+
+class Gate:
+    """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
+
+    def __init__(self, app: ASGIApp, doors: Doors) -> None:
+        self._app = app
+        self._ring = KeyRing(doors.keys)
+        self._hosts = frozenset((*_OWN_NAMES, *doors.hosts))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            error = self._check_key(scope) if self._ring else self._check_page(scope)
+            if error is not None:
+                headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+                refusal = Response(body_of(error), error.status, headers, media_type="application/json")
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check_key(self, scope: Scope) -> HttpError | None:
+        given = _values(scope, b"authorization")
+        scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        key = self._ring.find(shown.strip()) if scheme.lower() == b"bearer" else None
+        if key is None:
+            return BadKeyError("this server wants its API key: send it as Authorization: Bearer KEY")
+        scope.setdefault("state", {})["key"] = key
+        return None
+
+    def _check_page(self, scope: Scope) -> HttpError | None:
+        if ANY_HOST in self._hosts:
+            return None
+        hosts = _values(scope, b"host")
+        if len(hosts) > 1 or not all(map(self._allows, hosts)):  # HTTP/1.0 may leave it out; browsers never do
+            return BadHostError(
+                "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
+            )
+        for origin in _values(scope, b"origin"):
+            if not self._allows(origin.partition(b"://")[2]):
+                return BadHostError(
+                    "pages of other sites may not ask this server: allow their host with --allowed-host, or set a key"
+                )
+        return None
+
+    def _allows(self, authority: bytes) -> bool:
+        """`name`, `name:port` or `[address]:port`; an address is nobody's to rebind."""
+        name = authority.decode("latin-1").lower()
+        if name.startswith("["):
+            name = name[1:].partition("]")[0]
+        else:
+            name = name.partition(":")[0]
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name.rstrip(".") in self._hosts
+        return True
+
+
+def key_of(scope: Scope) -> Key | None:
+    """The key that a request came with; None where the server has none."""
+    key: Key | None = scope.get("state", {}).get("key")
+    return key
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    return [value for known, value in scope["headers"] if known == name]

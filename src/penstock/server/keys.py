@@ -1,0 +1,118 @@
+"""API keys: who may ask, under which name, and how much at once.
+
+Keys come from options, the environment or a file, and are held as their SHA-256 alone. A key that is shown is compared
+with all of them, each in constant time, so that the time says neither which one was near nor how near. It knows
+strings and files; no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import string
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import UsageError
+
+ENVIRONMENT = "PENSTOCK_API_KEY"
+LONGEST = 512  # characters of a key
+MOST = 10_000  # keys: each is looked at for each request, about 1 us
+_FIELDS = ("name", "key", "sha256", "max_num_queued_reqs", "max_num_queued_tokens")
+_HEX = frozenset(string.hexdigits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key. `digest`: SHA-256 of its UTF-8, in hex. The limits are the queue's (admission.py), of this key alone;
+    None: only the queue's own hold."""
+
+    name: str
+    digest: str
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+
+
+class KeyRing:
+    """Finds the key that was shown."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self._keys = [(bytes.fromhex(key.digest), key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def find(self, shown: bytes) -> Key | None:
+        digest = hashlib.sha256(shown).digest()
+        found = None
+        for known, key in self._keys:
+            if hmac.compare_digest(digest, known):
+                found = key
+        return found
+
+
+def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> tuple[Key, ...]:
+    """The keys of the options and of the file. The environment's counts where neither names one. Raises UsageError."""
+    if not given and file is None and ENVIRONMENT in environment:
+        given = [environment[ENVIRONMENT]]
+    keys = [_plain_key(key, f"key{place}" if place else "key") for place, key in enumerate(given)]
+    if file is not None:
+        keys += read_key_file(file)
+    for what in ("name", "digest"):
+        values = [getattr(key, what) for key in keys]
+        if len(set(values)) < len(values):
+            raise UsageError(f"two API keys have the same {'name' if what == 'name' else 'key'}: leave one out")
+    if len(keys) > MOST:
+        raise UsageError(f"there are more than {MOST} API keys: put a gateway in front that knows its users")
+    return tuple(keys)
+
+
+def read_key_file(path: Path) -> list[Key]:
+    """Keys of a TOML file, a `[[key]]` each: `name`, `key` or `sha256` (hex, of the key), and the key's own
+    max_num_queued_reqs and max_num_queued_tokens where it has some. Raises UsageError; no message says a key."""
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"the API key file cannot be read ({error.strerror}): check --api-key-file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError("the API key file is not TOML in UTF-8: write a [[key]] with name and key for each") from error
+    entries = found.get("key")
+    if set(found) != {"key"} or not isinstance(entries, list) or not entries:
+        raise UsageError("the API key file must hold [[key]] tables and nothing else, one at least")
+    return [_file_key(entry, place) for place, entry in enumerate(entries, 1)]
+
+
+def _file_key(entry: Any, place: int) -> Key:
+    where = f"[[key]] number {place} of the API key file"
+    if not isinstance(entry, dict):
+        raise UsageError(f"{where} is no table")
+    if unknown := sorted(set(entry) - set(_FIELDS)):
+        raise UsageError(f"{where} has an unknown field {unknown[0][:80]}: known are {', '.join(_FIELDS)}")
+    name = entry.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= 64 or not name.isprintable():
+        raise UsageError(f"{where} needs a name of 1 to 64 characters")
+    if ("key" in entry) == ("sha256" in entry):
+        raise UsageError(f"{where} needs either key or sha256")
+    limits = {limit: entry.get(limit) for limit in _FIELDS[3:]}
+    for limit, value in limits.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise UsageError(f"{limit} in {where} must be a whole number of at least 1")
+    if "key" in entry:
+        digest = _plain_key(entry["key"], name).digest
+    else:
+        digest = entry["sha256"]
+        if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= _HEX:
+            raise UsageError(f"sha256 in {where} must be 64 hex digits")
+    return Key(name=name, digest=digest.lower(), **limits)
+
+
+def _plain_key(key: Any, name: str) -> Key:
+    """Printable ASCII, since it travels in a header."""
+    if not isinstance(key, str) or not 0 < len(key) <= LONGEST or not key.isascii() or not key.isprintable():
+        raise UsageError(f"an API key must be 1 to {LONGEST} printable ASCII characters", param="api_key")
+    if key != key.strip():
+        raise UsageError("an API key begins or ends with a space: take it off", param="api_key")
+    return Key(name=name, digest=hashlib.sha256(key.encode()).hexdigest())

@@ -1,0 +1,159 @@
+"""Who gets in: keys and where they come from, hosts and pages, and a public address without a key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+from server_fake import make_tokenizer, running_server
+from typer.testing import CliRunner
+
+from penstock.config import Config
+from penstock.errors import UsageError
+from penstock.server.doors import Doors, check_hosts, check_public, is_loopback
+from penstock.server.keys import Key, KeyRing, gather_keys
+
+MODELS = "/v1/models"
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
+    doors = Doors(keys=gather_keys(["one-key", "other-key"], None, {}))
+    with running_server(make_tokenizer(tmp_path), doors=doors) as server, httpx.Client(base_url=server.url) as http:
+        for header in (bearer("one-key"), bearer("other-key"), {"authorization": "bearer one-key"}):
+            assert http.get(MODELS, headers=header).status_code == 200
+        for shown in ("one-ke", "one-keyy", "One-Key", "Bearer one-key", digest("one-key")):
+            answer = http.get(MODELS, headers=bearer(shown))
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), shown
+            assert shown not in answer.text
+        twice = [("authorization", "Bearer one-key"), ("authorization", "Bearer one-key")]
+        assert http.get(MODELS, headers=twice).status_code == 401
+        for path in (MODELS, "/metrics", "/openapi.json", "/version", "/no/such/path", "/health/"):
+            assert http.get(path).status_code == 401
+        for path in ("/health", "/health/live"):
+            assert http.get(path).status_code == 200
+        # With keys no page is a danger, and a gateway may bring any name.
+        for header in ({"host": "api.example.com"}, {"origin": "https://page.example"}):
+            assert http.get(MODELS, headers={**bearer("one-key"), **header}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "localhost.", "mine.example:1"]
+)
+def test_hosts_that_are_answered(tmp_path: Path, host: str) -> None:
+    with running_server(make_tokenizer(tmp_path), doors=Doors(hosts=("mine.example",))) as server:
+        for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
+            assert httpx.get(server.url + MODELS, headers=headers).status_code == 200
+
+
+def test_pages_of_others_are_refused(tmp_path: Path) -> None:
+    cases = [
+        {"host": host} for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "1.2.3", "[")
+    ]
+    origins = ("https://evil.example", "null", "http://localhost.evil.example", "file://", "")
+    cases += [{"host": "localhost", "origin": origin} for origin in origins]
+    with running_server(make_tokenizer(tmp_path)) as server, httpx.Client(base_url=server.url) as http:
+        for headers in cases:
+            for answer in (http.get(MODELS, headers=headers), http.post("/v1/completions", headers=headers, json={})):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed"), headers
+                assert "evil" not in answer.text
+            assert http.get("/health/live", headers=headers).status_code == 200
+        assert not server.engine.submitted
+    with running_server(make_tokenizer(tmp_path), doors=Doors(hosts=("*",))) as server:
+        assert httpx.get(server.url + MODELS, headers={"host": "any.example", "origin": "null"}).status_code == 200
+
+
+def test_a_public_address_wants_a_key() -> None:
+    open_doors, keyed = Doors(), Doors(keys=gather_keys(["k"], None, {}))
+    for host in ("0.0.0.0", "::", "", "203.0.113.7"):
+        assert not is_loopback(host)
+        check_public(host, keyed, allow_no_key=False)
+        check_public(host, open_doors, allow_no_key=True)
+        with pytest.raises(UsageError, match="--api-key") as refused:
+            check_public(host, open_doors, allow_no_key=False)
+        assert "--allow-no-key" in str(refused.value) and "\n" not in str(refused.value)
+    for host in ("127.0.0.1", "127.8.9.1", "localhost", "::1"):
+        assert is_loopback(host)
+        check_public(host, open_doors, allow_no_key=False)
+
+
+def test_the_command_line_says_it_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli import app
+
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    for words, said in [
+        (["--host", "0.0.0.0"], "no API key is set"),
+        (["--api-key", ""], "API key must be"),
+        (["--api-key", "a", "--api-key", "a"], "two API keys"),
+        (["--api-key-file", "/nowhere/keys.toml"], "cannot be read"),
+        (["--allowed-host", "http://x"], "--allowed-host takes a name"),
+    ]:
+        ended = CliRunner().invoke(app, ["serve", "no-such-model", *words])
+        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, ended.output
+
+
+def test_serve_takes_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import penstock.server.serve as room
+
+    seen: list[room.Site] = []
+
+    async def note(config: Config, listener: object, site: room.Site, *rest: object) -> None:
+        seen.append(site)
+
+    monkeypatch.setattr(room, "_serve", note)
+    monkeypatch.setenv("PENSTOCK_API_KEY", "from-env")
+    room.serve(Config.of(), host="0.0.0.0", port=0)
+    room.serve(Config.of(), port=0, api_key="given")
+    assert [[key.digest for key in site.doors.keys] for site in seen] == [[digest("from-env")], [digest("given")]]
+    assert "from-env" not in repr(seen)
+
+
+def test_a_key_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        '[[key]]\nname = "ann"\nkey = "a-key"\nmax_num_queued_reqs = 8\n\n'
+        f'[[key]]\nname = "bob"\nsha256 = "{digest("b")}"\n'
+    )
+    ann, bob = gather_keys((), file, {"PENSTOCK_API_KEY": "not this one"})
+    assert ann == Key(name="ann", digest=digest("a-key"), max_num_queued_reqs=8)
+    assert bob == Key(name="bob", digest=digest("b"))
+    ring = KeyRing([ann, bob])
+    assert ring.find(b"b") == bob and ring.find(b"a-key") == ann and ring.find(b"a") is None
+    assert len(gather_keys(["third"], file, os.environ)) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "x = 1", "key = 1", "key = []", "[[key]]", '[[key]]\nname = ""\nkey = "k"', '[[key]]\nname = "a"',
+        '[[key]]\nname = "a"\nkey = 7', '[[key]]\nname = "a"\nkey = "schlüssel"', '[[key]]\nname = "a"\nkey = " k"',
+        '[[key]]\nname = "a"\nkey = "k"\nsha256 = "00"', '[[key]]\nname = "a"\nsha256 = "00"',
+        '[[key]]\nname = "a"\nkey = "k"\nlimit = 1', '[[key]]\nname = "a"\nkey = "k"\nmax_num_queued_reqs = 0',
+        '[[key]]\nname = "a"\nkey = "k"\nmax_num_queued_tokens = true',
+        '[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "a"\nkey = "l"',
+        '[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "b"\nkey = "k"', "\xff",
+    ],
+)  # fmt: skip
+def test_key_files_that_cannot_be(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError) as refused:
+        gather_keys((), file, {})
+    assert "schl" not in str(refused.value) and str(tmp_path) not in str(refused.value)
+
+
+def test_names_of_hosts() -> None:
+    assert check_hosts(["API.Example.", "*"]) == ("api.example", "*")
+    for host in ("", "http://x", "a:80", "a b", "*.x", "ä.example"):
+        with pytest.raises(UsageError):
+            check_hosts([host])

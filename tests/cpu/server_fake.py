@@ -113,6 +113,8 @@ class FakeEngine:
         self.facts = Facts(**facts)
         self.spelling = tokenizer.encode("abcdefghijklmnopqrstuvwxyz") if tokenizer else list(range(100, 126))
         self.alive = True
+        self.death: str | None = None
+        self.step_age = 0.0
         self.fail_with: str | None = None
         self.step_seconds = 0.0
         self.going = asyncio.Event()

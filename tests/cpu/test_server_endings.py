@@ -189,7 +189,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import types
 from server_fake import FakeEngine, make_tokenizer
-async def launch(config, engine):
+async def launch(config, engine, step_timeout):
     print("loading", flush=True)
     await asyncio.sleep({load})
     engine = FakeEngine(make_tokenizer(Path({folder!r})))

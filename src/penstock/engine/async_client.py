@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +16,7 @@ from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, News
 from penstock.engine.client import Asked, Client, error_of
 from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
+from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, PenstockError
 from penstock.request import Delta, PositionLogprobs, Request, SamplingParams
 from penstock.schedule.deltas import Deltas
@@ -21,6 +24,8 @@ from penstock.schedule.deltas import Deltas
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
+END_PATIENCE = 10.0  # seconds that an engine gets to end when it is told to
+LOOKS = 10  # at the engine's steps, within a step timeout; at most one a second
 PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
 
 
@@ -122,9 +127,17 @@ class SharedEngine:
 class AsyncClient:
     """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that others use too."""
 
-    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None, end: ClientEnd, process: EngineProcess) -> None:
-        self.facts, self.tokenizer = facts, tokenizer
+    def __init__(
+        self,
+        facts: EngineFacts,
+        tokenizer: Tokenizer | None,
+        end: ClientEnd,
+        process: EngineProcess,
+        step_timeout: float = STEP_TIMEOUT,
+    ) -> None:
+        self.facts, self.tokenizer, self.step_timeout = facts, tokenizer, step_timeout
         self._end, self._process = end, process
+        self._progress = time.monotonic()  # when a step was last heard of, or work began where there was none
         self._client = Client(facts, tokenizer, self._send)
         self._streams: dict[int, Stream] = {}
         self._stats: dict[str, float] = {}
@@ -132,11 +145,22 @@ class AsyncClient:
         self._dead: PenstockError | None = None
         self._reader = asyncio.create_task(self._read())
         self._watcher = asyncio.create_task(self._watch())
+        self._looker = asyncio.create_task(self._look())
 
     @property
     def alive(self) -> bool:
         """Whether the engine's process runs and has not said that it failed."""
         return self._dead is None and self._process.returncode is None
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine is gone, in one line, or None where it is not."""
+        return None if self._dead is None or self._closing else str(self._dead)
+
+    @property
+    def step_age(self) -> float:
+        """Seconds since a step was completed, or since there is work where there was none; 0 while there is none."""
+        return time.monotonic() - self._progress if self._streams else 0.0
 
     def stats(self) -> dict[str, float]:
         """The engine's latest gauges and counters."""
@@ -149,6 +173,8 @@ class AsyncClient:
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         asked = self._client.submit(prompt_ids, sampling, stream=stream, samples=samples)
+        if not self._streams:
+            self._progress = time.monotonic()
         self._streams[asked.request_id] = made = Stream(asked, self._cancel)
         return made
 
@@ -157,20 +183,21 @@ class AsyncClient:
         if self._closing:
             return
         self._closing = True
+        patience = END_PATIENCE if self._dead is None else 1.0  # what failed has nothing to bring to an end
         self._fail(EngineError("the engine was closed"))
         if self._process.returncode is None:
             self._end.send_down(Close())
             if not isinstance(self._process, SharedEngine):
-                await self._end_process()
-        for task in (self._reader, self._watcher):
+                await self._end_process(patience)
+        for task in (self._reader, self._watcher, self._looker):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._end.close(flush=self._process.returncode is None)
 
-    async def _end_process(self) -> None:
+    async def _end_process(self, patience: float) -> None:
         try:
-            await asyncio.wait_for(self._process.wait(), timeout=10)
+            await asyncio.wait_for(self._process.wait(), timeout=patience)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
@@ -200,7 +227,12 @@ class AsyncClient:
 
     async def _news(self, word: News) -> None:
         if word.stats is not None:
+            completed = word.stats["completed_steps"]
+            if completed != self._stats.get("completed_steps"):
+                self._progress = time.monotonic()
             self._stats = word.stats
+        if word.deltas is not None:
+            self._progress = time.monotonic()
         for refused in word.refused:
             stream = self._streams.pop(refused.request_id, None)
             if stream is not None:
@@ -231,7 +263,27 @@ class AsyncClient:
         code = await self._process.wait()
         if not self._closing:
             await asyncio.sleep(0.2)  # its last words may still be on the way
-            self._fail(EngineError(f"the engine's process ended with code {code}"))
+            why = f"the engine's process ended with code {code}"
+            self._fail(self._hung() if code == -signal.SIGALRM else EngineError(why))
+
+    async def _look(self) -> None:
+        """Ends an engine that completes no step while it has work, where it doesn't do so itself (watchdog.py): it is
+        stopped, or stuck where no signal reaches it. It gets a second more than it gives itself."""
+        pause = min(1.0, self.step_timeout / LOOKS)
+        late = 0
+        while self._dead is None:
+            await asyncio.sleep(pause)
+            # Seen late three times: where this loop was held up, the news that waits is read before the third.
+            late = late + 1 if self.step_age > self.step_timeout + 1.0 else 0
+            if late == 3:
+                self._fail(self._hung())
+                if self._process.returncode is None:
+                    self._process.kill()
+
+    def _hung(self) -> EngineError:
+        return EngineError(
+            f"the engine completed no step for {self.step_timeout:g} s though it had work, and was ended"
+        )
 
     def _fail(self, error: PenstockError) -> None:
         if self._dead is None:

@@ -34,6 +34,7 @@ class Engine:
         self.scheduler, self.runner, self.steps_ahead = scheduler, runner, steps_ahead
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._rate = _Rate()
+        self.completed = 0  # steps that were launched and read
         self.broken = False  # an exception left the middle of a step: the columns are not to be trusted any more
 
     @property
@@ -73,6 +74,7 @@ class Engine:
         self.flights.popleft()
         deltas = self.scheduler.commit(oldest, result)
         self.broken = False
+        self.completed += 1
         self._rate.look(self.scheduler.counts["generation_tokens"])
         return deltas
 
@@ -83,6 +85,7 @@ class Engine:
         left = self.scheduler.expected_tokens_left()
         return {
             **stats,
+            "completed_steps": self.completed,
             "tokens_per_second": rate,
             "expected_seconds_left": left / rate if rate and left else 0.0,
         }

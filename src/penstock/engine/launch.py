@@ -22,26 +22,28 @@ from penstock.engine.channel import ClientEnd, Failed, Ready, Up
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
+from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import CapacityError, EngineError
 
 ENGINE = (sys.executable, "-m", "penstock.engine.process")
 
 
-async def launch(config: Config, engine: Sequence[str] = ENGINE) -> AsyncClient:
+async def launch(config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT) -> AsyncClient:
     """Starts the engine and waits until it is ready. Raises what the engine raised while it loaded.
 
-    `engine` is the command of its process; benchmarks bring one that computes nothing.
+    `engine` is the command of its process; benchmarks bring one that computes nothing. An engine that completes no
+    step for `step_timeout` seconds, while it has work, is ended.
     """
     config.check()
     with addresses(1) as (address,):
         end = ClientEnd(address)
         try:
-            process = await start(config, [address], engine)
+            process = await start(config, [address], engine, step_timeout)
         except BaseException:
             end.close()
             raise
         try:
-            return await join(end, process, tokenizer=not config.model.skip_tokenizer_init)
+            return await join(end, process, not config.model.skip_tokenizer_init, step_timeout)
         except BaseException:
             if process.returncode is None:
                 process.kill()
@@ -59,7 +61,9 @@ def addresses(clients: int) -> Iterator[list[str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def start(config: Config, addresses: Sequence[str], engine: Sequence[str] = ENGINE) -> asyncio.subprocess.Process:
+async def start(
+    config: Config, addresses: Sequence[str], engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT
+) -> asyncio.subprocess.Process:
     """Starts the engine's process for a client at each address; it loads from now on. Raises CapacityError."""
     try:
         process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE)
@@ -70,11 +74,14 @@ async def start(config: Config, addresses: Sequence[str], engine: Sequence[str] 
     # The line on standard input, which stays open: its end would be the engine's.
     knobs = {name: getattr(place, name) for name, place in config.places().items()}
     assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode({"addresses": list(addresses), "knobs": knobs}) + b"\n")
+    said = {"addresses": list(addresses), "knobs": knobs, "step_timeout": step_timeout}
+    process.stdin.write(msgspec.json.encode(said) + b"\n")
     return process
 
 
-async def join(end: ClientEnd, process: EngineProcess, *, tokenizer: bool) -> AsyncClient:
+async def join(
+    end: ClientEnd, process: EngineProcess, tokenizer: bool, step_timeout: float = STEP_TIMEOUT
+) -> AsyncClient:
     """Waits until the engine is ready and gives its client. Raises what the engine raised while it loaded, or
     TokenizerError; `end` is closed then."""
     try:
@@ -87,7 +94,7 @@ async def join(end: ClientEnd, process: EngineProcess, *, tokenizer: bool) -> As
     except BaseException:
         end.close()
         raise
-    return AsyncClient(facts, loaded, end, process)
+    return AsyncClient(facts, loaded, end, process, step_timeout)
 
 
 async def _ready(end: ClientEnd, process: EngineProcess) -> EngineFacts:

@@ -21,7 +21,9 @@ import msgspec
 from penstock.config import Config
 from penstock.engine.channel import Ask, EngineEnd, Failed, Left, News, Ready
 from penstock.engine.engine import Engine, Refused
+from penstock.engine.lifeline import end_with_parent
 from penstock.engine.open import EngineFacts, open_engine
+from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import EngineError, PenstockError
 
 STATS_EVERY = 0.1  # seconds between stats on the way up
@@ -32,6 +34,7 @@ class Start(msgspec.Struct):
 
     addresses: list[str]
     knobs: dict[str, Any]
+    step_timeout: float = STEP_TIMEOUT
 
 
 def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = open_engine) -> int:
@@ -40,6 +43,7 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = open_engine) -> 
     # once running requests have had their time.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent was gone before it said anything
@@ -53,7 +57,7 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = open_engine) -> 
         gc.collect()
         gc.freeze()
         end.send_up(Ready(facts))
-        _turn(engine, end)
+        _turn(engine, end, Watchdog(start.step_timeout))
         engine.runner.close()
     except PenstockError as error:
         end.send_up(Failed(type(error).__name__, str(error), error.param))
@@ -66,7 +70,7 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = open_engine) -> 
     return 0
 
 
-def _turn(engine: Engine, end: EngineEnd) -> None:
+def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
     """The loop: words down, a step, news up; it sleeps on the channel where there is no work."""
     told = 0.0
     idle = False
@@ -83,8 +87,15 @@ def _turn(engine: Engine, end: EngineEnd) -> None:
                 engine.cancel(word.request_id, word.sample)
         if not end.clients:
             return
-        deltas = engine.step() if engine.has_work else None
+        deltas = None
+        if engine.has_work:
+            watchdog.began()
+            deltas = engine.step()
+            if deltas is not None:
+                watchdog.stepped()
         idle = not engine.has_work
+        if idle:
+            watchdog.idle()
         now = time.monotonic()
         stats = engine.stats() if idle or now - told > STATS_EVERY else None
         told = now if stats is not None else told

@@ -68,6 +68,11 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
     async def get_ready() -> Response:
         return _json({"ready": service.ready}, 200 if service.ready else 503)
 
+    @app.get("/health/engine")
+    async def get_engine() -> Response:
+        state, well = service.engine_state()
+        return _json(state, 200 if well else 503)
+
     @app.get("/version")
     async def get_version() -> Response:
         return _json({"version": __version__})

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.engine.watchdog import DUMP_AT
 from penstock.errors import PenstockError, UsageError
 from penstock.request import Delta
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
@@ -54,6 +55,12 @@ class Service:
     @property
     def ready(self) -> bool:
         return self.client.alive and not self.closing.is_set()
+
+    def engine_state(self) -> tuple[dict[str, Any], bool]:
+        """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""
+        age, allowed = self.client.step_age, self.limits.step_timeout
+        well = self.client.alive and age < allowed * DUMP_AT
+        return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
 
     def check_model(self, model: str | None) -> None:
         if model is not None and model != self.model:

@@ -9,16 +9,24 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+<<<<<<< src/penstock/server/limits.py
+from penstock.engine.watchdog import STEP_TIMEOUT
+from penstock.server.refusals import BadKeyError, BodyTooLargeError, body_of
+
+OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
+=======
 from penstock.server.refusals import BodyTooLargeError
+>>>>>>> /tmp/l.new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """max_body_bytes: of one body; 32 MiB holds about 4 million token ids. drain_seconds: what running requests get
-    after the first signal."""
+    after the first signal. step_timeout: seconds that an engine with work gets for a step, before it is ended."""
 
     max_body_bytes: int = 32 * 1024 * 1024
-    drain_seconds: float = 5.0
+    drain_seconds: float = 30.0
+    step_timeout: float = STEP_TIMEOUT
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
 BACKLOG = 4096  # connections the kernel holds while the loop is busy
-ENGINE_DIED = "the engine died while serving: its last words are above; start the server again"
 COLLECT_EVERY = (20_000, 20, 20)  # the collector's thresholds while we serve; Python's own are 700, 10, 10
 
 Result = TypeVar("Result")
@@ -122,7 +121,7 @@ def port_error(host: str, port: int, error: OSError) -> CapacityError:
 
 async def _serve(config: Config, listener: socket.socket, site: Site, out: TextIO, engine: Sequence[str]) -> None:
     with signals() as stop:
-        client = await unless_stopped(launch(config, engine), stop)
+        client = await unless_stopped(launch(config, engine, site.limits.step_timeout), stop)
         if client is None:
             return
         try:
@@ -267,7 +266,12 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
     await asyncio.wait((serving,), timeout=LAST_WORDS)
     serving.cancel()
     if died:
-        raise EngineError(ENGINE_DIED)
+        raise engine_died(service.client.death)
+
+
+def engine_died(why: str | None) -> EngineError:
+    """What the process ends with."""
+    return EngineError(f"the engine died while serving: {why or 'its last words are above'}; start the server again")
 
 
 def _url(host: str, port: int) -> str:

@@ -22,9 +22,9 @@ from penstock.engine.channel import Failed
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
 from penstock.engine.launch import addresses, start
-from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
 from penstock.server.metrics import Board
-from penstock.server.serve import ENGINE_DIED, LAST_WORDS, Site, Stop, bind, line, port_error, signals, unless_stopped
+from penstock.server.serve import LAST_WORDS, Site, Stop, bind, engine_died, line, port_error, signals, unless_stopped
 from penstock.server.worker import Down, Drain, EngineEnded, Start, Up
 
 MOST = 64  # server processes
@@ -44,7 +44,7 @@ async def serve_several(
     with signals() as stop, share_port(host, port, count) as listeners, contextlib.ExitStack() as joining:
         said = line(site, listeners[0])
         places = joining.enter_context(addresses(count))
-        service = _Service(site, stop, await start(config, places, engine))
+        service = _Service(site, stop, await start(config, places, engine, site.limits.step_timeout))
         try:
             await service.start_servers(listeners, places, tokenizer=not config.model.skip_tokenizer_init)
             if await unless_stopped(service.ready(), stop):
@@ -98,6 +98,13 @@ class _Worker:
         if isinstance(word, Failed):
             raise error_of(Refused(-1, word.kind, word.message, word.param))
 
+    async def last_words(self) -> PenstockError | None:
+        """What one that has ended was ended by; None where it could not say."""
+        assert self.process.stdout is not None
+        heard = await self.process.stdout.readline()
+        word: Up | None = msgspec.json.decode(heard, type=Up) if heard.endswith(b"\n") else None
+        return error_of(Refused(-1, word.kind, word.message, word.param)) if isinstance(word, Failed) else None
+
 
 class _Service:
     """The engine's process and the servers'."""
@@ -140,13 +147,18 @@ class _Service:
         # Servers end soon after their engine; heard of in either order, it is the engine that died.
         if not await _ended([self._engine], LAST_WORDS / 2):
             dead = next(worker for worker in self._workers if worker.process.returncode is not None)
+            why = await dead.last_words()
+            if isinstance(why, EngineError):  # it saw the engine hang, which dies with us
+                await _kill(self._engine)
+                await self._drain()
+                raise why
             await self._drain()
             raise EngineError(
                 f"API server {dead.number} of {len(self._workers)} ended with code {dead.process.returncode} while "
                 "serving, and the service with it: start it again"
             )
         await self._drain()
-        raise EngineError(ENGINE_DIED)
+        raise engine_died(f"its process ended with code {self._engine.returncode}")
 
     async def end(self) -> None:
         """Leaves no process behind."""

@@ -19,6 +19,7 @@ import uvloop
 from penstock.engine.async_client import SharedEngine
 from penstock.engine.channel import ClientEnd, Failed
 from penstock.engine.launch import join
+from penstock.engine.lifeline import end_with_parent
 from penstock.errors import PenstockError
 from penstock.server.metrics import Board
 from penstock.server.serve import Site, Stop, serve_engine, unless_stopped
@@ -57,6 +58,7 @@ Up = Serves | Failed
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent says when to end
         signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_work())
@@ -76,7 +78,7 @@ async def _work() -> None:
     start = msgspec.json.decode(first, type=Start)
     engine, stop = SharedEngine(), Stop()
     hearing = asyncio.create_task(_hear(lines, engine, stop))
-    joining = join(ClientEnd(start.address), engine, tokenizer=start.tokenizer)
+    joining = join(ClientEnd(start.address), engine, start.tokenizer, start.site.limits.step_timeout)
     client = await unless_stopped(joining, stop)
     if client is not None:
         board = Board(start.board, start.number, start.count)

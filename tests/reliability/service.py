@@ -1,0 +1,188 @@
+"""A whole service over the fake engine, in processes of its own: started, watched, broken and ended by a test.
+
+It knows the command line of a server, /proc and HTTP; what is tried on the service is its callers'.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import msgspec
+from fake_runner import SHAPE, Orders, Shape, write_orders
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+HERE = Path(__file__).parent
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+COMPLETIONS = "/v1/completions"
+SERVE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from fake_process import COMMAND
+from penstock.config import Config
+from penstock.errors import PenstockError
+from penstock.server.limits import Limits
+from penstock.server.serve import serve
+said = json.loads(sys.argv[2])
+try:
+    config = Config.of(model=said["folder"], **said["knobs"])
+    limits = Limits(**said["limits"])
+    serve(config, port=said["port"], served_model_name="fake", engine=COMMAND, limits=limits, **said["more"])
+except PenstockError as error:
+    print("error:", error, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+def make_folder(folder: Path, orders: Orders | None = None, **shape: Any) -> list[int]:
+    """A tokenizer of one token a byte, the fake's shape and its first orders -> the ids of the letters."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fast = FastTokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    fast.save(str(folder / "tokenizer.json"))
+    words = [alphabet.index(letter) for letter in LETTERS]
+    (folder / SHAPE).write_bytes(msgspec.json.encode(Shape(words=words, **shape)))
+    write_orders(folder, orders or Orders())
+    return words
+
+
+class Serving:
+    """A service that serves; its processes by their roles. Leaving the block ends it, and says what was left behind."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        servers: int = 1,
+        limits: dict[str, Any] | None = None,
+        knobs: dict[str, Any] | None = None,
+        port: int = 0,
+        **more: Any,
+    ) -> None:
+        self.folder = folder
+        self._serial = msgspec.json.decode((folder / "orders.json").read_bytes(), type=Orders).serial
+        more["api_server_count"] = servers
+        said = {"folder": str(folder), "limits": limits or {}, "knobs": knobs or {}, "port": port, "more": more}
+        command = [sys.executable, "-c", SERVE, str(HERE), msgspec.json.encode(said).decode()]
+        self.err = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.err, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith("penstock serves fake at "):
+            self.process.kill()
+            raise AssertionError(f"the service said {line!r} and {self.stderr()!r}")
+        self.url = line.split()[-1].removesuffix("/v1")
+        named = {pid: words for pid, words in commands().items() if parent_of(pid) == self.process.pid}
+        (self.engine,) = (pid for pid, words in named.items() if "fake_process" in words)
+        self.workers = [pid for pid, words in named.items() if "server.worker" in words]
+        assert len(self.workers) == (servers if servers > 1 else 0) and len(named) == len(self.workers) + 1
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.err.close()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @property
+    def children(self) -> list[int]:
+        return [self.engine, *self.workers]
+
+    def order(self, **orders: Any) -> None:
+        """New orders; a fault gets a serial of its own."""
+        self._serial += bool(orders.get("fault"))
+        write_orders(self.folder, Orders(serial=self._serial, **orders))
+
+    def stderr(self) -> str:
+        self.err.flush()
+        return (self.folder / "stderr").read_text()
+
+    def ended(self, timeout: float = 60) -> tuple[int, str]:
+        """Waits for the end of the service's own process: its code, and what it said."""
+        out, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics by its name and labels, the model's left out."""
+        return read_metrics(httpx.get(self.url + "/metrics", timeout=30).text)
+
+    def at_rest(self) -> bool:
+        """The engine's own numbers say that nothing runs or waits and that all blocks are free."""
+        said = self.metrics()
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return all(said.get(f"penstock:{name}", 1.0) == 0.0 for name in names)
+
+
+def read_metrics(page: str) -> dict[str, float]:
+    found = {}
+    for line in page.splitlines():
+        if line and not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            found[name.replace('model_name="fake"', "").replace("{}", "").replace(",}", "}")] = float(value)
+    return found
+
+
+def commands() -> dict[int, str]:
+    """The command line of every process of ours that is no zombie."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found[int(entry.name)] = (entry / "cmdline").read_text()
+            except OSError:
+                continue  # it went meanwhile
+    return {pid: words for pid, words in found.items() if words}
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
+def alive(pid: int) -> bool:
+    """A zombie is dead: it waits for its parent to look, and holds neither memory nor files."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> float | None:
+    """Seconds until it held, or None where it didn't in that time."""
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        if condition():
+            return time.monotonic() - began
+        time.sleep(0.01)
+    return None
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def memory(pid: int) -> int:
+    """Bytes that are resident."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

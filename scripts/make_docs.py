@@ -48,7 +48,8 @@ def cli_page() -> str:
     parts.append(
         "`penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended"
     )
-    parts.append("ends with one line and exit code 2, Ctrl-C with 130, SIGTERM of a job that goes on where it was with 143. [Engine options](config.md) are told there.\n")
+    parts.append("ends with one line and exit code 2, Ctrl-C with 130, SIGTERM of a job that goes on where it was")
+    parts.append("with 143. [Engine options](config.md) are told there.\n")
     for name, command in _commands(root):
         inner = getattr(command, "commands", None)
         if inner is not None:

@@ -159,6 +159,13 @@ def test_doctor_says_what_would_run() -> None:
     assert "KV tokens that fit  4,096 (" in out and "2 sequences of full length" in out
 
 
+def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((model_folder() / "config.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "num_beams": 4, "suppress_tokens": [1]}')
+    code, out, _ = penstock("doctor", str(tmp_path), "--load-format", "dummy")
+    assert code == 0 and "not served          num_beams, suppress_tokens of its generation_config.json" in out, out
+
+
 def rows_of(path: Path) -> dict[object, dict[str, object]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     by_id = {row.get("id", (row.get("problem"), row.get("sample"))): row for row in rows}
@@ -198,7 +205,7 @@ def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
     assert penstock("run", str(source), str(whole), "--max-num-seqs", "16", *EXACT)[0] == 0
     assert rows_of(out) == rows_of(whole)
     assert 12 <= before <= len(rows_of(out)) == 41
-    assert "2048" in str(rows_of(out)["long"]["error"])
+    assert "2304" in str(rows_of(out)["long"]["error"])
 
 
 def test_run_of_nothing_but_errors_fails(tmp_path: Path) -> None:

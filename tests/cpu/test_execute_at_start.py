@@ -51,8 +51,14 @@ def test_a_kernel_that_does_not_compile_is_named() -> None:
 def test_other_failures_stay_what_they_are() -> None:
     with pytest.raises(KeyError), _named_failures(CPU):
         raise KeyError("row")
-    with pytest.raises(CapacityError, match="lower"), _named_failures(CPU):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_too_little_memory_is_one_line_with_the_way_out(device: torch.device) -> None:
+    with pytest.raises(CapacityError, match="max_num_seqs or max_num_batched_tokens lower") as error, \
+            _named_failures(device):  # fmt: skip
+        raise torch.OutOfMemoryError("CUDA out of memory\nTried to allocate 2 GiB")
+    assert ("--device cpu" in str(error.value)) is (device == CUDA) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +79,12 @@ def test_an_old_driver_is_named(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setattr(torch.cuda, "init", init)
-    with pytest.raises(UsageError, match=rf"{wanted}.*: use device='cpu' or 'auto'") as error:
+    with pytest.raises(UsageError, match=rf"{wanted}.*: ask for device 'cpu' or 'auto'") as error:
         find_device("cuda")
     assert "\n" not in str(error.value) and find_device("auto") == CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_why_there_is_no_gpu_is_said() -> None:
-    with pytest.raises(UsageError, match=r"'cuda' was asked for and .*: use device='cpu' or 'auto'"):
+    with pytest.raises(UsageError, match=r"'cuda' was asked for and .*: ask for device 'cpu' or 'auto'"):
         find_device("cuda")

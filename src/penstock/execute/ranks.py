@@ -68,9 +68,10 @@ def _named_failures(device: torch.device) -> Iterator[None]:
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:
+        elsewhere = ", or run on the CPU by --device cpu" if device.type == "cuda" else ""
         raise CapacityError(
             f"there is no memory for the KV cache, or for the largest step, on {device}: "
-            "set kv_cache_tokens or max_num_seqs lower, or max_num_batched_tokens",
+            f"set kv_cache_tokens, max_num_seqs or max_num_batched_tokens lower{elsewhere}",
             param="kv_cache_tokens",
         ) from error
     except Exception as error:
@@ -90,7 +91,7 @@ def find_device(name: str) -> torch.device:
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise UsageError(
-            f"device 'cuda' was asked for and {_why_no_cuda()}: use device='cpu' or 'auto'", param="device"
+            f"device 'cuda' was asked for and {_why_no_cuda()}: ask for device 'cpu' or 'auto'", param="device"
         )
     if name == "cpu" or not there:
         return torch.device("cpu")

@@ -120,7 +120,16 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{block // BLOCK_SIZE:,} bytes"),
         ("KV tokens that fit", _fit(sized.kv_tokens, block // BLOCK_SIZE, sized.max_model_len)),
+        *_unserved(folder),
     ]
+
+
+def _unserved(folder: Path) -> Facts:
+    """What the model's defaults ask for and no sample gets."""
+    from penstock.models.generation_config import read_generation_defaults
+
+    names = read_generation_defaults(folder).unserved
+    return [("not served", f"{', '.join(names)} of its generation_config.json")] if names else []
 
 
 def _fit(tokens: int, token_bytes: int, longest: int) -> str:

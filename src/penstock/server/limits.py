@@ -9,14 +9,8 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-<<<<<<< src/penstock/server/limits.py
 from penstock.engine.watchdog import STEP_TIMEOUT
-from penstock.server.refusals import BadKeyError, BodyTooLargeError, body_of
-
-OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
-=======
 from penstock.server.refusals import BodyTooLargeError
->>>>>>> /tmp/l.new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
 
 from penstock import LLM, RequestOutput, SamplingParams
 from penstock.demo import model_folder, problems_file
-from penstock.demo.documents import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PAD, chat_text, few_shot_text
+from penstock.demo.documents import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PAD, chat_text, few_shot_text, token_rows
 from penstock.demo.measure import number_of, pass_at_k, prompts_of, sample
 from penstock.demo.problems import shipped
 from penstock.demo.small_llama import load
@@ -39,6 +42,21 @@ def answers(llm: LLM) -> list[RequestOutput]:
     prompts, _ = prompts_of(PROBLEMS, 4, seed=1)
     params = SamplingParams(n=SAMPLES, temperature=0.6, max_tokens=160, stop=["Question:"], seed=5)
     return llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_the_context_that_it_claims_is_as_well_known_as_the_trained_one() -> None:
+    """Mean loss of 256 tokens at the end against those before; past the end it more than doubles."""
+    model = load(model_folder(), "cpu", torch.float32)
+    tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+    claimed = model.shape.max_position_embeddings
+    rows = islice(token_rows(tokenizer, seed=77, length=claimed + 1, batch=16), 6)
+    with torch.inference_mode():
+        losses = []
+        for row in rows:
+            ids = torch.from_numpy(row.astype("int64"))[None]
+            losses.append(cross_entropy(model(ids[:, :-1])[0].float(), ids[0, 1:], reduction="none"))
+    loss = torch.stack(losses).mean(0)
+    assert claimed == 2304 and loss[2048:].mean() < 1.25 * loss[256:2048].mean()
 
 
 def right_of(answers: list[RequestOutput]) -> list[int]:

@@ -17,7 +17,7 @@ from penstock.demo import model_folder
 from penstock.demo.documents import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PAD, SPECIALS, TURN, document
 
 VOCABULARY = 2048
-CONTEXT = 2048
+CONTEXT = 2304
 SEED, DOCUMENTS = 10_000, 6_000
 PLAIN_TEXT = Path(__file__).with_name("plain_text.txt")
 

@@ -66,14 +66,9 @@ class Call:
 async def completion_call(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> Call:
     """Raises UsageError."""
     only_prompt = form.echo and form.max_tokens == 0
-    if only_prompt:
-        form.max_tokens = 1
-    more: dict[str, Any] = {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": tokenizer is not None}
     if form.echo and tokenizer is None:
         raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
-    given = sampling_of(form, facts, more)
-    if form.echo and form.logprobs is not None:  # the prompt's own tokens are listed too
-        given.prompt_logprobs = max(form.logprobs, form.prompt_logprobs or 0)
+    given = _completion_sampling(form, facts, detokenize=tokenizer is not None)
     prompts = await _completion_prompts(form, facts, tokenizer)
     call = _call(form, given, prompts, facts)
     call.echo, call.only_prompt = form.echo, only_prompt
@@ -84,10 +79,7 @@ async def chat_call(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | N
     """Raises UsageError."""
     if tokenizer is None:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
-    if form.max_completion_tokens is not None:
-        form.max_tokens = form.max_completion_tokens
-    logprobs = (form.top_logprobs or 0) if form.logprobs else None
-    given = sampling_of(form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs})
+    given = _chat_sampling(form, facts)
     messages = [_plain(message.role, message.text, message.name) for message in form.messages]
 
     def prompt_ids() -> list[int]:
@@ -99,6 +91,30 @@ async def chat_call(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | N
     if not ids:
         raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
     return _call(form, given, [_cut(Prompt(ids), form)], facts)
+
+
+def check_sampling(form: CompletionForm | ChatForm, facts: EngineFacts) -> None:
+    """What can be said of a form's sampling before its prompt is read. Raises UsageError."""
+    if isinstance(form, CompletionForm):
+        _completion_sampling(form, facts, detokenize=True)
+    else:
+        _chat_sampling(form, facts)
+
+
+def _completion_sampling(form: CompletionForm, facts: EngineFacts, *, detokenize: bool) -> SamplingParams:
+    if form.echo and form.max_tokens == 0:  # only the prompt is wanted; the engine makes one token at least
+        form.max_tokens = 1
+    given = sampling_of(form, facts, {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize})
+    if form.echo and form.logprobs is not None:  # the prompt's own tokens are listed too
+        given.prompt_logprobs = max(form.logprobs, form.prompt_logprobs or 0)
+    return given
+
+
+def _chat_sampling(form: ChatForm, facts: EngineFacts) -> SamplingParams:
+    if form.max_completion_tokens is not None:
+        form.max_tokens = form.max_completion_tokens
+    logprobs = (form.top_logprobs or 0) if form.logprobs else None
+    return sampling_of(form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs})
 
 
 def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> SamplingParams:

@@ -14,7 +14,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli_almanac import almanac_app
-from penstock.cli_bench import bench_calibrate, bench_run
+from penstock.cli_bench import bench_calibrate, bench_compare, bench_import, bench_run
 from penstock.cli_options import engine_options, stopped_by_sigterm
 from penstock.cli_options import with_one_line as with_one_line  # cli_bench and cli_almanac take it from here
 from penstock.config import Config
@@ -34,7 +34,9 @@ app = typer.Typer(
 bench_app = typer.Typer(help="Measure: speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
 bench_app.command("run")(bench_run)
+bench_app.command("compare")(bench_compare)
 bench_app.command("calibrate")(bench_calibrate)
+bench_app.command("import")(bench_import)
 app.add_typer(almanac_app, name="almanac")
 
 Model = Annotated[

@@ -23,7 +23,7 @@ def build_command(
     """Make the page: one folder of static files that opens from the file system.
 
     Files that are no records are named and left out; the exit code is 1 then."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _build(records, out))
 
@@ -35,7 +35,7 @@ def serve_command(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)] = 8080,
 ) -> None:
     """Make the page in a temporary folder and show it on this machine."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _serve(records, port))
 
@@ -47,7 +47,7 @@ def add_command(
     records: Records = RECORDS,
 ) -> None:
     """Take measured runs into the almanac: a record's file each, after every number was derived again."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _add(runs, records))
 
@@ -63,7 +63,7 @@ def validate_command(
     """Say of each record whether it can be believed; those that can't are named, and the exit code is 1.
 
     Beside its raw data every number of a record is derived again."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _validate(paths or [RECORDS], raw))
 

@@ -70,10 +70,10 @@ def bench_run(
 
     Writes a folder a shape: raw samples, record.json, report.html, table.txt. `penstock almanac add` takes it from
     there."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import stopped_by_sigterm, with_one_line
 
-    given = {name: value for name, value in locals().items() if name != "with_one_line"}
-    with_one_line(lambda: _run(given))
+    given = {name: value for name, value in locals().items() if name not in ("with_one_line", "stopped_by_sigterm")}
+    with_one_line(lambda: stopped_by_sigterm(lambda: _run(given)))
 
 
 def _run(given: dict[str, Any]) -> None:
@@ -200,7 +200,7 @@ def bench_calibrate(
     """Measure what this machine's client can hear, against a server that computes nothing.
 
     `bench run` reads it: each point's headroom is this ceiling over what was asked of the client."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _calibrate(most, seconds))
 
@@ -217,7 +217,7 @@ def bench_compare(
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same shape.")],
 ) -> None:
     """Compare two measured runs: ratios with their intervals, and whether they differ at all."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _compare(a, b))
 
@@ -243,7 +243,7 @@ def bench_import(
     price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0)] = None,
 ) -> None:
     """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no point is ranked."""
-    from penstock.cli import with_one_line
+    from penstock.cli_options import with_one_line
 
     given = {name: value for name, value in locals().items() if name != "with_one_line"}
     with_one_line(lambda: _import(given))

@@ -164,7 +164,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from bench_runs import QUICK, run_of
 from penstock.bench.runs import run_all
-run_all(run_of(Path(sys.argv[2]), "count=" + sys.argv[2] + "/starts"))
+from penstock.cli_options import stopped_by_sigterm
+stopped_by_sigterm(lambda: run_all(run_of(Path(sys.argv[2]), "count=" + sys.argv[2] + "/starts")))
 """
 
 

@@ -77,7 +77,7 @@ def test_hostile_words_are_text_in_the_report() -> None:
 
 
 def test_the_table_has_a_line_a_point_and_tells_failures() -> None:
-    found = record(3)
+    found = record(0)
     failed = Failure(point=None, kind="refused", message="status 400: too long", log="")
     out = io.StringIO()
     print_table(found.model_copy(update={"failures": [failed]}), out)

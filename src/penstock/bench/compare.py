@@ -133,7 +133,7 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
         words = f"first token within {one.seconds:g} s"
         if one.meets is None or other.meets is None:
             none = " and ".join(name for name, each in (("A", one), ("B", other)) if each.meets is None)
-            yield f"{words}: {none} met it at no measured rate"
+            yield f"{words}: {none} met it at no rate that was tried"
             continue
         least = other.meets / one.fails if one.fails else None
         most = other.fails / one.meets if other.fails else None

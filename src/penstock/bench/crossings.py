@@ -18,9 +18,10 @@ class Crossing:
 
     def words(self, quantile: float) -> str:
         what = f"first token within {self.seconds:g} s for {100 * quantile:g} % of the requests"
+        if self.meets is None and self.fails is None:
+            return f"{what}: no rate was tried"
         if self.meets is None:
-            below = f": missed at {self.fails:.3g} a second, the lowest rate tried" if self.fails else ""
-            return f"{what}: at no measured rate{below}"
+            return f"{what}: missed at {self.fails:.3g} a second, the lowest rate tried"
         beyond = f", missed at {self.fails:.3g}" if self.fails else ", and no higher one was tried"
         return f"{what}: up to {self.meets:.3g} requests a second{beyond}"
 

@@ -43,10 +43,13 @@ def print_table(record: Record, out: TextIO) -> None:
     marks = list(dict.fromkeys(mark for point in record.points for mark in point.marks))
     for point in ordered(record.points):
         table.add_row(*_cells(point, record, marks))
-    Console(file=out, width=WIDE, highlight=False).print(table)
+    if record.points:
+        Console(file=out, width=WIDE, highlight=False).print(table)
+    else:
+        print(f"{title(record)}: no point could be measured", file=out)
     if marks:
         print("  ".join(f"{_letter(at)}: {mark}" for at, mark in enumerate(marks)), file=out)
-    for crossing in crossings(record):
+    for crossing in crossings(record) if record.points else ():
         print(crossing.words(record.method.quantile), file=out)
     for failure in record.failures:
         print(f"failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}", file=out)
@@ -127,7 +130,7 @@ def render(record: Record) -> str:
         title=title(record),
         record=record,
         cards=cards(record),
-        crossings=[crossing.words(record.method.quantile) for crossing in crossings(record)],
+        crossings=[crossing.words(record.method.quantile) for crossing in crossings(record) if record.points],
         pictures=[
             ("First token against the offered rate", "Poisson arrivals; bars are 95 % intervals.",
              Markup(charts.latency(points, goals))),

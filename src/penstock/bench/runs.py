@@ -6,12 +6,9 @@ It knows the order of things; each is done elsewhere.
 from __future__ import annotations
 
 import re
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 from penstock.almanac.record import Record
 from penstock.bench.live import Live
@@ -25,9 +22,14 @@ from penstock.errors import EngineError
 
 
 def run_all(run: Run) -> list[Record]:
-    """The records, also written. Raises EngineError at the end if nothing at all could be measured."""
-    with _told_to_stop(run.out):
+    """The records, also written. Raises EngineError at the end if nothing at all could be measured. An interrupt ends
+    the server, leaves the points that are done, and says how to go on."""
+    try:
         records = [_one(run, work) for work in run.works]
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(
+            f"stopped: the points that are done are in {run.out}; the same command goes on from there"
+        ) from stop
     if not any(record.points for record in records):
         failure = records[0].failures[0]
         raise EngineError(f"nothing could be measured: {failure.kind}: {failure.message}")
@@ -47,21 +49,3 @@ def _one(run: Run, work: Workload) -> Record:
         print_table(record, sys.stdout)
         print(f"{folder.path / 'report.html'}: the report", file=sys.stdout)
     return record
-
-
-@contextmanager
-def _told_to_stop(out: Path) -> Iterator[None]:
-    """Ctrl-C, or being asked to end, leaves the points that are done and ends the server; and says how to go on."""
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, asked)
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(
-            f"stopped: the points that are done are in {out}; the same command goes on from there"
-        ) from stop
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
-from penstock.kernels.triton.walk import LOG2_E, span
+from penstock.kernels.triton.walk import LOG2_E, nothing_seen, span, walk_row
 
 MOST_SPLITS = 64  # programs that share a row
 
@@ -94,9 +94,7 @@ def _own(
         mask = (query < RATIO)[:, None] & inside[None, :]
         cell = query_head[:, None] * WIDTH + lane[None, :]
         queries = tl.load(q + item * stride_q + cell, mask=mask, other=0.0)
-        state_max = tl.full([RATIO_PAD], -1e30, tl.float32)
-        state_sum = tl.zeros([RATIO_PAD], tl.float32)
-        mixed = tl.zeros([RATIO_PAD, WIDTH_PAD], tl.float32)
+        state_max, state_sum, mixed = nothing_seen(RATIO_PAD, WIDTH_PAD)
         if SKIPS and (first > 0) & (split == 0):
             place = (item * HEADS + query_head) * prefix_splits
             used = 1
@@ -117,25 +115,10 @@ def _own(
                 state_max = larger
         here = kv + head * (32 * WIDTH)
         table = blocks + row * stride_blocks
-        token = tl.arange(0, TOKENS)
-        for at in range(begin, last, TOKENS):
-            where = at + token
-            stored = where < last
-            block = tl.load(table + where // 16, mask=stored, other=0)
-            start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
-            if WINDOWED:
-                stored &= where >= first
-            held = stored[:, None] & inside[None, :]
-            keys = tl.load(start[:, None] + lane[None, :], mask=held, other=0.0)
-            values = tl.load(start[:, None] + lane[None, :] + 16 * WIDTH, mask=held, other=0.0)
-            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-            scores = tl.where(stored[None, :], scores, -1e30)
-            larger = tl.maximum(state_max, tl.max(scores, 1))
-            weights = tl.exp2(scores - larger[:, None])
-            shrink = tl.exp2(state_max - larger)
-            state_sum = state_sum * shrink + tl.sum(weights, 1)
-            mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
-            state_max = larger
+        state_max, state_sum, mixed = walk_row(
+            queries, state_max, state_sum, mixed, here, table, begin, last, first, scale, stride_block,
+            WINDOWED, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+        )  # fmt: skip
         mixed = mixed / state_sum[:, None]
         if alone:
             tl.store(out + item * stride_out + cell, mixed.to(out.dtype.element_ty), mask=mask)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from penstock.kernels.triton.early import release, wait
 from penstock.kernels.triton.noise import LANES, TILES, gumbel, row_keys
-from penstock.kernels.triton.tile_sums import load_tiles, row_of
+from penstock.kernels.triton.tile_sums import load_tiles, row_of, state_of
 
 
 @triton.jit
@@ -58,11 +58,7 @@ def draw_kernel(
     wait(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, BY_ROW)
-    live, use_adjusted = True, False
-    if BY_ROW:
-        live = tl.load(done + row) == 0
-        if HAS_ADJUSTED:
-            use_adjusted = (tl.load(wants + row) & ADJUSTS) != 0
+    live, use_adjusted = state_of(done, wants, row, ADJUSTS, BY_ROW, HAS_ADJUSTED)
     if live:
         warmth = tl.load(temperature + row)
         scale = 1.0 / tl.maximum(warmth, MIN_T)

@@ -18,7 +18,7 @@ from penstock.kernels.triton.noise import LANES, TILES, gumbel, row_keys
 from penstock.kernels.triton.tile_sums import load_tiles, row_of
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
-_ALL_IDS = tl.constexpr(2147483647)
+_ALL_IDS = tl.constexpr(2147483647)  # the bound of an id that leaves nothing out
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def _nth_equal(logits, adjusted, line, listed, count, value, nth, vocabulary, us
                HAS_ADJUSTED: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """The id of the nth token (from 1) whose logit is `value`; all ids where there are fewer."""
     seen = tl.full((), 0, tl.int32)
-    found = tl.full((), 2147483647, tl.int32)
+    found = tl.full((), _ALL_IDS, tl.int32)
     for first in range(0, count, SOME):
         token, logit = _some(logits, adjusted, line, listed, first, count, vocabulary, use_adjusted, HAS_ADJUSTED,
                              SOME, TILE)  # fmt: skip
@@ -107,7 +107,7 @@ def _nth_equal(logits, adjusted, line, listed, count, value, nth, vocabulary, us
         before = tl.cumsum(each, axis=0) - each + seen
         upto = tl.cumsum(equal, axis=1) + before[:, None]
         hit = (equal > 0) & (upto == nth)
-        found = tl.minimum(found, tl.min(tl.min(tl.where(hit, token, 2147483647), axis=1), axis=0))
+        found = tl.minimum(found, tl.min(tl.min(tl.where(hit, token, _ALL_IDS), axis=1), axis=0))
         seen += tl.sum(each, axis=0)
     return found
 
@@ -141,7 +141,7 @@ def _top_k_bound(logits, adjusted, line, listed, tile, tiles, peak, top, k, scal
     value = _value(low, shift)
     upto, more, _ = _from(logits, adjusted, line, listed, count, value, top, scale2, vocabulary, use_adjusted,
                           HAS_ADJUSTED, SOME, TILE)  # fmt: skip
-    bound = tl.full((), 2147483647, tl.int32)
+    bound = tl.full((), _ALL_IDS, tl.int32)
     if upto > k:
         bound = _nth_equal(logits, adjusted, line, listed, count, value, k - more, vocabulary, use_adjusted,
                            HAS_ADJUSTED, SOME, TILE)  # fmt: skip
@@ -165,7 +165,7 @@ def _top_p_bound(logits, adjusted, line, listed, tile, tiles, peak, top, lowest,
                               HAS_ADJUSTED, SOME, TILE)  # fmt: skip
     # With j equal tokens before it, one stays if above + j * e < allowed.
     stay = tl.ceil((allowed - above) / tl.exp2((value - top) * scale2))
-    bound = tl.full((), 2147483647, tl.int32)
+    bound = tl.full((), _ALL_IDS, tl.int32)
     if stay < upto - more:
         nth = tl.maximum(stay, 1.0).to(tl.int32)
         bound = _nth_equal(logits, adjusted, line, listed, count, value, nth, vocabulary, use_adjusted,
@@ -232,7 +232,7 @@ def filter_kernel(
             line = i.to(tl.int64) * stride
             listed, inner = lists + i.to(tl.int64) * tiles, inners + i.to(tl.int64) * tiles
             tile, peak, log_mass, top, _ = read_row(peaks, masses, i, tiles, scale, NT)
-            k_value, k_bound = tl.full((), float("-inf"), tl.float32), tl.full((), 2147483647, tl.int32)
+            k_value, k_bound = tl.full((), float("-inf"), tl.float32), tl.full((), _ALL_IDS, tl.int32)
             if by_k:
                 k_value, k_bound = _top_k_bound(logits, adjusted, line, listed, tile, tiles, peak, top, k, scale2,
                                                 vocabulary, use_adjusted, shift, HAS_ADJUSTED, SOME, TILE)  # fmt: skip
@@ -249,7 +249,7 @@ def filter_kernel(
             first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
             place = tl.load(position + row) + ADDED
             # What was turned down for the mass above it is the lowest end of the search, and turns down all below it.
-            no_value, no_token = tl.full((), _LOWEST, tl.float32), tl.full((), 2147483647, tl.int32)
+            no_value, no_token = tl.full((), _LOWEST, tl.float32), tl.full((), _ALL_IDS, tl.int32)
             value = load_tiles(logits, adjusted, line, x, x >= 0, use_adjusted, HAS_ADJUSTED)
             attempt, stays = 0, 0
             while (stays == 0) & (attempt < ATTEMPTS):
@@ -268,7 +268,7 @@ def filter_kernel(
                         no_value, no_token = value, x
                 attempt += 1
             if stays == 0:
-                value, bound = tl.full((), float("-inf"), tl.float32), tl.full((), 2147483647, tl.int32)
+                value, bound = tl.full((), float("-inf"), tl.float32), tl.full((), _ALL_IDS, tl.int32)
                 if p < 1:
                     lowest = tl.maximum(no_value, k_value)
                     value, bound = _top_p_bound(logits, adjusted, line, listed, tile, tiles, peak, top, lowest, allowed,

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.kernels.inputs import AttentionInputs
 from penstock.kernels.triton.early import can_start_early, release, wait
 from penstock.kernels.triton.linear_small import SmallWeight
-from penstock.kernels.triton.walk import LOG2_E
+from penstock.kernels.triton.walk import LOG2_E, walk_row
 
 PARTS = 16  # programs that share a row and KV head, at most
 TOKENS = 64  # of a tile; a part has at least one
@@ -82,24 +82,10 @@ def _parts(
         weights = tl.exp2(scores - state_max[:, None])
         state_sum = tl.sum(weights, 1)
         mixed = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
-        for at in range(begin + TOKENS, last, TOKENS):
-            where = at + token
-            stored = where < last
-            block = tl.load(table + where // 16, mask=stored, other=0)
-            start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
-            if WINDOWED:
-                stored &= where >= first
-            held = stored[:, None] & inside[None, :]
-            keys = tl.load(start[:, None] + lane[None, :], mask=held, other=0.0)
-            values = tl.load(start[:, None] + lane[None, :] + 16 * WIDTH, mask=held, other=0.0)
-            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-            scores = tl.where(stored[None, :], scores, -1e30)
-            larger = tl.maximum(state_max, tl.max(scores, 1))
-            weights = tl.exp2(scores - larger[:, None])
-            shrink = tl.exp2(state_max - larger)
-            state_sum = state_sum * shrink + tl.sum(weights, 1)
-            mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
-            state_max = larger
+        state_max, state_sum, mixed = walk_row(
+            queries, state_max, state_sum, mixed, here, table, begin + TOKENS, last, first, scale, stride_block,
+            WINDOWED, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+        )  # fmt: skip
         to = query_head * PARTS + place
         tl.store(part + to[:, None] * WIDTH + lane[None, :], mixed / state_sum[:, None], mask=mask)
         tl.store(part_lse + to, state_max + tl.log2(state_sum), mask=query < RATIO)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import LOG2_E, owner, walk
+from penstock.kernels.triton.walk import LOG2_E, nothing_seen, owner, queries_of, walk
 
 
 @triton.jit(
@@ -51,20 +51,14 @@ def _prefill(
     chunk_end = tl.load(start + chunk + 1)
     ahead = tl.load(context + chunk)
     if row < chunk_end:
-        at = tl.arange(0, QUERIES)
         lane = tl.arange(0, WIDTH_PAD)
-        member = row + at // RATIO
-        query_head = head * RATIO + at % RATIO
-        valid = (member < chunk_end) & (at < ROWS * RATIO)
-        mask = valid[:, None] & (lane < WIDTH)[None, :]
-        cell = member.to(tl.int64)[:, None] * stride_q + query_head[:, None] * WIDTH + lane[None, :]
-        queries = tl.load(q + cell, mask=mask, other=0.0)
+        member, query_head, _, mask, queries = queries_of(
+            q, row, chunk_end, head, stride_q, RATIO, QUERIES, WIDTH, WIDTH_PAD
+        )
         lowest = ahead + row - chunk_start
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
-        position = tl.minimum(lowest + at // RATIO, end - 1)
-        state_max = tl.full([QUERIES], -1e30, tl.float32)
-        state_sum = tl.zeros([QUERIES], tl.float32)
-        mixed = tl.zeros([QUERIES, WIDTH_PAD], tl.float32)
+        position = tl.minimum(lowest + member - row, end - 1)
+        state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
         here = kv + head * (32 * WIDTH)
         table = blocks + chunk.to(tl.int64) * stride_blocks
         # [edge, clear) is cut by the window's edge, [clear, whole) is seen by all, [whole, end) by some.

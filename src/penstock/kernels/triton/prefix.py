@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import LOG2_E, owner, span, walk
+from penstock.kernels.triton.walk import LOG2_E, nothing_seen, owner, queries_of, span, walk
 
 MOST_PARTS = 8  # programs that share a tile's prefix
 PART_TOKENS = 128  # of a prefix, that one of them takes at least
@@ -88,17 +88,11 @@ def _prefix(
         begin = split * part
         end = tl.minimum(begin + part, end)
     if row < row_end and begin < end:
-        at = tl.arange(0, QUERIES)
         lane = tl.arange(0, WIDTH_PAD)
-        member = row + at // RATIO
-        query_head = head * RATIO + at % RATIO
-        valid = (member < row_end) & (at < ROWS * RATIO)
-        cell = member.to(tl.int64)[:, None] * stride_q + query_head[:, None] * WIDTH + lane[None, :]
-        mask = valid[:, None] & (lane < WIDTH)[None, :]
-        queries = tl.load(q + cell, mask=mask, other=0.0)
-        state_max = tl.full([QUERIES], -1e30, tl.float32)
-        state_sum = tl.zeros([QUERIES], tl.float32)
-        mixed = tl.zeros([QUERIES, WIDTH_PAD], tl.float32)
+        member, query_head, valid, mask, queries = queries_of(
+            q, row, row_end, head, stride_q, RATIO, QUERIES, WIDTH, WIDTH_PAD
+        )
+        state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
         here = kv + head * (32 * WIDTH)
         table = blocks + group.to(tl.int64) * stride_blocks
         last = tl.full([QUERIES], 2**30, tl.int32)

@@ -11,9 +11,7 @@ import triton.language as tl
 
 from penstock.kernels.triton.early import release, wait
 
-TILE = 128
 LOG2E = 1.4426950408889634
-MIN_TEMPERATURE = 1e-6  # as reference/tile_draw.py
 
 # Rows of the columns that the kernels index: row_ids[i], or i itself where there are no row_ids.
 
@@ -24,6 +22,17 @@ def row_of(row_ids, i, BY_ROW: tl.constexpr):
     if BY_ROW:
         row = tl.load(row_ids + i)
     return row.to(tl.int64)
+
+
+@triton.jit
+def state_of(done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr):
+    """Whether the row is drawn for, and whether from its adjusted logits."""
+    live, use_adjusted = True, False
+    if BY_ROW:
+        live = tl.load(done + row) == 0
+        if HAS_ADJUSTED:
+            use_adjusted = (tl.load(wants + row) & ADJUSTS) != 0
+    return live, use_adjusted
 
 
 @triton.jit
@@ -63,11 +72,7 @@ def tile_sums_kernel(
     wait(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, BY_ROW)
-    live, use_adjusted = True, False
-    if BY_ROW:
-        live = tl.load(done + row) == 0
-        if HAS_ADJUSTED:
-            use_adjusted = (tl.load(wants + row) & ADJUSTS) != 0
+    live, use_adjusted = state_of(done, wants, row, ADJUSTS, BY_ROW, HAS_ADJUSTED)
     if live:
         scale = LOG2E / tl.maximum(tl.load(temperature + row), MIN_T)
         line = i.to(tl.int64) * stride

@@ -1,7 +1,7 @@
 """walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores; how programs share work.
 
-It knows block tables, masks and the running softmax; who the queries are and what becomes of them is for `prefix` and
-`prefill`. Scores live in powers of two (`scale` holds log2 e), so that an exponential is one instruction.
+It knows block tables, masks and the running softmax; who the queries are and what becomes of them is for `prefix`,
+`prefill`, `decode` and `one_row_attention`. Scores live in powers of two (`scale` holds log2 e), so that an exponential is one instruction.
 """
 
 from __future__ import annotations
@@ -66,6 +66,77 @@ def walk(
         weights = tl.exp2(scores * scale - larger[:, None])
         if MASKED and WINDOWED:
             weights = tl.where(seen, weights, 0.0)
+        shrink = tl.exp2(state_max - larger)
+        state_sum = state_sum * shrink + tl.sum(weights, 1)
+        mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
+        state_max = larger
+    return state_max, state_sum, mixed
+
+
+@triton.jit
+def queries_of(
+    q, row, row_end, head, stride_q, RATIO: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+):  # fmt: skip
+    """A tile of M = QUERIES: as many rows from `row` on as it holds (before row_end) x the query heads of a KV head ->
+    rows [M], query heads [M], which there are [M], the same of their numbers [M, D], the queries [M, D]."""
+    at = tl.arange(0, QUERIES)
+    lane = tl.arange(0, WIDTH_PAD)
+    member = row + at // RATIO
+    query_head = head * RATIO + at % RATIO
+    valid = (member < row_end) & (at < QUERIES // RATIO * RATIO)
+    mask = valid[:, None] & (lane < WIDTH)[None, :]
+    cell = member.to(tl.int64)[:, None] * stride_q + query_head[:, None] * WIDTH + lane[None, :]
+    return member, query_head, valid, mask, tl.load(q + cell, mask=mask, other=0.0)
+
+
+@triton.jit
+def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
+    """The running softmax of queries that have seen no token: state_max, state_sum, mixed."""
+    return (
+        tl.full([QUERIES], -1e30, tl.float32),
+        tl.zeros([QUERIES], tl.float32),
+        tl.zeros([QUERIES, WIDTH_PAD], tl.float32),
+    )
+
+
+@triton.jit
+def walk_row(
+    queries,  # [M, D]
+    state_max,  # [M] float32, powers of two
+    state_sum,  # [M] float32
+    mixed,  # [M, D] float32
+    here,  # the layer's KV, at the KV head
+    table,  # the row's block table
+    begin,  # first token, of a block
+    last,  # one past the last token
+    first,  # with a window: the first token that is seen
+    scale,
+    stride_block,
+    WINDOWED: tl.constexpr,
+    TOKENS: tl.constexpr,  # a tile
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """As `walk`, for the query heads of one decode row, which all see the same tokens."""
+    token = tl.arange(0, TOKENS)
+    lane = tl.arange(0, WIDTH_PAD)
+    inside = lane < WIDTH
+    for at in range(begin, last, TOKENS):
+        where = at + token
+        stored = where < last
+        block = tl.load(table + where // 16, mask=stored, other=0)
+        start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
+        if WINDOWED:
+            stored &= where >= first
+        held = stored[:, None] & inside[None, :]
+        keys = tl.load(start[:, None] + lane[None, :], mask=held, other=0.0)
+        values = tl.load(start[:, None] + lane[None, :] + 16 * WIDTH, mask=held, other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(stored[None, :], scores, -1e30)
+        larger = tl.maximum(state_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
         shrink = tl.exp2(state_max - larger)
         state_sum = state_sum * shrink + tl.sum(weights, 1)
         mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)

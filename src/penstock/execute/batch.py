@@ -46,10 +46,10 @@ def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
         decode = _decode(plan, rows, row, max_length)
     prefill = None
     if plan.chunks is not None and plan.chunks.tokens.size:
-        at = _chunk_positions(plan.chunks)
+        at = chunk_positions(plan.chunks)
         tokens.append(to_device(plan.chunks.tokens, device).to(torch.int64))
         positions.append(to_device(at, device))
-        slots.append(to_device(_chunk_slots(plan.chunks, at), device))
+        slots.append(to_device(chunk_slots(plan.chunks, at), device))
         prefill = _prefill(plan.chunks, device)
     inputs = AttentionInputs(
         positions=torch.cat(positions),
@@ -93,15 +93,16 @@ def _decode(plan: StepPlan, rows: DeviceRows, row: Tensor, max_length: int) -> D
     )
 
 
-def _chunk_positions(chunks: Chunks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def chunk_positions(chunks: Chunks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """[tokens]: each token's position in its prompt."""
     offset = (chunks.context - chunks.start[:-1]).astype(np.int64)
     return np.repeat(offset, np.diff(chunks.start)) + np.arange(chunks.tokens.size)
 
 
-def _chunk_slots(
+def chunk_slots(
     chunks: Chunks, at: np.ndarray[tuple[int], np.dtype[np.int64]]
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """[tokens]: where each token at its position `at` goes."""
     chunk = np.repeat(np.arange(chunks.context.size), np.diff(chunks.start))
     block: Int32 = chunks.blocks[chunk, at // BLOCK_SIZE]
     return block.astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE

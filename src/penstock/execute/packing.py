@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.config import BLOCK_SIZE
 from penstock.execute.asked import Asked
+from penstock.execute.batch import chunk_positions, chunk_slots
 from penstock.execute.sizes import chunk_capacity
 from penstock.execute.staging import Place, Staging
 from penstock.kernels.inputs import PrefillInputs
@@ -107,8 +107,8 @@ def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, dump_slot: int) -
     positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_slot, np.int64)
     ids = np.zeros(tokens, np.int32)
     size = chunks.tokens.size
-    positions[:size] = _positions(chunks)
-    slots[:size] = _slots(chunks, positions[:size])
+    positions[:size] = chunk_positions(chunks)
+    slots[:size] = chunk_slots(chunks, positions[:size])
     ids[:size] = chunks.tokens
     start = np.full(padded + 1, size, np.int32)
     start[: count + 1] = chunks.start
@@ -135,16 +135,3 @@ def _widened(blocks: Int32) -> Int32:
     out = np.zeros((blocks.shape[0], -(-blocks.shape[1] // 16) * 16), np.int32)
     out[:, : blocks.shape[1]] = blocks
     return out
-
-
-def _positions(chunks: Chunks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    offset = (chunks.context - chunks.start[:-1]).astype(np.int64)
-    return np.repeat(offset, np.diff(chunks.start)) + np.arange(chunks.tokens.size)
-
-
-def _slots(
-    chunks: Chunks, at: np.ndarray[tuple[int], np.dtype[np.int64]]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    chunk = np.repeat(np.arange(chunks.context.size), np.diff(chunks.start))
-    block: Int32 = chunks.blocks[chunk, at // BLOCK_SIZE]
-    return block.astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE

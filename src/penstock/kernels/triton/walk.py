@@ -1,7 +1,8 @@
 """walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores; how programs share work.
 
 It knows block tables, masks and the running softmax; who the queries are and what becomes of them is for `prefix`,
-`prefill`, `decode` and `one_row_attention`. Scores live in powers of two (`scale` holds log2 e), so that an exponential is one instruction.
+`prefill`, `decode` and `one_row_attention`. Scores live in powers of two (`scale` holds log2 e), so that an exponential
+is one instruction.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@
     ├── CapacityError                this machine has no room: memory, disk, a port in use
     ├── JournalError                 a journal or an output that cannot be written, or belongs to another run
     ├── RecordError                  a record, or raw data of a run, that is malformed, impossible or contradicts itself
+    ├── FaultError                   a fault of ours that ended one request alone; the log says how
     └── EngineError                  the engine died or was closed; says what it said last
 
 It knows no room: stdlib only. A message is one line; nobody has to read a traceback to know what to do next.
@@ -52,6 +53,12 @@ class JournalError(PenstockError):
 
 class RecordError(PenstockError):
     """A record or samples of a measured run that cannot be believed; names the file and the field."""
+
+
+class FaultError(PenstockError):
+    """Our own code failed at one request; the others go on. A server's log has the traceback."""
+
+    exit_code = 1
 
 
 class EngineError(PenstockError):

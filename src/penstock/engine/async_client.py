@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +18,7 @@ from penstock.engine.client import Asked, Client, error_of
 from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
 from penstock.engine.watchdog import STEP_TIMEOUT
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, FaultError, PenstockError
 from penstock.request import Delta, PositionLogprobs, Request, SamplingParams
 from penstock.schedule.deltas import Deltas
 
@@ -138,7 +139,7 @@ class AsyncClient:
         self.facts, self.tokenizer, self.step_timeout = facts, tokenizer, step_timeout
         self._end, self._process = end, process
         self._progress = time.monotonic()  # when a step was last heard of, or work began where there was none
-        self._client = Client(facts, tokenizer, self._send)
+        self._client = Client(facts, tokenizer, self._send, self._fault)
         self._streams: dict[int, Stream] = {}
         self._stats: dict[str, float] = {}
         self._closing = False
@@ -216,6 +217,13 @@ class AsyncClient:
             while True:
                 word = await self._end.receive()
                 if isinstance(word, Failed):
+    def _fault(self, request_id: int, error: Exception) -> None:
+        """One request's news made our code fail: it ends with that, alone."""
+        logging.getLogger(__name__).error("a request was ended: its news could not be made into text", exc_info=error)
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.end(FaultError("the server failed at this request; its log says how"))
+
                     self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
                     return
                 if isinstance(word, News):

@@ -49,9 +49,15 @@ class Client:
     """One client of one engine. `send` takes what goes down: a Request, or (request id, sample or None) to cancel."""
 
     def __init__(
-        self, facts: EngineFacts, tokenizer: Tokenizer | None, send: Callable[[Request | tuple[int, int | None]], None]
+        self,
+        facts: EngineFacts,
+        tokenizer: Tokenizer | None,
+        send: Callable[[Request | tuple[int, int | None]], None],
+        on_fault: Callable[[int, Exception], None] | None = None,
     ) -> None:
-        self.facts, self.tokenizer, self._send = facts, tokenizer, send
+        """on_fault: takes (request id, exception) of a request whose news could not be made into text; it has been
+        ended, the others' news go on. None: the exception is raised by take()."""
+        self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
         self.asked: dict[int, Asked] = {}
         self._ids = itertools.count()
 
@@ -101,7 +107,10 @@ class Client:
         if isinstance(up, Refused):
             return self._refused(up)
         for news in up.prompts:
-            self._prompt_news(news)
+            try:
+                self._prompt_news(news)
+            except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
+                self._fault(news.request, error)
         out: list[Delta] = []
         late: list[tuple[Delta, Asked]] = []  # whole samples without stop strings: decoded together
         # Whole columns become lists at once: taking numbers out of arrays one by one was a third of this loop.
@@ -114,16 +123,19 @@ class Client:
             tokens = every[start[i] : start[i + 1]]
             if finish == ERROR:
                 tokens = tokens[:-1]  # the last stands for the one that could not be drawn
-            scores = None
-            if asked.params.logprobs is not None:
-                k = asked.params.logprobs
-                scores = LazyLogprobs.of(up, i, k, self.tokenizer, brief=asked.stream)[: len(tokens)]
-            if asked.stops is None and not asked.stream:
-                delta = Delta(asked.request_id, index, token_ids=tokens, logprobs=scores)
-                late.append((delta, asked))
-            else:
-                delta = self._news(asked, index, tokens, finish, scores, out)
-            self._finish(asked, delta, finish, stop_id)
+            try:
+                scores = None
+                if asked.params.logprobs is not None:
+                    k = asked.params.logprobs
+                    scores = LazyLogprobs.of(up, i, k, self.tokenizer, brief=asked.stream)[: len(tokens)]
+                if asked.stops is None and not asked.stream:
+                    delta = Delta(asked.request_id, index, token_ids=tokens, logprobs=scores)
+                    late.append((delta, asked))
+                else:
+                    delta = self._news(asked, index, tokens, finish, scores, out)
+                self._finish(asked, delta, finish, stop_id)
+            except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
+                self._fault(request_id, error)
         self._decode(late)
         out += [delta for delta, _ in late]
         return out
@@ -169,11 +181,30 @@ class Client:
         for skip in (True, False):
             mine = [(d, a) for d, a in late if a.params.detokenize and a.params.skip_special_tokens is skip]
             kept = [spoken(d.token_ids, d.finish_reason, a.params) for d, a in mine]
-            texts = self.tokenizer.decode_batch(kept, skip_special_tokens=skip) if kept else []
+            try:
+                texts = self.tokenizer.decode_batch(kept, skip_special_tokens=skip) if kept else []
+            except Exception:  # noqa: BLE001  whose it is shows when each is decoded alone
+                texts = [self._decode_one(d.request_id, ids, skip) for (d, _), ids in zip(mine, kept, strict=True)]
             for (delta, _), text in zip(mine, texts, strict=True):
                 delta.text = text
 
     # --- the rest -----------------------------------------------------------------------------------------------------
+
+    def _decode_one(self, request_id: int, ids: list[int], skip: bool) -> str:
+        assert self.tokenizer is not None
+        try:
+            return self.tokenizer.decode(ids, skip_special_tokens=skip)
+        except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
+            self._fault(request_id, error)
+            return ""
+
+    def _fault(self, request_id: int, error: Exception) -> None:
+        """Ends a request that our own code failed at, and says so; raises where nobody listens."""
+        if self._on_fault is None:
+            raise error
+        if self.asked.pop(request_id, None) is not None:
+            self._send((request_id, None))
+        self._on_fault(request_id, error)
 
     def _refused(self, refused: Refused) -> list[Delta]:
         asked = self.asked.pop(refused.request_id, None)

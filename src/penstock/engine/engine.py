@@ -6,11 +6,12 @@ knows the scheduler and a runner; no text, no processes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, FaultError, PenstockError
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
@@ -47,6 +48,11 @@ class Engine:
             self.scheduler.submit(request)
         except PenstockError as error:
             return Refused(request.request_id, type(error).__name__, str(error), error.param)
+        except Exception:
+            if request.request_id in self.scheduler.live:
+                raise  # it was half taken in: the columns are not to be trusted any more
+            logging.getLogger(__name__).exception("a request was refused: the scheduler failed at it")
+            return Refused(request.request_id, FaultError.__name__, "the engine failed at this request", None)
         return None
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:

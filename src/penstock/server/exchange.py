@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.engine.watchdog import DUMP_AT
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import FaultError, PenstockError, UsageError
 from penstock.request import Delta
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from penstock.server.forms import read_chat, read_completion
@@ -48,6 +48,7 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     spellings: Spellings = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
+    desk: Any = None  # batch_desk.Desk, where there is a state folder
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
@@ -222,6 +223,11 @@ class EventStream(Response):
         finally:
             self._running.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+        except Exception:  # a fault of ours: said to this client, raised again for the log; no other request's matter
+            self._running.cancel()
+            last = b"data: " + body_of(FaultError("the server failed at this request; its log says how")) + b"\n\n"
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+            raise
 
     async def _write(self, send: Send) -> bytes:
         running, event = self._running, self._answer.event

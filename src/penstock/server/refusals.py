@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.errors import CapacityError, ContextLengthError, EngineError, PenstockError, UsageError
+from penstock.errors import CapacityError, ContextLengthError, EngineError, FaultError, PenstockError, UsageError
 
 LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
 
@@ -79,6 +79,8 @@ def code_of(error: PenstockError) -> str | None:
         return "engine_dead"
     if isinstance(error, SampleError):
         return "numerical_error"
+    if isinstance(error, FaultError):
+        return "internal"
     return "shutting_down" if isinstance(error, ShuttingDownError) else None
 
 

@@ -1,0 +1,123 @@
+"""A server in this very event loop over a fake engine's process, so that its tasks can be counted; requests by hand.
+
+It knows serve's parts and raw HTTP/1.1; what is asked, and when connections are cut, is its callers'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fake_process import COMMAND
+
+from penstock.config import Config
+from penstock.engine.async_client import AsyncClient
+from penstock.engine.launch import launch
+from penstock.server.doors import Doors
+from penstock.server.limits import Limits
+from penstock.server.serve import Site, Stop, bind, serve_engine
+
+
+class Here:
+    """The server, its client of the engine, and what was open before anybody asked."""
+
+    def __init__(self, client: AsyncClient, port: int) -> None:
+        self.client, self.port = client, port
+        self._files, self._tasks = self._now()
+
+    def _now(self) -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+
+    async def rest(self, seconds: float) -> dict[str, float]:
+        """What is left over once all is at rest, or after so many seconds: all of it should be 0."""
+        left: dict[str, float] = {}
+        for _ in range(int(seconds * 50)):
+            files, tasks = self._now()
+            stats = self.client.stats()
+            left = {
+                "rows": stats["running"],
+                "waiting": stats["waiting"],
+                "blocks": stats["kv_usage"],
+                "requests": len(self.client._streams) + len(self.client._client.asked),
+                "descriptors": files - self._files,
+                "tasks": tasks - self._tasks,
+            }
+            if not any(left.values()):
+                break
+            await asyncio.sleep(0.02)
+        return left
+
+
+@contextlib.asynccontextmanager
+async def serving_here(folder: Path, limits: Limits | None = None, **knobs: Any) -> AsyncIterator[Here]:
+    client = await launch(Config.of(model=str(folder), **knobs), COMMAND)
+    stop, ready = Stop(), asyncio.Event()
+    with contextlib.closing(bind("127.0.0.1", 0)) as listener:
+        site = Site("fake", Doors(), limits or Limits(drain_seconds=1))
+        serving = asyncio.create_task(serve_engine(client, listener, site, stop, ready.set))
+        try:
+            await asyncio.wait((serving, asyncio.ensure_future(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
+            port = listener.getsockname()[1]
+            reader, writer = await post(port, {"prompt": "x", "max_tokens": 1})  # stats are there from here on
+            await reader.read()
+            await close(writer)
+            await asyncio.sleep(0.3)
+            yield Here(client, port)
+        finally:
+            stop()
+            stop()
+            await serving
+            await client.close()
+
+
+def raw(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def post(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(raw(body))
+    return reader, writer
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+class Events:
+    """Token ids of an answer's events, by choice, as they come."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self.ids: dict[int, list[int]] = {}
+        self.whole = False  # all of it came
+        self.error: str | None = None
+
+    async def read(self, rng: random.Random | None = None, chance: float = 0.0) -> None:
+        """To the end; or until `rng` says stop before an event, as it does with this chance."""
+        while line := await self._reader.readline():
+            if line.startswith(b"HTTP/1.1 ") and not line.startswith(b"HTTP/1.1 200"):
+                self.error = line.decode().strip()
+            if not line.startswith(b"data: "):
+                continue
+            if rng is not None and rng.random() < chance:
+                return
+            if line == b"data: [DONE]\n":
+                self.whole = True
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                self.error = event["error"]["code"]
+                return
+            for choice in event["choices"]:
+                self.ids.setdefault(choice["index"], []).extend(choice["token_ids"] or [])

@@ -211,12 +211,6 @@ class AsyncClient:
         if not self._closing and self._dead is None:
             self._client.cancel(asked)
 
-    async def _read(self) -> None:
-        """Takes news up, as it comes."""
-        try:
-            while True:
-                word = await self._end.receive()
-                if isinstance(word, Failed):
     def _fault(self, request_id: int, error: Exception) -> None:
         """One request's news made our code fail: it ends with that, alone."""
         logging.getLogger(__name__).error("a request was ended: its news could not be made into text", exc_info=error)
@@ -224,6 +218,12 @@ class AsyncClient:
         if stream is not None:
             stream.end(FaultError("the server failed at this request; its log says how"))
 
+    async def _read(self) -> None:
+        """Takes news up, as it comes."""
+        try:
+            while True:
+                word = await self._end.receive()
+                if isinstance(word, Failed):
                     self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
                     return
                 if isinstance(word, News):

@@ -188,8 +188,6 @@ class Client:
             for (delta, _), text in zip(mine, texts, strict=True):
                 delta.text = text
 
-    # --- the rest -----------------------------------------------------------------------------------------------------
-
     def _decode_one(self, request_id: int, ids: list[int], skip: bool) -> str:
         assert self.tokenizer is not None
         try:
@@ -205,6 +203,8 @@ class Client:
         if self.asked.pop(request_id, None) is not None:
             self._send((request_id, None))
         self._on_fault(request_id, error)
+
+    # --- the rest -----------------------------------------------------------------------------------------------------
 
     def _refused(self, refused: Refused) -> list[Delta]:
         asked = self.asked.pop(refused.request_id, None)

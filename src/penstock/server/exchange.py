@@ -48,7 +48,6 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     spellings: Spellings = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
-    desk: Any = None  # batch_desk.Desk, where there is a state folder
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
@@ -220,14 +219,14 @@ class EventStream(Response):
             last = b"data: " + body_of(error) + b"\n\n"
         except ClientGoneError:
             return
-        finally:
-            self._running.cancel()
-        await send({"type": "http.response.body", "body": last, "more_body": False})
         except Exception:  # a fault of ours: said to this client, raised again for the log; no other request's matter
             self._running.cancel()
             last = b"data: " + body_of(FaultError("the server failed at this request; its log says how")) + b"\n\n"
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
+        finally:
+            self._running.cancel()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _write(self, send: Send) -> bytes:
         running, event = self._running, self._answer.event

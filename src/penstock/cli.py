@@ -174,6 +174,13 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients give. Left out: MODEL as it stands here.")
     ] = None,
+    max_num_queued_reqs: Annotated[
+        int | None,
+        typer.Option(help="Samples that may wait or run; past it 429 (of vLLM's name). Left out: 8 a row.", min=1),
+    ] = None,
+    max_num_queued_tokens: Annotated[
+        int | None, typer.Option(help="Prompt tokens of what waits or runs; past it 429. Left out: 16 Mi.", min=1)
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -200,11 +207,15 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
     config = Config.of(model=model, **knobs)
+    from penstock.server.limits import Limits
     from penstock.server.serve import serve as serve_http
+
+    limits = Limits(max_num_queued_reqs=max_num_queued_reqs, max_num_queued_tokens=max_num_queued_tokens)
 
     serve_http(
         config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
         api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
+        limits=limits,
     )  # fmt: skip
 
 

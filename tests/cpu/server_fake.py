@@ -55,6 +55,7 @@ def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Tokenize
 class Facts:
     model: str = "fake"
     max_model_len: int = CONTEXT
+    max_num_seqs: int = 64
     vocab_size: int = 256
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
@@ -185,8 +186,15 @@ def running_server(
 
     async def main() -> None:
         engine = FakeEngine(tokenizer, **facts)
-        service = Service(client=engine, model="fake", metrics=Metrics(engine, "fake"), limits=limits or Limits())
-        app = build_app(service, doors or Doors(keys=gather_keys([api_key] if api_key else (), None, {})))
+        doors_ = doors or Doors(keys=gather_keys([api_key] if api_key else (), None, {}))
+        service = Service(
+            client=engine,
+            model="fake",
+            metrics=Metrics(engine, "fake"),
+            limits=limits or Limits(),
+            keys=len(doors_.keys),
+        )
+        app = build_app(service, doors_)
         config = uvicorn.Config(app, loop="none", http="httptools", lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

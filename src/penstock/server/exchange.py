@@ -20,13 +20,15 @@ from starlette.types import Receive, Scope, Send
 from penstock.engine.watchdog import DUMP_AT
 from penstock.errors import FaultError, PenstockError, UsageError
 from penstock.request import Delta
+from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue, Ticket
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
+from penstock.server.doors import key_of
 from penstock.server.forms import read_chat, read_completion
-from penstock.server.limits import Limits, read_body
+from penstock.server.limits import Intake, Limits
 from penstock.server.metrics import Metrics
-from penstock.server.refusals import ModelNotFoundError, SampleError, ShuttingDownError, body_of, status_of
+from penstock.server.refusals import HttpError, ModelNotFoundError, SampleError, ShuttingDownError, body_of, status_of
 from penstock.server.spelling import Spellings
-from penstock.server.translate import Call, chat_call, completion_call
+from penstock.server.translate import Call, chat_call, completion_call, size_of
 from penstock.server.whole import JSON, Pace, Whole
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """What every route is handed. `closing` is set when running requests have to end."""
+    """What every route is handed. `closing` is set when running requests have to end. `servers`, `keys`: how many
+    processes share the engine, and how many API keys the queue."""
 
     client: AsyncClient
     model: str
@@ -46,11 +49,19 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     created: int = field(default_factory=lambda: int(time.time()))
+    servers: int = 1
+    keys: int = 0
+    queue: Queue = field(init=False)
+    intake: Intake = field(init=False)
     spellings: Spellings = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
+        self.intake = Intake(self.limits)
+        reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
+        reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
+        self.queue = Queue(reqs, QUEUED_TOKENS if tokens is None else tokens, self.keys, self.servers)
 
     @property
     def ready(self) -> bool:
@@ -73,10 +84,11 @@ class ClientGoneError(Exception):
 
 
 class Running:
-    """The streams of one call, one a prompt, from submission to their end."""
+    """The streams of one call, one a prompt, from submission to their end; its place in the queue goes with them."""
 
-    def __init__(self, service: Service, call: Call) -> None:
+    def __init__(self, service: Service, call: Call, ticket: Ticket | None = None) -> None:
         self.call = call
+        self.ticket = ticket
         self.made = 0  # tokens
         self._metrics = service.metrics
         self._start = time.perf_counter()
@@ -102,6 +114,7 @@ class Running:
                     self._note(at, deltas)
                 yield step
         self._open = False
+        self._leave()
         self._metrics.end_to_end.observe(time.perf_counter() - self._start)
         self._metrics.asked.observe(sum(len(prompt.ids) for prompt in self.call.prompts))
         self._metrics.made.observe(self.made)
@@ -112,10 +125,15 @@ class Running:
             for stream in self.streams:
                 stream.cancel()
             self._open = False
+            self._leave()
 
     @property
     def cached(self) -> int:
         return sum(stream.num_cached_tokens for stream in self.streams)
+
+    def _leave(self) -> None:
+        if self.ticket is not None:
+            self.ticket.leave()
 
     def _note(self, at: int, deltas: Sequence[Delta]) -> None:
         now = time.perf_counter()
@@ -126,6 +144,8 @@ class Running:
                 raise UsageError(delta.error) if delta.index < 0 else SampleError(delta.error)
             self.made += len(delta.token_ids)
             if delta.finish_reason is not None:
+                if self.ticket is not None:
+                    self.ticket.ended(1)
                 self._metrics.finished[delta.finish_reason] += 1
         if self.call.stream:
             self._time(at, deltas, now)
@@ -261,26 +281,40 @@ async def _whole(service: Service, running: Running, answer: Answer) -> list[byt
 
 async def post_completions(service: Service, request: Request) -> Response:
     """POST /v1/completions. Raises PenstockError."""
-    form = read_completion(await read_body(request, service.limits))
+    key = key_of(request.scope)
+    service.queue.knock(key)
+    form = read_completion(await service.intake.read(request))
     service.check_model(form.model)
-    client = service.client
-    call = await completion_call(form, client.facts, client.tokenizer)
-    return await _respond(service, request, call, CompletionAnswer(call, service.model, service.spellings))
+    ticket = service.queue.enter(key, *size_of(form))
+    try:
+        call = await completion_call(form, service.client.facts, service.client.tokenizer)
+        ticket.settle(call.prompt_tokens)
+        return await _respond(service, request, call, CompletionAnswer(call, service.model, service.spellings), ticket)
+    except BaseException:
+        ticket.leave()
+        raise
 
 
 async def post_chat(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions. Raises PenstockError."""
-    form = read_chat(await read_body(request, service.limits))
+    key = key_of(request.scope)
+    service.queue.knock(key)
+    form = read_chat(await service.intake.read(request))
     service.check_model(form.model)
-    client = service.client
-    call = await chat_call(form, client.facts, client.tokenizer)
-    return await _respond(service, request, call, ChatAnswer(call, service.model, service.spellings))
+    ticket = service.queue.enter(key, *size_of(form))
+    try:
+        call = await chat_call(form, service.client.facts, service.client.tokenizer)
+        ticket.settle(call.prompt_tokens)
+        return await _respond(service, request, call, ChatAnswer(call, service.model, service.spellings), ticket)
+    except BaseException:
+        ticket.leave()
+        raise
 
 
-async def _respond(service: Service, request: Request, call: Call, answer: Answer) -> Response:
+async def _respond(service: Service, request: Request, call: Call, answer: Answer, ticket: Ticket) -> Response:
     if call.logprobs is not None:
         await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
-    running = Running(service, call)
+    running = Running(service, call, ticket)
     if call.stream:
         return EventStream(service, running, answer)
     try:
@@ -294,7 +328,8 @@ async def _respond(service: Service, request: Request, call: Call, answer: Answe
 
 def refuse(error: PenstockError) -> Response:
     """The answer to a request that ended in an error of ours."""
-    return Response(body_of(error), status_code=status_of(error), media_type=JSON)
+    headers = error.headers if isinstance(error, HttpError) else None
+    return Response(body_of(error), status_of(error), headers, media_type=JSON)
 
 
 __all__ = ["ClientDisconnect", "Running", "Service", "post_chat", "post_completions", "refuse"]

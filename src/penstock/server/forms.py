@@ -99,7 +99,7 @@ class ChatForm(Form, kw_only=True):
 FormT = TypeVar("FormT", bound=Form)
 
 
-def read_completion(body: bytes) -> CompletionForm:
+def read_completion(body: bytes | bytearray) -> CompletionForm:
     """A completion's form. Raises HttpError."""
     raw = fields.sift(_read_object(body), CompletionForm.__struct_fields__, fields.COMPLETION)
     _sift_stream_options(raw)
@@ -112,7 +112,7 @@ def read_completion(body: bytes) -> CompletionForm:
     return form
 
 
-def read_chat(body: bytes) -> ChatForm:
+def read_chat(body: bytes | bytearray) -> ChatForm:
     """A chat's form. Raises HttpError."""
     raw = fields.sift(_read_object(body), ChatForm.__struct_fields__, fields.CHAT)
     _sift_stream_options(raw)
@@ -129,7 +129,7 @@ def read_chat(body: bytes) -> ChatForm:
     return form
 
 
-def _read_object(body: bytes) -> Json:
+def _read_object(body: bytes | bytearray) -> Json:
     try:
         raw = msgspec.json.decode(body)
     except msgspec.ValidationError as error:  # a number that no double and no integer of use can hold

@@ -1,39 +1,78 @@
-"""What a request may cost before it is a request: the bytes of its body.
+"""What a request may cost before it is a request: bytes and seconds of its headers and its body, and connections.
 
 It knows HTTP messages; no form, no engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from penstock.engine.watchdog import STEP_TIMEOUT
-from penstock.server.refusals import BodyTooLargeError
+from penstock.server.admission import QueueFullError
+from penstock.server.refusals import BodyTooLargeError, HttpError
+
+BODY_RATE = 16 * 1024  # bytes a second that a body has to come with, once body_seconds are over
+TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """max_body_bytes: of one body; 32 MiB holds about 4 million token ids. drain_seconds: what running requests get
-    after the first signal. step_timeout: seconds that an engine with work gets for a step, before it is ended."""
+    """max_body_bytes: of one body; 32 MiB holds about 4 million token ids. max_reading_bytes: of all bodies that are
+    being received. body_seconds: that a body may take, and one more for each 16 KiB of it. drain_seconds: what running
+    requests get after the first signal. step_timeout: seconds that an engine with work gets for a step, before it is
+    ended. max_num_queued_reqs, max_num_queued_tokens: admission.py's bounds; None: eight samples a row, and 16 Mi
+    tokens.
+    """
 
     max_body_bytes: int = 32 * 1024 * 1024
+    max_reading_bytes: int = 512 * 1024 * 1024
+    body_seconds: float = 30.0
     drain_seconds: float = 30.0
     step_timeout: float = STEP_TIMEOUT
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body. Raises BodyTooLargeError as soon as it is known to be."""
-    limit = limits.max_body_bytes
-    declared = request.headers.get("content-length", "")
-    too_large = BodyTooLargeError(f"the body is larger than {limit} bytes: send it in parts")
-    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > limit):
-        raise too_large
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise too_large
-        pieces.append(piece)
-    return b"".join(pieces)
+class BodyTooSlowError(HttpError):
+    """A body that didn't come in its time."""
+
+    status, code = 408, "body_too_slow"
+
+
+class Intake:
+    """Bodies on their way in."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.bytes = 0  # of bodies that are being received
+
+    async def read(self, request: Request) -> bytearray:
+        """The whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError, QueueFullError."""
+        limits = self._limits
+        declared = request.headers.get("content-length", "")
+        if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limits.body_seconds) as patience:
+                begun = asyncio.get_running_loop().time()
+                async for piece in request.stream():
+                    body += piece
+                    self.bytes += len(piece)
+                    if len(body) > limits.max_body_bytes:
+                        raise self._too_large()
+                    if self.bytes > limits.max_reading_bytes:
+                        raise QueueFullError("the server is receiving as much as it takes: send it again", TRY_AGAIN)
+                    patience.reschedule(begun + limits.body_seconds + len(body) / BODY_RATE)
+        except TimeoutError:
+            message = f"the body took longer than {limits.body_seconds:g} s, and a second more for each 16 KiB"
+            raise BodyTooSlowError(f"{message}: send it faster", headers={"connection": "close"}) from None
+        finally:
+            self.bytes -= len(body)
+        return body
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body is larger than {self._limits.max_body_bytes} bytes: send it in parts")

@@ -85,6 +85,7 @@ class Board:
         memory = mmap.mmap(descriptor, rows * self._WIDTH * 8)
         self._numbers = np.frombuffer(memory, np.float64).reshape(rows, self._WIDTH)
         self._row = row
+        self.servers = rows
 
     @classmethod
     def make(cls, rows: int) -> int:

@@ -6,6 +6,8 @@ official clients read it. Messages name fields, never echo long input.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from penstock.errors import CapacityError, ContextLengthError, EngineError, FaultError, PenstockError, UsageError
@@ -19,8 +21,16 @@ class HttpError(UsageError):
     status = 400
     code: str | None = None
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message, param=param)
+        self.headers = dict(headers or {})
         if code is not None:
             self.code = code
 
@@ -57,7 +67,14 @@ class SampleError(PenstockError):
     """A sample that the engine gave up, with what it said."""
 
 
-_KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 405: "not_found_error"}
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "not_found_error",
+    429: "rate_limit_error",
+}
 
 
 def status_of(error: PenstockError) -> int:

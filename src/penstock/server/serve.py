@@ -140,7 +140,10 @@ async def serve_engine(
 ) -> None:
     """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
     metrics = Metrics(client, site.name, board)
-    service = Service(client=client, model=site.name, metrics=metrics, limits=site.limits)
+    servers = 1 if board is None else board.servers
+    service = Service(
+        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=len(site.doors.keys)
+    )
     server = _Server(_uvicorn_config(build_app(service, site.doors)))
     host, port = listener.getsockname()[:2]
     try:

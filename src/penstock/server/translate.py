@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import ContextLengthError, TokenizerError
-from penstock.request import SamplingParams
+from penstock.request import MAX_SAMPLES, SamplingParams
 from penstock.server.forms import ChatForm, CompletionForm, Form
 from penstock.server.refusals import HttpError
 from penstock.text.chat import render
@@ -61,6 +61,24 @@ class Call:
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.sampling.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+
+def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
+    """Choices that a form asks for, and about how many prompt tokens it has: for the queue, before anything is checked
+    or tokenised. Four characters are a token, about, in any language that has words."""
+    n = form.n if form.n is not None and 1 <= form.n <= MAX_SAMPLES else 1
+    if isinstance(form, ChatForm):
+        return n, 1 + sum(len(message.text) for message in form.messages) // 4
+    prompt = form.prompt
+    if isinstance(prompt, str):
+        return n, 1 + len(prompt) // 4
+    several = bool(prompt) and not isinstance(prompt[0], int)
+    sizes = [len(part) // (4 if isinstance(part, str) else 1) for part in prompt if isinstance(part, str | list)]
+    return min(n * len(prompt), MAX_CHOICES) if several else n, 1 + (sum(sizes) if several else len(prompt))
 
 
 async def completion_call(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> Call:

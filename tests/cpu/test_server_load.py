@@ -1,0 +1,192 @@
+"""More than fits, over HTTP: the bound is taken exactly, the rest is refused early in OpenAI's shape, none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server_fake import Running, make_tokenizer, running_server
+
+from penstock.server.doors import Doors
+from penstock.server.keys import gather_keys
+from penstock.server.limits import Limits
+from penstock.text.tokenizer import Tokenizer
+
+COMPLETIONS = "/v1/completions"
+BOUND = 100
+BURST = 500
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return make_tokenizer(tmp_path)
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer) -> Iterator[Running]:
+    with running_server(tokenizer, limits=Limits(max_num_queued_reqs=BOUND)) as running:
+        yield running
+
+
+def ask(body: dict[str, Any], *headers: str) -> bytes:
+    data = json.dumps(body).encode()
+    head = [f"POST {COMPLETIONS} HTTP/1.1", "host: localhost", "connection: close", f"content-length: {len(data)}"]
+    return "\r\n".join([*head, *headers, "", ""]).encode() + data
+
+
+async def answers_of(server: Running, requests: list[bytes], until: Any) -> list[tuple[int, dict[str, str], Any]]:
+    """Sends all at once, each on its own connection; `until()` is awaited once all are sent."""
+    host, port = server.url.removeprefix("http://").split(":")
+
+    async def one(request: bytes) -> tuple[int, dict[str, str], Any]:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        writer.close()
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+        return int(lines[0].split()[1]), headers, json.loads(body)
+
+    tasks = [asyncio.create_task(one(request)) for request in requests]
+    await until(tasks)
+    return [await task for task in tasks]
+
+
+def test_exactly_the_bound_is_taken_and_the_rest_is_told_when_to_come_again(server: Running) -> None:
+    server.hold(True)
+
+    async def until(tasks: list[asyncio.Task[Any]]) -> None:
+        while sum(task.done() for task in tasks) < BURST - BOUND:
+            await asyncio.sleep(0.01)
+        health = await asyncio.to_thread(httpx.get, server.url + "/health/ready")
+        metrics = await asyncio.to_thread(httpx.get, server.url + "/metrics")
+        assert (health.status_code, metrics.status_code, len(server.engine.open)) == (200, 200, BOUND)
+        server.loop.call_soon_threadsafe(server.engine.going.set)
+
+    requests = [ask({"prompt": "x", "max_tokens": 2, "stream": False})] * BURST
+    answers = asyncio.run(answers_of(server, requests, until))
+    assert Counter(status for status, _, _ in answers) == {200: BOUND, 429: BURST - BOUND}
+    for status, headers, body in answers:
+        if status == 429:
+            assert 1 <= int(headers["retry-after"]) <= 60
+            assert set(body["error"]) == {"message", "type", "param", "code"}
+            assert (body["error"]["type"], body["error"]["code"]) == ("rate_limit_error", "queue_full")
+    queue = server.service.queue
+    assert (queue.reqs.total, queue.tokens.total, queue.refused) == (0, 0, BURST - BOUND)
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
+
+
+def test_n_and_lists_of_prompts_count(server: Running) -> None:
+    server.hold(True)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(model="fake", prompt=["a", "b", "c"], n=33, max_tokens=2, stream=True)
+        assert server.service.queue.reqs.total == 99
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model="fake", prompt="x", n=2)
+        second = client.completions.create(model="fake", prompt="x", stream=True)
+        with pytest.raises(openai.RateLimitError):
+            client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x"}])
+        second.close()
+        server.wait_for(lambda: server.service.queue.reqs.total == 99)
+        server.hold(False)
+        assert sum(1 for event in stream if event.choices) == 198
+    server.wait_for(lambda: server.service.queue.reqs.total == 0)
+
+
+def test_a_full_queue_answers_before_the_body_has_come(server: Running) -> None:
+    server.hold(True)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        held = client.completions.create(model="fake", prompt="x", n=BOUND, stream=True)
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as half:
+            half.sendall(ask({"prompt": "x" * 1000})[:-900])
+            assert half.recv(100).startswith(b"HTTP/1.1 429 ")
+        held.close()
+
+
+def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = tokenizer.encode_batch
+
+    def encode(texts: list[str], **more: Any) -> list[list[int]]:
+        made.append(len(texts[0]))
+        return plain(texts, **more)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", encode)
+    with running_server(tokenizer, limits=Limits(max_num_queued_tokens=200)) as server, httpx.Client() as http:
+        server.hold(True)
+        with http.stream("POST", server.url + COMPLETIONS, json={"prompt": "x" * 100, "stream": True}):
+            assert server.service.queue.tokens.total == 100
+            # 125 tokens by four characters a token: no room. 25: room, until they are counted.
+            for size in (500, 101):
+                answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "x" * size})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+            assert made[-2:] == [100, 101]
+            answer = httpx.post(server.url + COMPLETIONS, json={"prompt": [1] * 101})
+            assert answer.status_code == 429
+            assert server.service.queue.tokens.total == 100
+        server.wait_for(lambda: server.service.queue.tokens.total == 0)
+
+
+def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
+    bad: list[dict[str, Any]] = [
+        {"prompt": ""}, {"prompt": "x", "n": 0}, {"prompt": "x" * 1000}, {"prompt": "x", "model": "y"},
+        {"prompt": "x", "n": 70_000}, {"prompt": []}, {"prompt": [7.5]}, {"prompt": [[1], "x"]}, {"prompt": [999]},
+        {"prompt": "x", "stop_token_ids": [999]}, {"prompt": "x", "stream": True, "prompt_logprobs": 1},
+    ]  # fmt: skip
+    for body in bad:
+        answer = httpx.post(server.url + COMPLETIONS, json=body)
+        assert answer.status_code in (400, 404), answer.text
+    server.engine.fail_with = "numbers broke"
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 500
+    assert "numbers broke" in httpx.post(server.url + COMPLETIONS, json={"prompt": "x", "stream": True}).text
+    server.wait_for(lambda: (server.service.queue.reqs.total, server.service.queue.tokens.total) == (0, 0))
+
+
+def test_a_busy_key_leaves_room_for_another(tokenizer: Tokenizer) -> None:
+    doors = Doors(keys=gather_keys(["busy", "calm"], None, {}))
+    with running_server(tokenizer, doors=doors, limits=Limits(max_num_queued_reqs=8)) as server:
+        server.hold(True)
+
+        async def until(tasks: list[asyncio.Task[Any]]) -> None:
+            while sum(task.done() for task in tasks) < 15:
+                await asyncio.sleep(0.01)
+            assert server.service.queue.reqs.held("key") == 6
+            calm = [ask({"prompt": "x"}, "authorization: Bearer calm")] * 3
+
+            async def release(more: list[asyncio.Task[Any]]) -> None:
+                while not any(task.done() for task in more):
+                    await asyncio.sleep(0.01)
+                server.loop.call_soon_threadsafe(server.engine.going.set)
+
+            found = await answers_of(server, calm, release)
+            assert sorted(status for status, _, _ in found) == [200, 200, 429]
+
+        requests = [ask({"prompt": "x"}, "authorization: Bearer busy")] * 21
+        answers = asyncio.run(answers_of(server, requests, until))
+        assert Counter(status for status, _, _ in answers) == {200: 6, 429: 15}
+
+
+def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
+    with running_server(tokenizer, limits=Limits(max_reading_bytes=10_000, body_seconds=0.5)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        halves = [socket.create_connection((host, int(port)), timeout=30) for _ in range(2)]
+        halves[0].sendall(ask({"prompt": "x" * 9_000})[:-100])
+        server.wait_for(lambda: server.service.intake.bytes > 8_000)
+        halves[1].sendall(ask({"prompt": "x" * 9_000})[:-100])
+        assert halves[1].recv(100).startswith(b"HTTP/1.1 429 ")
+        slow = b""
+        while piece := halves[0].recv(1000):  # and it is closed
+            slow += piece
+        assert slow.startswith(b"HTTP/1.1 408 ") and b'"code":"body_too_slow"' in slow
+        assert server.service.intake.bytes == 0
+        for half in halves:
+            half.close()

@@ -1,0 +1,180 @@
+"""The queue's arithmetic, on a clock that the test turns: exact bounds, keys' parts, tickets, the drain's measure."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.server.admission import LONGEST_WAIT, Pool, Queue, QueueFullError, Ticket
+from penstock.server.keys import Key
+from penstock.server.refusals import HttpError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(name: str, **limits: int) -> Key:
+    return Key(name=name, digest="00" * 32, **limits)
+
+
+def test_exactly_as_many_as_the_bound() -> None:
+    queue = Queue(2000, 10**9)
+    tickets, refused = [], 0
+    for _ in range(10_000):
+        try:
+            queue.knock(None)
+            tickets.append(queue.enter(None, 1, 10))
+        except QueueFullError:
+            refused += 1
+    assert (len(tickets), refused, queue.refused) == (2000, 8000, 8000)
+    tickets[7].leave()
+    tickets[7].leave()
+    queue.enter(None, 1, 10)
+    with pytest.raises(QueueFullError):
+        queue.knock(None)
+
+
+def test_samples_count_and_go_one_by_one() -> None:
+    queue = Queue(10, 1000)
+    ticket = queue.enter(None, 8, 100)
+    with pytest.raises(QueueFullError):
+        queue.enter(None, 3, 1)
+    ticket.ended(1)
+    queue.enter(None, 3, 1)
+    ticket.ended(100)  # more than it has left: no more than that is given back
+    assert (queue.reqs.total, queue.tokens.total) == (3, 101)
+
+
+def test_tokens_are_a_guess_and_then_exact() -> None:
+    queue = Queue(100, 1000)
+    ticket = queue.enter(None, 1, 400)
+    ticket.settle(700)
+    assert queue.tokens.total == 700
+    other = queue.enter(None, 1, 200)
+    with pytest.raises(QueueFullError):
+        other.settle(301)
+    other.leave()
+    assert (queue.tokens.total, queue.reqs.total) == (700, 1)
+    ticket.settle(1)
+    assert queue.tokens.total == 1
+
+
+def test_what_alone_is_larger_than_a_bound_is_taken_alone() -> None:
+    queue = Queue(10, 100)
+    large = queue.enter(None, 1024, 5000)
+    large.settle(6000)
+    with pytest.raises(QueueFullError):
+        queue.knock(None)
+    large.leave()
+    small = queue.enter(None, 1, 1)
+    with pytest.raises(QueueFullError):
+        queue.enter(None, 1024, 1)
+    small.leave()
+    assert (queue.reqs.total, queue.tokens.total) == (0, 0)
+
+
+def test_no_key_keeps_another_out() -> None:
+    queue = Queue(100, 10**6, keys=2)
+    greedy, modest = key("greedy"), key("modest")
+    taken = 0
+    with pytest.raises(QueueFullError):
+        while True:
+            queue.enter(greedy, 1, 1)
+            taken += 1
+    assert taken == 75
+    for _ in range(25):
+        queue.enter(modest, 1, 1)
+    with pytest.raises(QueueFullError):
+        queue.enter(modest, 1, 1)
+
+
+def test_limits_of_a_key() -> None:
+    queue = Queue(100, 1000, keys=1)
+    mine = key("mine", max_num_queued_reqs=4, max_num_queued_tokens=50)
+    ticket = queue.enter(mine, 3, 10)
+    for reqs, tokens in ((2, 1), (1, 41)):
+        with pytest.raises(QueueFullError) as full:
+            queue.enter(mine, reqs, tokens)
+        assert full.value.code == "rate_limit_exceeded"
+    for reqs, tokens in ((5, 1), (1, 51)):
+        with pytest.raises(HttpError) as never:
+            queue.enter(mine, reqs, tokens)
+        assert (never.value.status, never.value.code) == (400, "key_limit")
+    ticket.leave()
+    queue.enter(mine, 4, 50)
+
+
+def test_several_servers_share_the_bounds() -> None:
+    taken = 0
+    for queue in [Queue(2000, 10**6, servers=3) for _ in range(3)]:
+        for _ in range(2000):
+            try:
+                queue.enter(None, 1, 1)
+                taken += 1
+            except QueueFullError:
+                pass
+    assert taken == 1998
+
+
+def test_retry_after_is_the_measured_drain() -> None:
+    clock = Clock()
+    queue = Queue(100, 10**6, clock=clock)
+    tickets = [queue.enter(None, 1, 1) for _ in range(100)]
+
+    def wait(reqs: int = 1) -> int:
+        with pytest.raises(QueueFullError) as full:
+            queue.enter(None, reqs, 1)
+        return int(full.value.headers["retry-after"])
+
+    assert wait() == LONGEST_WAIT  # nothing has drained yet
+    for _ in range(20):  # two a second for ten seconds
+        clock.now += 0.5
+        tickets.pop().leave()
+        tickets.append(queue.enter(None, 1, 1))
+    assert wait() == 5  # a tenth of the queue, at two a second
+    assert wait(30) == 15
+    clock.now += 100
+    assert wait() == LONGEST_WAIT
+
+
+def test_nothing_leaks_over_random_lives() -> None:
+    random.seed(1)
+    keys = [None, key("a"), key("b", max_num_queued_reqs=20), key("c", max_num_queued_tokens=100)]
+    queue = Queue(50, 500, keys=3)
+    open_: list[Ticket] = []
+    for _ in range(20_000):
+        if open_ and random.random() < 0.5:
+            ticket = open_.pop(random.randrange(len(open_)))
+            ticket.ended(random.randrange(3))
+            ticket.leave()
+        try:
+            ticket = queue.enter(random.choice(keys), random.randint(1, 9), random.randint(1, 60))
+        except HttpError:
+            continue
+        try:
+            ticket.settle(random.randint(1, 80))
+            open_.append(ticket)
+        except HttpError:
+            ticket.leave()
+    for ticket in open_:
+        ticket.leave()
+    for pool in (queue.reqs, queue.tokens):
+        assert pool.total == 0 and not pool._held and pool.room("new") == pool._own + pool.most - 3 * pool._own
+
+
+def test_a_pool_of_many_keys_never_passes_its_bound() -> None:
+    random.seed(2)
+    pool = Pool(64, 8, Clock())
+    for _ in range(5_000):
+        name, amount = f"k{random.randrange(8)}", random.randint(1, 5)
+        if random.random() < 0.4:
+            pool.give_back(name, min(amount, pool.held(name)))
+        elif amount <= pool.room(name):
+            pool.add(name, amount)
+        assert 0 <= pool.total <= 64 and all(pool.room(f"k{each}") >= 0 for each in range(8))

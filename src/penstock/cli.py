@@ -203,6 +203,10 @@ def serve(
     api_server_count: Annotated[
         int, typer.Option(help="Processes that answer HTTP, over one engine; more than one where one core is short.")
     ] = 1,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of files and batches; the same one goes on where it was. Left out: none."),
+    ] = None,
     knobs: dict[str, Any],
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
@@ -215,6 +219,7 @@ def serve(
     serve_http(
         config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
         api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
+        state_dir=state_dir,
         limits=limits,
     )  # fmt: skip
 

@@ -154,6 +154,7 @@ class Request:
     watch: packed bits over the vocabulary (numpy.packbits, big-endian bit order), or None: a sampled token whose bit
         is set sends the sample's tokens up at once, because it can end a stop string.
     samples: which sample indices of the n to draw (a job that goes on where it stopped), or None: all of them.
+    background: runs on what requests that somebody waits for leave.
     """
 
     request_id: int
@@ -162,6 +163,7 @@ class Request:
     stream: bool = False
     watch: bytes | None = None
     samples: list[int] | None = None
+    background: bool = False
 
 
 def check_request(

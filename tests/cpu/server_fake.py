@@ -55,7 +55,7 @@ def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Tokenize
 class Facts:
     model: str = "fake"
     max_model_len: int = CONTEXT
-    max_num_seqs: int = 64
+    max_num_seqs: int = 16
     vocab_size: int = 256
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Facts:
 class FakeStream:
     def __init__(self, engine: FakeEngine, ids: list[int], sampling: SamplingParams, stream: bool) -> None:
         self.engine, self.ids, self.sampling, self.stream = engine, ids, sampling, stream
-        self.cancelled = False
+        self.cancelled = self.background = False
         self.prompt_logprobs: list[Any] | None = None
         self.num_cached_tokens = 0
 
@@ -123,13 +123,16 @@ class FakeEngine:
         self.open: set[FakeStream] = set()
         self.submitted: list[FakeStream] = []
 
-    def submit(self, prompt_ids: list[int], sampling: SamplingParams, *, stream: bool) -> FakeStream:
+    def submit(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, stream: bool, background: bool = False
+    ) -> FakeStream:
         assert all(type(token) is int and 0 <= token < self.facts.vocab_size for token in prompt_ids) and prompt_ids
         if not self.alive:
             raise EngineError("the engine is closed")
         if len(prompt_ids) >= self.facts.max_model_len:
             raise ContextLengthError("too long", param="prompt")
         made = FakeStream(self, prompt_ids, sampling, stream)
+        made.background = background
         self.submitted.append(made)
         self.open.add(made)
         return made

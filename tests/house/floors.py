@@ -66,5 +66,5 @@ BARRED_WORDS = frozenset({"trust_remote_code"})  # as a keyword, a name or a dic
 LONGEST_FILE = 400  # lines
 
 # Import name -> its name in pyproject.toml, where the two differ.
-DISTRIBUTIONS = {"zmq": "pyzmq", "prometheus_client": "prometheus-client"}
+DISTRIBUTIONS = {"zmq": "pyzmq", "prometheus_client": "prometheus-client", "python_multipart": "python-multipart"}
 NOT_OURS_TO_INSTALL = frozenset({"triton", "ray", "modal"})  # come with torch, or with who deploys there

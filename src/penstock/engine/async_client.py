@@ -168,12 +168,19 @@ class AsyncClient:
         return dict(self._stats)
 
     def submit(
-        self, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool, samples: Sequence[int] | None = None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool,
+        samples: Sequence[int] | None = None,
+        background: bool = False,
     ) -> Stream:
-        """Sends a request. Raises UsageError where it can never be served, EngineError where the engine is gone."""
+        """Sends a request; one in the background goes behind all others. Raises UsageError where it can never be
+        served, EngineError where the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
-        asked = self._client.submit(prompt_ids, sampling, stream=stream, samples=samples)
+        asked = self._client.submit(prompt_ids, sampling, stream=stream, samples=samples, background=background)
         if not self._streams:
             self._progress = time.monotonic()
         self._streams[asked.request_id] = made = Stream(asked, self._cancel)

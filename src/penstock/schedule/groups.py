@@ -29,6 +29,7 @@ from penstock.schedule.step import (
 )
 
 WAITING, PREFILLING, READY = range(3)
+BACKGROUND = 2**40  # added to the arrival of requests in the background: they stand behind all others
 _INT32 = 2**31 - 1
 
 SAMPLING_RECORD = np.dtype(

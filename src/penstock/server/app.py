@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.server import exchange
+from penstock.server.batch_routes import add_batch_routes
 from penstock.server.doors import Doors, Gate
 from penstock.server.exchange import CLOSED_BY_CLIENT, Service
 from penstock.server.forms import ChatForm, CompletionForm
@@ -32,6 +33,7 @@ def build_app(service: Service, doors: Doors | None = None) -> FastAPI:
     """The ASGI application over a running engine."""
     app = FastAPI(title="Penstock", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_openai_routes(app, service)
+    add_batch_routes(app, service)
     _add_health_routes(app, service)
     _add_error_shapes(app)
     _describe_bodies(app)

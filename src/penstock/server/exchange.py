@@ -33,6 +33,7 @@ from penstock.server.whole import JSON, Pace, Whole
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient, Stream
+    from penstock.server.batch_desk import Desk
 
 CLOSED_BY_CLIENT = 499  # nobody reads it; it is for logs
 Result = TypeVar("Result")
@@ -55,6 +56,7 @@ class Service:
     intake: Intake = field(init=False)
     spellings: Spellings = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
+    desk: Desk | None = None  # of files and batches, where there is a state folder
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
@@ -84,11 +86,11 @@ class ClientGoneError(Exception):
 
 
 class Running:
-    """The streams of one call, one a prompt, from submission to their end; its place in the queue goes with them."""
+    """The streams of one call, one a prompt, from submission to their end; its place in the queue goes with them.
+    background: nobody waits for it (a batch's line), so its time is no latency."""
 
-    def __init__(self, service: Service, call: Call, ticket: Ticket | None = None) -> None:
-        self.call = call
-        self.ticket = ticket
+    def __init__(self, service: Service, call: Call, ticket: Ticket | None = None, *, background: bool = False) -> None:
+        self.call, self.ticket, self._background = call, ticket, background
         self.made = 0  # tokens
         self._metrics = service.metrics
         self._start = time.perf_counter()
@@ -97,7 +99,8 @@ class Running:
         self.streams: list[Stream] = []
         try:
             for prompt in call.prompts:
-                self.streams.append(service.client.submit(prompt.ids, call.sampling, stream=call.stream))
+                submit = service.client.submit
+                self.streams.append(submit(prompt.ids, call.sampling, stream=call.stream, background=background))
         except BaseException:
             self.cancel()
             raise
@@ -115,7 +118,8 @@ class Running:
                 yield step
         self._open = False
         self._leave()
-        self._metrics.end_to_end.observe(time.perf_counter() - self._start)
+        if not self._background:
+            self._metrics.end_to_end.observe(time.perf_counter() - self._start)
         self._metrics.asked.observe(sum(len(prompt.ids) for prompt in self.call.prompts))
         self._metrics.made.observe(self.made)
 
@@ -264,7 +268,7 @@ class EventStream(Response):
         return self._answer.usage_event(self._answer.usage(running.made, running.cached)) + DONE
 
 
-async def _whole(service: Service, running: Running, answer: Answer) -> list[bytes]:
+async def whole(service: Service, running: Running, answer: Answer) -> list[bytes]:
     """The body in pieces. A choice becomes bytes when its sample ends, so that little is left to do at the last end."""
     n, pace = running.call.sampling.n, service.pace
     likely = 1 + (running.call.logprobs or 0)
@@ -318,7 +322,7 @@ async def _respond(service: Service, request: Request, call: Call, answer: Answe
     if call.stream:
         return EventStream(service, running, answer)
     try:
-        pieces = await until_gone(_whole(service, running, answer), request.receive, service.closing)
+        pieces = await until_gone(whole(service, running, answer), request.receive, service.closing)
     except ClientGoneError:
         return Response(status_code=CLOSED_BY_CLIENT)
     finally:
@@ -332,4 +336,4 @@ def refuse(error: PenstockError) -> Response:
     return Response(body_of(error), status_of(error), headers, media_type=JSON)
 
 
-__all__ = ["ClientDisconnect", "Running", "Service", "post_chat", "post_completions", "refuse"]
+__all__ = ["ClientDisconnect", "Running", "Service", "post_chat", "post_completions", "refuse", "whole"]

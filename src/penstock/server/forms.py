@@ -101,7 +101,7 @@ FormT = TypeVar("FormT", bound=Form)
 
 def read_completion(body: bytes | bytearray) -> CompletionForm:
     """A completion's form. Raises HttpError."""
-    raw = fields.sift(_read_object(body), CompletionForm.__struct_fields__, fields.COMPLETION)
+    raw = fields.sift(read_object(body), CompletionForm.__struct_fields__, fields.COMPLETION)
     _sift_stream_options(raw)
     if "prompt" not in raw:
         raise HttpError("prompt is missing: text, a list of texts, token ids or a list of them", param="prompt")
@@ -114,7 +114,7 @@ def read_completion(body: bytes | bytearray) -> CompletionForm:
 
 def read_chat(body: bytes | bytearray) -> ChatForm:
     """A chat's form. Raises HttpError."""
-    raw = fields.sift(_read_object(body), ChatForm.__struct_fields__, fields.CHAT)
+    raw = fields.sift(read_object(body), ChatForm.__struct_fields__, fields.CHAT)
     _sift_stream_options(raw)
     messages = raw.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -129,7 +129,7 @@ def read_chat(body: bytes | bytearray) -> ChatForm:
     return form
 
 
-def _read_object(body: bytes | bytearray) -> Json:
+def read_object(body: bytes | bytearray) -> Json:
     try:
         raw = msgspec.json.decode(body)
     except msgspec.ValidationError as error:  # a number that no double and no integer of use can hold

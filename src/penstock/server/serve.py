@@ -26,6 +26,8 @@ from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.server.app import build_app
+from penstock.server.batch_desk import Desk
+from penstock.server.batch_state import State, opened
 from penstock.server.doors import Doors, check_hosts, check_public
 from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
@@ -55,6 +57,7 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     limits: Limits | None = None,
     api_server_count: int = 1,
+    state_dir: Path | None = None,
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
@@ -62,7 +65,8 @@ def serve(
 
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
     process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and doors.py;
-    PENSTOCK_API_KEY counts where no key is given.
+    PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
+    served.
 
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
@@ -73,10 +77,13 @@ def serve(
     doors = Doors(keys=keys, hosts=check_hosts(allowed_hosts))
     check_public(host, doors, allow_no_key=allow_no_key)
     site = Site(served_model_name or config.model.model, doors, limits or Limits())
+    if state_dir is not None and api_server_count > 1:
+        message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
+        raise UsageError(message, param="state_dir")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if api_server_count == 1:
-            with contextlib.closing(bind(host, port)) as listener:
-                runner.run(_serve(config, listener, site, out or sys.stdout, engine))
+            with contextlib.closing(bind(host, port)) as listener, opened(state_dir) as state:
+                runner.run(_serve(config, listener, site, out or sys.stdout, engine, state))
         else:
             from penstock.server.several import serve_several
 
@@ -119,13 +126,16 @@ def port_error(host: str, port: int, error: OSError) -> CapacityError:
     return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): {way_out}", param="port")
 
 
-async def _serve(config: Config, listener: socket.socket, site: Site, out: TextIO, engine: Sequence[str]) -> None:
+async def _serve(
+    config: Config, listener: socket.socket, site: Site, out: TextIO, engine: Sequence[str], state: State | None
+) -> None:
     with signals() as stop:
         client = await unless_stopped(launch(config, engine, site.limits.step_timeout), stop)
         if client is None:
             return
         try:
-            await serve_engine(client, listener, site, stop, lambda: print(line(site, listener), file=out, flush=True))
+            said = line(site, listener)
+            await serve_engine(client, listener, site, stop, lambda: print(said, file=out, flush=True), state=state)
         finally:
             await client.close()
 
@@ -137,6 +147,7 @@ async def serve_engine(
     stop: Stop,
     ready: Callable[[], None],
     board: Board | None = None,
+    state: State | None = None,
 ) -> None:
     """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
     metrics = Metrics(client, site.name, board)
@@ -144,6 +155,7 @@ async def serve_engine(
     service = Service(
         client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=len(site.doors.keys)
     )
+    service.desk = None if state is None else Desk(service, state)
     server = _Server(_uvicorn_config(build_app(service, site.doors)))
     host, port = listener.getsockname()[:2]
     try:
@@ -153,9 +165,13 @@ async def serve_engine(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
+    if service.desk is not None:
+        await service.desk.go_on()
     ready()
     with _rare_collections():
         await _watch(service, serving, stop)
+        if service.desk is not None:
+            await service.desk.end()
         await _end(service, server, serving, stop)
 
 

@@ -1,0 +1,77 @@
+"""One line of a batch as a request: line in, outcome out. The routes' own forms, calls and answers, without HTTP.
+
+It knows the service and its engine's client; no files, no database. Lines run in the background: the engine's
+scheduler lets online requests go first (schedule/admission.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import traceback
+
+from penstock.errors import EngineError, PenstockError
+from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
+from penstock.server.batch_lines import Line
+from penstock.server.batch_results import Outcome
+from penstock.server.exchange import Running, Service, whole
+from penstock.server.forms import CompletionForm
+from penstock.server.refusals import ShuttingDownError, body_of, error_body, status_of
+from penstock.server.translate import Call, chat_call, completion_call
+
+
+class LineCall:
+    """A line that is ready for the engine."""
+
+    def __init__(self, service: Service, line: Line, call: Call, answer: Answer) -> None:
+        self._service, self._line, self._call, self._answer = service, line, call, answer
+
+    @property
+    def sequences(self) -> int:
+        return self._call.choices
+
+    async def outcome(self) -> Outcome:
+        """Runs it. Raises EngineError where the engine died, ShuttingDownError where the server ends: then the line
+        has had no outcome. Every other fault is the line's own."""
+        try:
+            running = Running(self._service, self._call, background=True)
+            try:
+                body = b"".join(await whole(self._service, running, self._answer))
+            finally:
+                running.cancel()
+        except Exception as error:  # noqa: BLE001 - a line that raises ends alone
+            return failed(self._line, error)
+        return Outcome(self._line.custom_id, 200, self._answer.id, body)
+
+
+async def prepare(service: Service, line: Line) -> LineCall | Outcome:
+    """Reads and tokenises a line; an outcome at once where that shows that it cannot run. Raises as `outcome`."""
+    try:
+        form = line.form()
+        service.check_model(form.model)
+        client = service.client
+        answer: Answer
+        if isinstance(form, CompletionForm):
+            call = await completion_call(form, client.facts, client.tokenizer)
+            answer = CompletionAnswer(call, service.model, service.spellings)
+        else:
+            call = await chat_call(form, client.facts, client.tokenizer)
+            answer = ChatAnswer(call, service.model, service.spellings)
+        if call.logprobs is not None:
+            await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
+    except Exception as error:  # noqa: BLE001 - as above
+        return failed(line, error)
+    return LineCall(service, line, call, answer)
+
+
+def failed(line: Line, error: Exception) -> Outcome:
+    """The outcome of a line that ended in an error; those of the engine and the server are raised again."""
+    if isinstance(error, EngineError | ShuttingDownError):
+        raise error
+    request_id = f"req_{secrets.token_hex(16)}"
+    if isinstance(error, PenstockError):
+        return Outcome(line.custom_id, status_of(error), request_id, body_of(error))
+    print(f"penstock: a line of a batch failed by a fault of the server, as {request_id}:", file=sys.stderr)
+    traceback.print_exception(error)
+    body = error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
+    return Outcome(line.custom_id, 500, request_id, body)

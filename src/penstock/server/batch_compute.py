@@ -1,0 +1,96 @@
+"""The middle of a batch: lines without a result go to the engine, outcomes to the disk, until none is left.
+
+    input --read--> line --prepare--> gate --> engine --> outbox --group commit--> journals, then counts
+
+It is killed at any line of this without harm: what was not committed is computed again. It knows lines, gate and
+journals; no database, no status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.server.batch_call import LineCall, prepare
+from penstock.server.batch_gate import Gate, Outbox
+from penstock.server.batch_lines import BatchLimits, parse_line, read_lines
+from penstock.server.batch_results import Outcome, Results
+from penstock.server.exchange import Service
+
+GROUP_SECONDS = 0.1  # that outcomes wait for others to share a sync with
+OUTBOX_BYTES = 32 << 20
+
+
+@dataclass(slots=True)
+class Tools:
+    """What all batches of a server share."""
+
+    service: Service
+    gate: Gate
+    limits: BatchLimits
+
+
+class Compute:
+    """Runs the lines of `path` that `results` doesn't have. save: brings outcomes to the disk, however often it has
+    to try; counted is called after each time."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        path: Path,
+        results: Results,
+        save: Callable[[Callable[[], None]], Awaitable[None]],
+        counted: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._tools, self._path, self._results, self._save, self._counted = tools, path, results, save, counted
+        self._outbox: Outbox[Outcome] = Outbox(OUTBOX_BYTES)
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Until all lines have a result, or `stopped`. However it ends, what was computed is written first, if that
+        can be. Raises EngineError where the engine died."""
+        writing = asyncio.create_task(self._write())
+        feeding = asyncio.create_task(self._feed())
+        stopping = asyncio.create_task(stopped.wait())
+        try:
+            await asyncio.wait((feeding, stopping, writing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (feeding, stopping):
+                task.cancel()
+            await asyncio.wait((feeding, stopping))
+            await self._outbox.close()
+            await asyncio.wait((writing,))
+        writing.result()
+        if not feeding.cancelled():
+            feeding.result()
+
+    async def _feed(self) -> None:
+        """Returns when the last line has its outcome."""
+        try:
+            async with asyncio.TaskGroup() as rows:
+                async for _, data in read_lines(self._path, self._tools.limits):
+                    line = parse_line(data)
+                    if self._results.has(line.custom_id):
+                        continue
+                    call = await prepare(self._tools.service, line)
+                    if isinstance(call, Outcome):
+                        await self._outbox.put(call)
+                        continue
+                    await self._tools.gate.enter(call.sequences, len(data))
+                    rows.create_task(self._row(call, len(data)))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _row(self, call: LineCall, size: int) -> None:
+        """Its place in the gate is free once its outcome has one in the outbox: a slow disk slows the engine down."""
+        try:
+            await self._outbox.put(await call.outcome())
+        finally:
+            self._tools.gate.leave(call.sequences, size)
+
+    async def _write(self) -> None:
+        while await self._outbox.some(GROUP_SECONDS):
+            outcomes = await self._outbox.take()
+            await self._save(lambda outcomes=outcomes: self._results.put(outcomes))  # type: ignore[misc]
+            await self._counted()

@@ -1,0 +1,80 @@
+"""The desk: all batches of a server. It takes up those that a kill left, starts new ones, stops and reports them.
+
+A few run side by side and share the engine's room; the others wait their turn in the status that they have. It knows
+runs and the state folder; no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+
+from penstock.errors import EngineError
+from penstock.server.batch_compute import Tools
+from penstock.server.batch_gate import Gate
+from penstock.server.batch_lines import BatchLimits
+from penstock.server.batch_run import BatchRun
+from penstock.server.batch_state import State
+from penstock.server.batch_store import BatchRow
+from penstock.server.exchange import Service
+from penstock.server.refusals import ShuttingDownError
+
+AT_ONCE = 8  # batches that run side by side
+GATE_BYTES = 64 << 20  # of lines at the engine
+AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
+
+
+class Desk:
+    """Runs the batches of one state folder."""
+
+    def __init__(self, service: Service, state: State, limits: BatchLimits | None = None) -> None:
+        limits = limits or BatchLimits()
+        rows = service.client.facts.max_num_seqs
+        self.state, self.limits, self.model = state, limits, service.model
+        self._tools = Tools(service, Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._ended = False
+        self._runs: dict[str, BatchRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def go_on(self) -> None:
+        """Takes up what an earlier server left. Raises StorageError."""
+        for row in await self.state.call(self.state.store.unfinished):
+            self.start(row)
+
+    def start(self, row: BatchRow) -> None:
+        """Runs a batch that is in the store; where the server ends, the next one does."""
+        if self._ended:
+            return
+        self._runs[row.id] = run = BatchRun(self._tools, self.state, row)
+        self._tasks[row.id] = task = asyncio.create_task(self._turn(run))
+        task.add_done_callback(lambda _: self._forget(row.id))
+
+    def run_of(self, batch_id: str) -> BatchRun | None:
+        """The run of a batch that isn't over."""
+        return self._runs.get(batch_id)
+
+    async def end(self) -> None:
+        """Stops all runs where they are; a start with the same folder goes on with them. Files are still served."""
+        self._ended = True
+        for run in self._runs.values():
+            run.end()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _turn(self, run: BatchRun) -> None:
+        async with self._turns:
+            try:
+                await run.run()
+            except (EngineError, ShuttingDownError):
+                pass  # the server ends and says why; the batch goes on with the next one
+            except Exception as error:  # noqa: BLE001 - not even its failure could be written down: said, and left
+                print(f"penstock: {run.id} stands still until the next start:", file=sys.stderr)
+                traceback.print_exception(error)
+
+    def _forget(self, batch_id: str) -> None:
+        self._runs.pop(batch_id, None)
+        self._tasks.pop(batch_id, None)

@@ -1,0 +1,103 @@
+"""The routes of files and batches, three lines each. Without a state folder each says how to get one.
+
+It knows FastAPI and the desk; the work is files' and batches'.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+
+from penstock.server import batches, files
+from penstock.server.batch_desk import Desk
+from penstock.server.exchange import Service
+from penstock.server.refusals import NotServedError
+
+NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
+
+
+def add_batch_routes(app: FastAPI, service: Service) -> None:
+    """/v1/files and /v1/batches."""
+
+    def desk() -> Desk:
+        if service.desk is None:
+            raise NotServedError(NO_STATE, code="not_served")
+        return service.desk
+
+    @app.post("/v1/files", openapi_extra=_UPLOAD)
+    async def post_file(request: Request) -> Response:
+        return await files.post_file(desk(), request, owner_of(request))
+
+    @app.get("/v1/files")
+    async def list_files(request: Request) -> Response:
+        return await files.list_files(desk(), request, owner_of(request))
+
+    @app.get("/v1/files/{file_id}")
+    async def get_file(file_id: str, request: Request) -> Response:
+        return await files.get_file(desk(), file_id, owner_of(request))
+
+    @app.get("/v1/files/{file_id}/content")
+    async def get_content(file_id: str, request: Request) -> Response:
+        return await files.get_content(desk(), file_id, owner_of(request))
+
+    @app.delete("/v1/files/{file_id}")
+    async def delete_file(file_id: str, request: Request) -> Response:
+        return await files.delete_file(desk(), file_id, owner_of(request))
+
+    @app.post("/v1/batches", openapi_extra=_BATCH)
+    async def post_batch(request: Request) -> Response:
+        return await batches.post_batch(desk(), request, owner_of(request))
+
+    @app.get("/v1/batches")
+    async def list_batches(request: Request) -> Response:
+        return await batches.list_batches(desk(), request, owner_of(request))
+
+    @app.get("/v1/batches/{batch_id}")
+    async def get_batch(batch_id: str, request: Request) -> Response:
+        return await batches.get_batch(desk(), batch_id, owner_of(request))
+
+    @app.post("/v1/batches/{batch_id}/cancel")
+    async def cancel_batch(batch_id: str, request: Request) -> Response:
+        return await batches.cancel_batch(desk(), batch_id, owner_of(request))
+
+
+def owner_of(request: Request) -> str:
+    """Whose files and batches a request may see: one tenant's, as long as all keys are alike."""
+    return ""
+
+
+_UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                    },
+                }
+            }
+        },
+    }
+}
+_BATCH = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["input_file_id", "endpoint", "completion_window"],
+                    "properties": {
+                        "input_file_id": {"type": "string"},
+                        "endpoint": {"type": "string", "enum": ["/v1/chat/completions", "/v1/completions"]},
+                        "completion_window": {"type": "string", "enum": ["24h"]},
+                        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+                    },
+                }
+            }
+        },
+    }
+}

@@ -1,0 +1,144 @@
+"""The shelf: contents of files on disk, whole or not there at all. It knows a folder; no database, no HTTP.
+
+    DIR/files/file-...          finished contents, each synced before it got its name
+    DIR/files/*.part            what is being written; swept away at a start
+    DIR/batches/batch_.../      what a batch has written so far: two journals (journal.py)
+
+Names are made by the server and checked here again: nothing that a client sends becomes a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.errors import PenstockError
+from penstock.server.refusals import HttpError
+
+FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+
+
+class StorageError(HttpError):
+    """The state folder's disk is full, or fails."""
+
+    status, code = 507, "storage"
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(16)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(16)}"
+
+
+class Shelf:
+    """The contents of one state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files, self.batches = folder / "files", folder / "batches"
+        for each in (self.files, self.batches):
+            each.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder)
+
+    def path(self, file_id: str) -> Path:
+        """Where a file's content lies."""
+        if FILE_ID.fullmatch(file_id) is None:
+            raise ValueError("no id of a file")
+        return self.files / file_id
+
+    def draft(self, file_id: str) -> Draft:
+        """A content that is being written. Raises StorageError."""
+        return Draft(self.path(file_id))
+
+    def adopt(self, source: Path, file_id: str) -> int:
+        """Gives a synced file its name on the shelf and says its bytes; it may have it already. Raises OSError."""
+        target = self.path(file_id)
+        if not target.exists():
+            os.rename(source, target)
+        sync_folder(self.files)
+        return target.stat().st_size
+
+    def remove(self, file_id: str) -> None:
+        self.path(file_id).unlink(missing_ok=True)
+
+    def batch_folder(self, batch_id: str) -> Path:
+        """Where a batch writes; it is made where it isn't. Raises OSError."""
+        if BATCH_ID.fullmatch(batch_id) is None:
+            raise ValueError("no id of a batch")
+        folder = self.batches / batch_id
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(self.batches)
+        return folder
+
+    def remove_batch(self, batch_id: str) -> None:
+        """Takes away what a batch wrote on its way; what stays by a fault goes at the next start."""
+        shutil.rmtree(self.batches / batch_id, ignore_errors=True)
+
+    def sweep(self, files: Collection[str], batches: Collection[str]) -> None:
+        """Removes what nobody knows any more: drafts, contents and folders of whom a kill left only that."""
+        for path in self.files.iterdir():
+            if path.name not in files:
+                path.unlink(missing_ok=True)
+        for path in self.batches.iterdir():
+            if path.name not in batches:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class Draft:
+    """A file's content on its way to the disk. Left without `keep`, it goes."""
+
+    def __init__(self, target: Path) -> None:
+        self._target, self._part = target, target.with_name(target.name + ".part")
+        self.size = 0
+        try:
+            self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115 - closed by keep or drop
+        except OSError as error:
+            raise storage_error(error) from error
+
+    def write(self, data: bytes) -> None:
+        """Raises StorageError."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise storage_error(error) from error
+        self.size += len(data)
+
+    def keep(self) -> None:
+        """Synced, named, and the name synced. Raises StorageError."""
+        try:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.rename(self._part, self._target)
+            sync_folder(self._target.parent)
+        except OSError as error:
+            raise storage_error(error) from error
+
+    def drop(self) -> None:
+        """Takes away what was written, unless it was kept."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+
+def storage_error(error: OSError) -> PenstockError:
+    """What a client hears of a disk's fault: no path of ours is in it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError("the server's disk is full: delete files there, or try again when there is room")
+    return StorageError("the server's disk failed at this: try again, and tell whoever runs it")
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,108 @@
+"""The state folder: database, contents and lock of a server that keeps files and batches.
+
+One thread does all of its work on the disk, off the event loop: `await state.call(state.store.file, ...)`. A second
+server on the same folder is refused. It knows the folder's parts; no HTTP, no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from penstock.errors import CapacityError, UsageError
+from penstock.server.batch_shelf import Shelf, StorageError, storage_error
+from penstock.server.batch_store import Store
+
+Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+
+
+class State:
+    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._lock = _locked(folder)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-state")
+        try:
+            self.store = Store(folder / "state.sqlite")
+            self.shelf = Shelf(folder)
+            self.shelf.sweep(*self.store.known())
+        except (OSError, sqlite3.Error) as error:
+            os.close(self._lock)
+            raise _unusable(folder, error) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    async def call(
+        self, work: Callable[Parameters, Result], *values: Parameters.args, **named: Parameters.kwargs
+    ) -> Result:
+        """What `work` gives, run in the state's thread. Raises StorageError for a fault of the disk."""
+        try:
+            return await self.attempt(work, *values, **named)
+        except OSError as error:
+            raise storage_error(error) from error
+        except sqlite3.Error as error:
+            raise StorageError(f"the server's database failed at this ({_words(error)}): try again") from error
+
+    async def attempt(
+        self, work: Callable[Parameters, Result], *values: Parameters.args, **named: Parameters.kwargs
+    ) -> Result:
+        """As call, with whatever `work` raises."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: work(*values, **named))
+
+    def close(self) -> None:
+        """After the last call; what the thread still has to do is done first."""
+        self._thread.shutdown()
+        self.store.close()
+        os.close(self._lock)
+
+
+@contextlib.contextmanager
+def opened(folder: Path | None) -> Iterator[State | None]:
+    """The state of a folder, closed behind; None where there is no folder. Raises as State."""
+    if folder is None:
+        yield None
+        return
+    state = State(folder)
+    try:
+        yield state
+    finally:
+        state.close()
+
+
+def _locked(folder: Path) -> int:
+    """The folder's lock, which goes with the process however it ends."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise CapacityError(
+            f"the state folder {folder} is in use by another server: end it, or name another --state-dir",
+            param="state_dir",
+        ) from error
+    return lock
+
+
+def _unusable(folder: Path, error: Exception) -> UsageError:
+    reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else _words(error)
+    return UsageError(
+        f"the state folder {folder} cannot be used ({reason}): name a folder of yours as --state-dir", param="state_dir"
+    )
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:100]

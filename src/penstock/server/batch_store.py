@@ -1,0 +1,217 @@
+"""The store: files and batches as rows of SQLite (WAL, synced at each commit). One thread calls it.
+
+It knows the tables; contents are the shelf's, results the journals'. A row changes in one transaction, so whatever is
+killed, a batch stands in exactly one status.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.errors import UsageError
+
+VERSION = 1  # of the tables, kept in the database
+OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
+
+_TABLES = """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created_at INTEGER NOT NULL,
+    filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL
+);
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created_at INTEGER NOT NULL,
+    endpoint TEXT NOT NULL, input_file_id TEXT NOT NULL, metadata TEXT, status TEXT NOT NULL, errors TEXT,
+    output_file_id TEXT, error_file_id TEXT, in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER,
+    failed_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
+    total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX batches_status ON batches (status);
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class FileRow:
+    """One file. owner: the key that it belongs to, "" while there is one tenant."""
+
+    number: int = 0
+    id: str
+    owner: str
+    created_at: int
+    filename: str
+    purpose: str
+    bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchRow:
+    """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines."""
+
+    number: int = 0
+    id: str
+    owner: str
+    created_at: int
+    endpoint: str
+    input_file_id: str
+    metadata: str | None = None
+    status: str = "validating"
+    errors: str | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.status in OVER
+
+
+Row = TypeVar("Row", FileRow, BatchRow)
+
+
+class Store:
+    """The database of one state folder. Every method is one transaction; sqlite3.Error goes through."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        elif version != VERSION:
+            self._db.close()
+            raise UsageError(
+                f"the state folder was written by another version of penstock (tables {version}, here {VERSION}): "
+                "name another folder",
+                param="state_dir",
+            )
+
+    def close(self) -> None:
+        self._db.close()
+
+    # --- files
+
+    def add_file(self, row: FileRow) -> None:
+        self._insert("files", [row])
+
+    def file(self, file_id: str, owner: str) -> FileRow | None:
+        return self._one(FileRow, "SELECT * FROM files WHERE id = ? AND owner = ?", (file_id, owner))
+
+    def list_files(self, owner: str, purpose: str | None, after: str | None, limit: int, order: str) -> list[FileRow]:
+        """In the order of their making (`order` asc or desc), behind `after`."""
+        where, values = "owner = ?", [owner]
+        if purpose is not None:
+            where, values = where + " AND purpose = ?", [*values, purpose]
+        return self._page(FileRow, "files", where, values, after, limit, order)
+
+    def remove_file(self, file_id: str, owner: str) -> bool:
+        """False where it isn't there."""
+        return self._db.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount == 1
+
+    def user_of(self, file_id: str) -> str | None:
+        """A batch that isn't over and reads this file."""
+        statement = f"SELECT id FROM batches WHERE input_file_id = ? AND status NOT IN {OVER}"
+        found = self._db.execute(statement, (file_id,)).fetchone()
+        return None if found is None else str(found["id"])
+
+    # --- batches
+
+    def add_batch(self, row: BatchRow) -> None:
+        self._insert("batches", [row])
+
+    def batch(self, batch_id: str, owner: str | None = None) -> BatchRow | None:
+        """owner None: whoever's it is."""
+        if owner is None:
+            return self._one(BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
+        return self._one(BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner))
+
+    def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow]:
+        """The youngest first."""
+        return self._page(BatchRow, "batches", "owner = ?", [owner], after, limit, "desc")
+
+    def unfinished(self) -> list[BatchRow]:
+        """Those that aren't over, the oldest first."""
+        rows = self._db.execute(f"SELECT * FROM batches WHERE status NOT IN {OVER} ORDER BY number")
+        return [_row(BatchRow, row) for row in rows]
+
+    def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
+        """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. False where it doesn't."""
+        values = {"status": status, f"{status}_at": int(time.time()), **values}
+        sets = ", ".join(f"{name} = ?" for name in values)
+        marks = ", ".join("?" for _ in come_from)
+        statement = f"UPDATE batches SET {sets} WHERE id = ? AND status IN ({marks})"
+        return self._db.execute(statement, (*values.values(), batch_id, *come_from)).rowcount == 1
+
+    def note(self, batch_id: str, **values: Any) -> None:
+        """Writes columns of a batch; its status stays."""
+        sets = ", ".join(f"{name} = ?" for name in values)
+        self._db.execute(f"UPDATE batches SET {sets} WHERE id = ?", (*values.values(), batch_id))
+
+    def finish(self, batch_id: str, status: str, files: Iterable[FileRow]) -> None:
+        """The end of a batch: its files are there and it is over, or neither."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._insert("files", files)
+            self.note(batch_id, **{"status": status, f"{status}_at": int(time.time())})
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite has rolled back by itself where the disk was full
+                self._db.execute("ROLLBACK")
+            raise
+
+    def known(self) -> tuple[set[str], set[str]]:
+        """Ids of all files, results that are being named among them, and of the batches whose folders stay: those that
+        aren't over, and those that failed by a fault, for whoever looks into it."""
+        files = {str(row["id"]) for row in self._db.execute("SELECT id FROM files")}
+        unfinished = self.unfinished()
+        files |= {name for row in unfinished for name in (row.output_file_id, row.error_file_id) if name is not None}
+        failed = {str(row["id"]) for row in self._db.execute("SELECT id FROM batches WHERE status = 'failed'")}
+        return files, {row.id for row in unfinished} | failed
+
+    # --- how
+
+    def _insert(self, table: str, rows: Iterable[FileRow | BatchRow]) -> None:
+        for row in rows:
+            names = [field.name for field in fields(row) if field.name != "number"]
+            marks = ", ".join("?" for _ in names)
+            values = [getattr(row, name) for name in names]
+            self._db.execute(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})", values)
+
+    def _one(self, kind: type[Row], statement: str, values: Sequence[Any]) -> Row | None:
+        found = self._db.execute(statement, values).fetchone()
+        return None if found is None else _row(kind, found)
+
+    def _page(
+        self, kind: type[Row], table: str, where: str, values: list[str], after: str | None, limit: int, order: str
+    ) -> list[Row]:
+        bound: list[Any] = [*values]
+        if after is not None:
+            side = ">" if order == "asc" else "<"
+            where += f" AND number {side} (SELECT number FROM {table} WHERE id = ? AND owner = ?)"
+            bound += [after, values[0]]
+        direction = "ASC" if order == "asc" else "DESC"
+        statement = f"SELECT * FROM {table} WHERE {where} ORDER BY number {direction} LIMIT ?"
+        return [_row(kind, row) for row in self._db.execute(statement, (*bound, limit))]
+
+
+def _row(kind: type[Row], row: sqlite3.Row) -> Row:
+    return kind(**{name: row[name] for name in row.keys()})  # noqa: SIM118 - a sqlite3.Row iterates over values
+
+
+def encoded(value: Any) -> str:
+    """JSON for a column."""
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,145 @@
+"""/v1/batches: create, get, list, cancel. OpenAI's objects over the store and the desk.
+
+It knows HTTP and what a batch is asked to be; how it runs is batch_run's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.server import fields
+from penstock.server.batch_desk import Desk
+from penstock.server.batch_lines import ENDPOINTS
+from penstock.server.batch_shelf import BATCH_ID, new_batch_id
+from penstock.server.batch_store import BatchRow, encoded
+from penstock.server.fields import Fate
+from penstock.server.files import ConflictError, NotFoundError, known_file, limit_of, page, query, reply
+from penstock.server.forms import read_object
+from penstock.server.limits import Intake, Limits
+from penstock.server.refusals import HttpError
+
+WINDOW = "24h"
+MOST_LISTED, USUALLY_LISTED = 100, 20
+MOST_PAIRS, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512  # of metadata
+_KNOWN = ("input_file_id", "endpoint", "completion_window", "metadata")
+_FATES = {"output_expires_after": Fate((), "files stay until they are deleted")}
+_LIMITS = Limits(max_body_bytes=64 * 1024)
+
+
+async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
+    """POST /v1/batches. Raises HttpError."""
+    asked = fields.sift(read_object(await Intake(_LIMITS).read(request)), _KNOWN, _FATES)
+    endpoint, metadata = _check(asked)
+    file = await known_file(desk, asked["input_file_id"], owner, "input_file_id")
+    if file.purpose != "batch":
+        raise HttpError("this file's purpose is not batch: upload the input with it", param="input_file_id")
+    row = BatchRow(
+        id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint, input_file_id=file.id,
+        metadata=None if metadata is None else encoded(metadata),
+    )  # fmt: skip
+    await desk.state.call(desk.state.store.add_batch, row)
+    desk.start(row)
+    return reply(batch_object(desk, row))
+
+
+def _check(asked: dict[str, Any]) -> tuple[str, dict[str, str] | None]:
+    """Endpoint and metadata. Raises HttpError."""
+    for name in ("input_file_id", "endpoint", "completion_window"):
+        if name not in asked:
+            raise HttpError(f"{name} is missing", param=name, code="missing_required_parameter")
+        if not isinstance(asked[name], str):
+            raise HttpError(f"{name} must be a text", param=name)
+    if asked["endpoint"] not in ENDPOINTS:
+        message = f"this endpoint is not served in batches: {' and '.join(ENDPOINTS)} are"
+        raise HttpError(message, param="endpoint", code="unsupported_value")
+    if asked["completion_window"] != WINDOW:
+        message = f"completion_window must be {WINDOW}; batches here don't expire"
+        raise HttpError(message, param="completion_window", code="unsupported_value")
+    return asked["endpoint"], _metadata(asked.get("metadata"))
+
+
+def _metadata(given: Any) -> dict[str, str] | None:
+    if given is None:
+        return None
+    message = (
+        f"metadata must be an object of at most {MOST_PAIRS} texts by name, names up to {LONGEST_KEY} characters, "
+        f"texts up to {LONGEST_VALUE}"
+    )
+    if not isinstance(given, dict) or len(given) > MOST_PAIRS:
+        raise HttpError(message, param="metadata")
+    for name, value in given.items():
+        if len(name) > LONGEST_KEY or not isinstance(value, str) or len(value) > LONGEST_VALUE:
+            raise HttpError(message, param="metadata")
+    return given
+
+
+async def list_batches(desk: Desk, request: Request, owner: str) -> Response:
+    """GET /v1/batches. Raises HttpError."""
+    asked = query(request, {"after", "limit"})
+    limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
+    rows = await desk.state.call(desk.state.store.list_batches, owner, asked.get("after"), limit + 1)
+    return page([batch_object(desk, row) for row in rows], limit)
+
+
+async def get_batch(desk: Desk, batch_id: str, owner: str) -> Response:
+    """GET /v1/batches/ID. Raises NotFoundError."""
+    return reply(batch_object(desk, await _known(desk, batch_id, owner)))
+
+
+async def cancel_batch(desk: Desk, batch_id: str, owner: str) -> Response:
+    """POST /v1/batches/ID/cancel: what is done stays. Raises NotFoundError, ConflictError."""
+    store = desk.state.store
+    await _known(desk, batch_id, owner)
+    if await desk.state.call(store.move, batch_id, ("validating", "in_progress"), "cancelling"):
+        run = desk.run_of(batch_id)
+        if run is not None:
+            run.stop()
+    row = await _known(desk, batch_id, owner)
+    if row.status not in ("cancelling", "cancelled"):
+        raise ConflictError(f"a batch that is {row.status} cannot be cancelled", param="batch_id")
+    return reply(batch_object(desk, row))
+
+
+async def _known(desk: Desk, batch_id: str, owner: str) -> BatchRow:
+    row = None
+    if BATCH_ID.fullmatch(batch_id) is not None:
+        row = await desk.state.call(desk.state.store.batch, batch_id, owner)
+    if row is None:
+        raise NotFoundError("there is no batch of this id: GET /v1/batches lists them", param="batch_id")
+    return row
+
+
+def batch_object(desk: Desk, row: BatchRow) -> dict[str, Any]:
+    """OpenAI's batch object, its counts as of now; `expected_at` is ours: Unix seconds, by the measured rate."""
+    run = None if row.over else desk.run_of(row.id)
+    completed, failed = (row.completed, row.failed) if run is None else (run.completed, run.failed)
+    return {
+        "id": row.id,
+        "object": "batch",
+        "endpoint": row.endpoint,
+        "model": desk.model,
+        "errors": None if row.errors is None else msgspec.Raw(row.errors.encode()),
+        "input_file_id": row.input_file_id,
+        "completion_window": WINDOW,
+        "status": row.status,
+        "output_file_id": row.output_file_id if row.over else None,
+        "error_file_id": row.error_file_id if row.over else None,
+        "created_at": row.created_at,
+        "in_progress_at": row.in_progress_at,
+        "expires_at": None,
+        "finalizing_at": row.finalizing_at,
+        "completed_at": row.completed_at,
+        "failed_at": row.failed_at,
+        "expired_at": None,
+        "cancelling_at": row.cancelling_at,
+        "cancelled_at": row.cancelled_at,
+        "request_counts": {"total": row.total, "completed": completed, "failed": failed},
+        "metadata": None if row.metadata is None else json.loads(row.metadata),
+        "expected_at": None if run is None else run.expected_end,
+    }

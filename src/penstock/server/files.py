@@ -1,0 +1,201 @@
+"""/v1/files: upload, list, get, content, delete. OpenAI's objects over the store and the shelf.
+
+It knows HTTP and the state folder; no batches but for the question whether one still reads a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any, BinaryIO
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from penstock.server.batch_desk import Desk
+from penstock.server.batch_shelf import FILE_ID, new_file_id
+from penstock.server.batch_store import FileRow
+from penstock.server.refusals import HttpError
+from penstock.server.upload import Upload, UploadParser, receive, too_large
+from penstock.server.whole import JSON, PIECE
+
+FORM_BYTES = 64 * 1024  # of a form's body beside its file's
+MOST_LISTED = 10_000
+_DIGITS = 9
+
+
+class NotFoundError(HttpError):
+    """An id of nothing that is here."""
+
+    status, code = 404, "not_found"
+
+
+class ConflictError(HttpError):
+    """What stands against it now and may not later."""
+
+    status, code = 409, "conflict"
+
+
+async def post_file(desk: Desk, request: Request, owner: str) -> Response:
+    """POST /v1/files. Raises HttpError."""
+    most = desk.limits.max_file_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
+        raise too_large(most)
+    parser = UploadParser(request.headers.get("content-type", ""), most)
+    state, file_id = desk.state, new_file_id()
+    draft = await state.call(state.shelf.draft, file_id)
+    try:
+        upload = await receive(_bounded(request, most), parser, draft, asyncio.to_thread)
+        filename = _check_upload(upload)
+        row = FileRow(
+            id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size
+        )
+        await asyncio.to_thread(draft.keep)
+        await state.call(state.store.add_file, row)
+    finally:
+        draft.drop()
+    return reply(file_object(row))
+
+
+async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:
+    """The body's pieces, up to what a file and its form may have."""
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most + FORM_BYTES:
+            raise too_large(most)
+        yield piece
+
+
+def _check_upload(upload: Upload) -> str:
+    """The file's name. Raises HttpError."""
+    for name in upload.fields:
+        if name.startswith("expires_after"):
+            message = "expires_after is not served: files stay until they are deleted"
+            raise HttpError(message, param="expires_after", code="unsupported_parameter")
+        if name != "purpose":
+            shown = name[:80]
+            raise HttpError(f"unknown field {shown}: leave it out", param=shown, code="unknown_parameter")
+    if upload.filename is None:
+        raise HttpError("file is missing: send it as a part of the form", param="file")
+    purpose = upload.fields.get("purpose")
+    if purpose != "batch":
+        message = "purpose is missing: batch is served" if purpose is None else "this purpose is not served: batch is"
+        raise HttpError(message, param="purpose", code=None if purpose is None else "unsupported_value")
+    return upload.filename
+
+
+async def list_files(desk: Desk, request: Request, owner: str) -> Response:
+    """GET /v1/files. Raises HttpError."""
+    asked = query(request, {"after", "limit", "order", "purpose"})
+    limit = limit_of(asked, MOST_LISTED, MOST_LISTED)
+    order = asked.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise HttpError("order must be asc or desc", param="order")
+    after, purpose = asked.get("after"), asked.get("purpose")
+    rows = await desk.state.call(desk.state.store.list_files, owner, purpose, after, limit + 1, order)
+    return page([file_object(row) for row in rows], limit)
+
+
+async def get_file(desk: Desk, file_id: str, owner: str) -> Response:
+    """GET /v1/files/ID. Raises NotFoundError."""
+    return reply(file_object(await known_file(desk, file_id, owner)))
+
+
+async def get_content(desk: Desk, file_id: str, owner: str) -> Response:
+    """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError."""
+    row = await known_file(desk, file_id, owner)
+    try:
+        file = await desk.state.attempt(open, desk.state.shelf.path(row.id), "rb")
+    except FileNotFoundError as error:
+        raise NotFoundError("this file was deleted just now", param="file_id") from error
+    headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.id}"'}
+    return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=headers)
+
+
+async def _pieces(file: Any) -> AsyncIterator[bytes]:
+    content: BinaryIO = file
+    try:
+        while piece := await asyncio.to_thread(content.read, PIECE):
+            yield piece
+    finally:
+        content.close()
+
+
+async def delete_file(desk: Desk, file_id: str, owner: str) -> Response:
+    """DELETE /v1/files/ID. Raises NotFoundError, ConflictError."""
+    state = desk.state
+
+    def remove() -> str | None:
+        user = state.store.user_of(file_id)
+        if user is None and state.store.remove_file(file_id, owner):
+            state.shelf.remove(file_id)
+        return user
+
+    await known_file(desk, file_id, owner)
+    user = await state.call(remove)
+    if user is not None:
+        raise ConflictError(f"{user} reads this file and is not over: cancel it first", param="file_id")
+    return reply({"id": file_id, "object": "file", "deleted": True})
+
+
+async def known_file(desk: Desk, file_id: str, owner: str, param: str = "file_id") -> FileRow:
+    """The row of a file. Raises NotFoundError."""
+    row = None
+    if FILE_ID.fullmatch(file_id) is not None:
+        row = await desk.state.call(desk.state.store.file, file_id, owner)
+    if row is None:
+        raise NotFoundError("there is no file of this id: GET /v1/files lists them", param=param)
+    return row
+
+
+def file_object(row: FileRow) -> dict[str, Any]:
+    """OpenAI's file object."""
+    return {
+        "id": row.id,
+        "object": "file",
+        "bytes": row.bytes,
+        "created_at": row.created_at,
+        "expires_at": None,
+        "filename": row.filename,
+        "purpose": row.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+# --- what both routes need of HTTP
+
+
+def reply(content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), media_type=JSON)
+
+
+def page(found: list[dict[str, Any]], limit: int) -> Response:
+    """A list of at most `limit`; `found` has one more where there are more."""
+    shown = found[:limit]
+    ids = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    more = len(found) > limit
+    return reply({"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[1], "has_more": more})
+
+
+def query(request: Request, known: set[str]) -> dict[str, str]:
+    """The query's values. Raises HttpError for one that isn't known."""
+    for name in request.query_params:
+        if name not in known:
+            shown = name[:80]
+            raise HttpError(f"unknown parameter {shown}: leave it out", param=shown, code="unknown_parameter")
+    return dict(request.query_params)
+
+
+def limit_of(asked: dict[str, str], usual: int, most: int) -> int:
+    """Raises HttpError."""
+    text = asked.get("limit")
+    if text is None:
+        return usual
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and 1 <= int(text) <= most):
+        raise HttpError(f"limit must be a whole number between 1 and {most}", param="limit")
+    return int(text)

@@ -1,0 +1,90 @@
+"""A server with files and batches over the fake engine, and small words for tests of both.
+
+A batch's state folder outlives a server: tests open it again with the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+from server_fake import Running, running_server
+
+from penstock.server.batch_desk import Desk
+from penstock.server.batch_lines import BatchLimits
+from penstock.server.batch_state import opened
+from penstock.text.tokenizer import Tokenizer
+
+OVER = ("completed", "failed", "cancelled")
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class Batching:
+    """A running server, and the official client of it."""
+
+    def __init__(self, running: Running, desk: Desk) -> None:
+        self.running, self.engine, self.url, self.desk = running, running.engine, running.url, desk
+        self.openai = OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0)
+        self.http = httpx.Client(base_url=running.url, timeout=60)
+
+    def upload(self, content: bytes, name: str = "in.jsonl") -> str:
+        return self.openai.files.create(file=(name, content), purpose="batch").id
+
+    def submit(self, content: bytes, endpoint: str = COMPLETIONS) -> str:
+        file_id = self.upload(content)
+        made = self.openai.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window="24h")
+        return made.id
+
+    def until_over(self, batch_id: str) -> Any:
+        while (batch := self.openai.batches.retrieve(batch_id)).status not in OVER:
+            time.sleep(0.01)
+        return batch
+
+    def rows(self, file_id: str | None) -> list[dict[str, Any]]:
+        if file_id is None:
+            return []
+        content = self.openai.files.content(file_id).content
+        assert content.endswith(b"\n")
+        return [json.loads(line) for line in content.split(b"\n")[:-1]]
+
+
+@contextlib.contextmanager
+def batching(
+    tokenizer: Tokenizer | None, folder: Path, limits: BatchLimits | None = None, **facts: Any
+) -> Iterator[Batching]:
+    """Goes on with what is in the folder; ends as a server does that was told to."""
+    with opened(folder) as state, running_server(tokenizer, **facts) as running:
+        assert state is not None
+        made: list[Desk] = []
+
+        async def begin() -> None:
+            made.append(Desk(running.service, state, limits))
+            running.service.desk = made[0]
+            await made[0].go_on()
+
+        running.on_loop(begin())
+        try:
+            yield Batching(running, made[0])
+        finally:
+            running.on_loop(made[0].end())
+
+
+def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
+    body = {"model": "fake", "max_tokens": 3, **body}
+    if url == COMPLETIONS:
+        body.setdefault("prompt", "a")
+    else:
+        body.setdefault("messages", [{"role": "user", "content": "a"}])
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
+
+

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Variables that engines and their libraries heed; keys are left out whatever they begin with.
 HEEDED = ("OMP_", "KMP_", "MKL_", "GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VLLM_")
+MINUTES = 30.0
 FEWEST_IDS = 1000  # that every model's vocabulary has
 
 
@@ -31,7 +32,13 @@ def bench_run(
     out: Annotated[Path, typer.Option(help="Folder of the run; the same one goes on where it was.")] = Path(
         "bench-out"
     ),
+    minutes: Annotated[
+        float | None, typer.Option(help="For all shapes together, about; 30 unless --short or --full is given.", min=1)
+    ] = None,
     short: Annotated[bool, typer.Option(help="Windows of 10 s, one start, few requests: a hint, marked so.")] = False,
+    full: Annotated[
+        bool, typer.Option(help="The whole method, whatever it takes: three starts, 1,000 at once.")
+    ] = False,
     goal: Annotated[list[float] | None, typer.Option(help="First token within so many seconds; again.")] = None,
     quantile: Annotated[float | None, typer.Option(help="By which share of the requests.", min=0.01, max=0.999)] = None,
     starts: Annotated[int | None, typer.Option(help="Starts of the server.", min=1, max=100)] = None,
@@ -83,7 +90,7 @@ def _run(given: dict[str, Any]) -> None:
     from penstock.bench.workload import named
 
     works = named(given["shape"] or [], given["suite"])
-    settings = _settings(given)
+    settings = _settings(given, len(works))
     processes = given["processes"] or _processes()
     subject = _subject(given)
     run_all(Run(
@@ -174,17 +181,22 @@ def _ceiling(processes: int) -> Ceiling:
     return Ceiling(rung.events or None, rung.requests or None) if rung is not None else Ceiling()
 
 
-def _settings(given: dict[str, Any]) -> Settings:
+def _settings(given: dict[str, Any], shapes: int) -> Settings:
     from dataclasses import fields, replace
 
-    from penstock.bench.method import SHORT, Settings
+    from penstock.bench.method import SHORT, Settings, within
     from penstock.errors import UsageError
 
+    if given["short"] and given["full"]:
+        raise UsageError("--short and --full are two things: give one", param="short")
+    minutes = given["minutes"] or (None if given["short"] or given["full"] else MINUTES)
+    budget = 60 * minutes / shapes if minutes else None
+    usual = SHORT if given["short"] else Settings() if given["full"] else within(budget or 0.0)
     names = {each.name for each in fields(Settings)}
     said = {name: value for name, value in given.items() if name in names and value is not None}
     if given["goal"]:
         said["goals"] = tuple(sorted(set(given["goal"])))
-    settings = replace(SHORT if given["short"] else Settings(), **said)
+    settings = replace(usual, budget=budget, **said)
     if wrong := [goal for goal in settings.goals if not 0 < goal < 1e6]:
         raise UsageError(f"--goal {wrong[0]} is no time: give seconds above 0", param="goal")
     if settings.longest < settings.window:

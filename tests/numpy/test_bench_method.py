@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.arrivals import DRAIN, Known, load_of, poisson, warm_load
+from penstock.bench.arrivals import Known, load_of, poisson, warm_load
 from penstock.bench.method import (
     CLOSED,
     FEWEST,
     NARROW,
     OPEN,
+    PLENTY,
     SATURATION,
     SHORT,
     SINGLE,
@@ -26,6 +27,7 @@ from penstock.bench.method import (
     failed,
     next_plan,
     sides,
+    within,
 )  # fmt: skip
 from penstock.bench.workload import Prompted
 from penstock.errors import UsageError
@@ -135,6 +137,38 @@ def test_windows_hold_enough_requests_and_never_none() -> None:
         assert min(window for window, _ in windows) >= 0.9 * least
 
 
+@given(most=rates, shares=shares, seconds=st.floats(1, 20_000), shape=st.floats(0.01, 20))
+def test_a_budget_is_kept_and_the_two_ends_are_measured_all_the_same(
+    most: float, shares: list[float], seconds: float, shape: float
+) -> None:
+    settings = replace(within(seconds), goals=GOALS)
+    server = Server(most, {goal: share * most for goal, share in zip(GOALS, shares, strict=True)})
+    found: list[Found] = []
+    while (plan := next_plan(settings, found)) is not None:
+        took = shape if plan.kind in (SATURATION, SINGLE) else plan.opens + plan.window
+        found.append(replace(server.measure(plan), took=took))
+    spent = sum(each.took for each in found if each.plan.kind in (CLOSED, OPEN))
+    assert spent < seconds and {SATURATION, SINGLE} <= {each.plan.kind for each in found}
+    assert replace(settings, budget=None).window <= 60 and settings.longest >= settings.window
+
+
+def test_what_time_is_worth() -> None:
+    assert replace(within(PLENTY), budget=None) == Settings() and not within(PLENTY).below_full(starts=True)
+    least, more = within(100.0), within(1000.0)
+    assert least.below_full(starts=False) and more.below_full(starts=False)
+    assert least.window < more.window < 60 and least.at_once <= more.at_once < 1000
+    assert replace(Settings(), budget=60.0).below_full(starts=False)
+
+
+def test_windows_see_a_steady_state_of_slow_requests() -> None:
+    """A request takes 40 s by itself: it is warm after 40, and the window holds three of its lengths."""
+    found = run(Settings(goals=GOALS, starts=2), Server(0.2, dict.fromkeys(GOALS, 0.1)))
+    alone = 1 / next(each.request_rate for each in found if each.plan.kind == SINGLE)
+    steady = [each.plan for each in found if each.plan.kind in (OPEN, CLOSED)]
+    assert alone > 40 and {plan.start for plan in steady} == {0, 1}
+    assert all(plan.opens == alone and plan.window >= 3 * alone for plan in steady)
+
+
 def test_a_short_run_says_so() -> None:
     assert not Settings().below_full(starts=True) and SHORT.below_full(starts=False)
     for name, less in {"window": 59.0, "enough": 999, "at_once": 10, "alone": 1, "warm_up": 1.0}.items():
@@ -147,7 +181,7 @@ def test_a_short_run_says_so() -> None:
 
 
 def plan_of(kind: str, **more: float | int | None) -> Plan:
-    return Plan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, **more})  # type: ignore[arg-type]
+    return Plan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, "opens": 10.0, **more})  # type: ignore[arg-type]
 
 
 def prompts() -> list[Prompted]:
@@ -178,7 +212,7 @@ def test_the_load_of_each_kind() -> None:
     single = load_of(plan_of(SINGLE, requests=5, window=600.0), settings, None, iter(prompts()), 0)
     assert single.closed == 1 and len(single.asks) == 5 and all(math.isnan(ask.intended) for ask in single.asks)
     opened = load_of(plan_of(OPEN, rate=8.0), settings, known, iter(prompts()), 0)
-    assert opened.window == (10.0, 70.0) and opened.stop_after == 70.0 + DRAIN * 6.0
+    assert opened.window == (10.0, 70.0) and opened.stop_after == 70.0 + 8 * 6.0
     assert 8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2  # they go on arriving until the window's have ended
     closed = load_of(plan_of(CLOSED, concurrency=4), settings, known, iter(prompts()), 0)
     assert closed.closed == 4 and len(closed.asks) >= 4 / 6.0 * closed.stop_after

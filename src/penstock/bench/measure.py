@@ -10,6 +10,7 @@ A stopped run goes on from its folder. It knows the parts of the bench; no engin
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -73,6 +74,7 @@ class Shape:
         self._settings = run.settings
         self._texts: Texts | None = None
         self._tried = False  # a point, by this process
+        self._since = time.monotonic()  # what the next point's time is counted from
 
     def measure(self) -> None:
         """What the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a failure of
@@ -133,7 +135,7 @@ class Shape:
             kind = _kind(fault, message, server)
             return self._fail(plan, kind, message or "no request ended in time", server.tail() if server else "")
         look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
-        self._folder.add(Measured(plan, samples, look, _seconds(plan, samples)))
+        self._folder.add(Measured(plan, samples, look, _seconds(plan, samples), self._took()))
         if (samples.outcome == UNFINISHED).any():
             self._settle(target)
         return True
@@ -182,8 +184,14 @@ class Shape:
     def _fail(self, plan: Plan | None, kind: Kind, message: str, log: str) -> bool:
         said = plain(" ".join(message.split()))[:MESSAGE]
         point = plan.name if plan is not None else None
-        self._folder.add_failure(Failed(plan, Failure(point=point, kind=kind, message=said, log=plain(log))))
+        failure = Failure(point=point, kind=kind, message=said, log=plain(log))
+        self._folder.add_failure(Failed(plan, failure, self._took()))
         return False
+
+    def _took(self) -> float:
+        """Seconds since the last point, or since this process took up the shape."""
+        since, self._since = self._since, time.monotonic()
+        return self._since - since
 
 
 # --- what went wrong

@@ -1,8 +1,10 @@
 """Which points a run measures, and in which order: everything at once, one at a time, a ladder, and Poisson rates
 between, placed by bisection around the crossing of each goal.
 
-    start 0   saturation ─ single ─ closed 2, 4, 8, ... ─ open: for each goal, halves of [passes | fails]
+    start 0   saturation ─ single ─ open: for each goal, halves of [meets | fails] ─ closed 2, 4, 8, ...
     start 1+  saturation ─ single ─ the open points on both sides of each crossing, again
+
+Time that is short ends this list early, so what matters most comes first.
 
 The plan is a pure function of what was measured, so that a stopped run goes on by asking again. It knows numbers; no
 server and no clock.
@@ -11,12 +13,14 @@ server and no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
 GROWS = 1.05  # a rung of the ladder that adds less than this is its last
 NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
 COUNTED = ("warm_up", "window", "longest", "enough", "at_once", "alone", "bisections")  # less of one is a short run
+PLENTY = 5400.0  # seconds in which a shape is measured by the full method
+STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
 FEWEST = 10  # requests that an open window holds on average, however long that takes: chance alone leaves none empty
 STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
 
@@ -26,11 +30,12 @@ class Settings:
     """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
 
     window: a point's shortest.     longest: a point's longest, however few its requests.
-    drain: how long the window's requests may go on after it; 8 times one that is alone, if that is more.
+    drain: how long the window's requests may go on after it; `drains` times one that is alone, if that is more.
     enough: requests that a point near a crossing should have.
     at_once: requests of the saturation point.     alone: of the single one.
     bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
     stall: how long a server may say nothing at all while it owes answers.
+    budget: of the whole shape, the server's starts in it; None: as long as it takes.
     """
 
     goals: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -46,22 +51,42 @@ class Settings:
     bisections: int = 5
     ladder: bool = True
     stall: float = 300.0
+    drains: float = 8.0
+    budget: float | None = None
 
     def below_full(self, *, starts: bool) -> bool:
         """Whether it is less than the method asks for: to be read as a hint. starts: whether those count."""
         full = Settings()
         counted = [*COUNTED, "starts"] if starts else COUNTED
-        return any(getattr(self, name) < getattr(full, name) for name in counted)
+        hurried = self.budget is not None and self.budget < PLENTY
+        return hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
 
 
 SHORT = Settings(
-    starts=1, warm_up=2.0, window=10.0, longest=60.0, drain=10.0, enough=100, at_once=200, alone=5, bisections=2
-)  # what `--short` is
+    starts=1, warm_up=2.0, window=10.0, longest=60.0, drain=5.0, enough=100, at_once=200, alone=5, bisections=2,
+    drains=3.0,
+)  # what `--short` is  # fmt: skip
+
+
+def within(seconds: float) -> Settings:
+    """What a shape is measured by in so much time: the full method in an hour and a half, the least in four minutes."""
+    full = Settings()
+
+    def part(least: float, whole: float) -> float:
+        return round(min(whole, max(least, whole * seconds / PLENTY)), 1)
+
+    return Settings(
+        starts=full.starts if seconds >= PLENTY else 1, warm_up=part(2, full.warm_up), window=part(8, full.window),
+        longest=part(40, full.longest), drain=part(5, full.drain), enough=int(part(100, full.enough)),
+        at_once=int(part(100, full.at_once)), alone=int(part(4, full.alone)), bisections=int(part(2, full.bisections)),
+        drains=part(3, full.drains), budget=seconds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A point to measure on one start of the server. requests: at most; 0: as many as the window takes."""
+    """A point to measure on one start of the server. requests: at most; 0: as many as the window takes. opens: seconds
+    after which the window opens; it is then as long as `window` says."""
 
     name: str
     kind: str
@@ -70,6 +95,7 @@ class Plan:
     rate: float | None = None
     concurrency: int | None = None
     requests: int = 0
+    opens: float = 0.0
 
     @property
     def key(self) -> str:
@@ -80,16 +106,18 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it.
-    failed: the point could not be measured at all; it is not tried again, and bounds what others try."""
+    failed: the point could not be measured at all; it is not tried again, and bounds what others try. took: seconds of
+    the shape's time, with what was done for it."""
 
     plan: Plan
     request_rate: float
     met: dict[float, float]
     failed: bool = False
+    took: float = 0.0
 
 
-def failed(plan: Plan, goals: Sequence[float]) -> Found:
-    return Found(plan, 0.0, dict.fromkeys(goals, 0.0), True)
+def failed(plan: Plan, goals: Sequence[float], took: float = 0.0) -> Found:
+    return Found(plan, 0.0, dict.fromkeys(goals, 0.0), True, took)
 
 
 def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
@@ -98,8 +126,21 @@ def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
         done = [each for each in found if each.plan.start == start]
         plan = _next_of(settings, start, done, [each for each in found if each.plan.start == 0])
         if plan is not None:
-            return plan
+            return plan if _fits(settings, plan, found) else None
     return None
+
+
+def _fits(settings: Settings, plan: Plan, found: Sequence[Found]) -> bool:
+    """Whether there is time for it, at its least. The two ends of the curve are measured whatever they take."""
+    if settings.budget is None or plan.kind in (SATURATION, SINGLE):
+        return True
+    return sum(each.took for each in found) + plan.opens + plan.window < settings.budget
+
+
+def _alone(done: Sequence[Found]) -> float:
+    """Seconds of a request by itself: one at a time makes so many a second."""
+    rate = next((each.request_rate for each in done if each.plan.kind == SINGLE), 0.0)
+    return 1 / rate if rate > 0 else 0.0
 
 
 def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Sequence[Found]) -> Plan | None:
@@ -111,11 +152,11 @@ def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Seque
     if kinds[SINGLE].failed:
         return None  # nobody knows how long a request takes
     if start == 0:
-        return (_rung(settings, done) if settings.ladder else None) or _bisect(settings, done)
+        return _bisect(settings, done) or (_rung(settings, done) if settings.ladder else None)
     again = [each.plan for each in first if each.plan.name in sides(settings, first)]
     measured = {each.plan.name for each in done}
     left = [plan for plan in again if plan.name not in measured]
-    return _open(settings, left[0].rate or 0.0, start) if left else None
+    return replace(left[0], start=start) if left else None
 
 
 # --- the ladder
@@ -123,13 +164,15 @@ def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Seque
 
 def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
     """2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
-    rungs = [each for each in done if each.plan.kind in (SINGLE, CLOSED)]
+    rungs = sorted((each for each in done if each.plan.kind in (SINGLE, CLOSED)), key=lambda e: e.plan.concurrency or 1)
     if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
         return None  # a rung that failed has a rate of 0
     concurrency = 2 * (rungs[-1].plan.concurrency or 1)
     if concurrency >= settings.at_once:
         return None
-    return Plan(f"{CLOSED}-{concurrency}", CLOSED, 0, settings.window, concurrency=concurrency)
+    alone = _alone(done)
+    window, opens = max(settings.window, STEADY * alone), max(settings.warm_up, alone)
+    return Plan(f"{CLOSED}-{concurrency}", CLOSED, 0, window, concurrency=concurrency, opens=opens)
 
 
 # --- the crossings
@@ -158,17 +201,18 @@ def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
             continue
         meets, fails = pair
         if fails is None:
-            return _open(settings, STRIDE * meets or highest, 0)
+            return _open(settings, STRIDE * meets or highest, _alone(done))
         if fails - meets > NARROW * fails:
-            return _open(settings, (meets + fails) / 2, 0)
+            return _open(settings, (meets + fails) / 2, _alone(done))
     return None
 
 
-def _open(settings: Settings, rate: float, start: int) -> Plan:
+def _open(settings: Settings, rate: float, alone: float) -> Plan:
     """Poisson arrivals at a rate, for as long as enough of them take, within the bounds."""
     rate = float(f"{rate:.3g}")
-    window = max(min(settings.longest, max(settings.window, settings.enough / rate)), FEWEST / rate)
-    return Plan(f"{OPEN}-{rate:g}", OPEN, start, window, rate=rate)
+    least = max(FEWEST / rate, STEADY * alone)
+    window = max(min(settings.longest, max(settings.window, settings.enough / rate)), least)
+    return Plan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate=rate, opens=max(settings.warm_up, alone))
 
 
 def sides(settings: Settings, done: Sequence[Found]) -> set[str]:

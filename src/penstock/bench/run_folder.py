@@ -31,12 +31,14 @@ from penstock.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A point on one start: its plan, its samples, what the clients said, and the seconds that its rate is over."""
+    """A point on one start: its plan, its samples, what the clients said, and the seconds that its rate is over. took:
+    of the shape's time, with what was done for it."""
 
     plan: Plan
     samples: Samples
     look: Look
     seconds: float
+    took: float
 
     def found(self, goals: tuple[float, ...]) -> Found:
         """For the planner: rates and shares of the window's requests; one that failed met no goal."""
@@ -44,7 +46,8 @@ class Measured:
         ok = inside.outcome == OK
         waited = np.where(ok, inside.first - issued(inside), np.inf)
         met = {goal: float(np.mean(waited <= goal)) if len(inside) else 0.0 for goal in goals}
-        return Found(self.plan, float(ok.sum()) / self.seconds if self.seconds > 0 else 0.0, met)
+        rate = float(ok.sum()) / self.seconds if self.seconds > 0 else 0.0
+        return Found(self.plan, rate, met, took=self.took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Failed:
 
     plan: Plan | None
     failure: Failure
+    took: float = 0.0
 
 
 class RunFolder:
@@ -116,7 +120,13 @@ class RunFolder:
 
     def add(self, one: Measured) -> None:
         order = len(self._measured) + len(self.failed())
-        said = {"order": order, "plan": asdict(one.plan), "look": one.look.model_dump(), "seconds": one.seconds}
+        said = {
+            "order": order,
+            "plan": asdict(one.plan),
+            "look": one.look.model_dump(),
+            "seconds": one.seconds,
+            "took": one.took,
+        }
         write_whole(self._points / f"{one.plan.key}.json", json.dumps(said))
         write_parquet(one.samples, self._points / f"{one.plan.key}.parquet")
         self._measured.append(one)
@@ -127,7 +137,9 @@ class RunFolder:
             raw = told.with_suffix(".parquet")
             if raw.exists():
                 said = json.loads(told.read_text())
-                one = Measured(Plan(**said["plan"]), read_parquet(raw), Look(**said["look"]), said["seconds"])
+                one = Measured(
+                    Plan(**said["plan"]), read_parquet(raw), Look(**said["look"]), said["seconds"], said["took"]
+                )
                 found.append((said["order"], one))
         return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
@@ -136,7 +148,10 @@ class RunFolder:
     def failed(self) -> list[Failed]:
         path = self.path / "failures.json"
         told = json.loads(path.read_text()) if path.exists() else []
-        return [Failed(Plan(**each["plan"]) if each["plan"] else None, Failure(**each["failure"])) for each in told]
+        return [
+            Failed(Plan(**each["plan"]) if each["plan"] else None, Failure(**each["failure"]), each["took"])
+            for each in told
+        ]
 
     def add_failure(self, one: Failed) -> None:
         self._write_failed([*self.failed(), one])
@@ -150,14 +165,14 @@ class RunFolder:
 
     def _write_failed(self, all_of_them: list[Failed]) -> None:
         told = [
-            {"plan": asdict(one.plan) if one.plan else None, "failure": one.failure.model_dump()}
+            {"plan": asdict(one.plan) if one.plan else None, "failure": one.failure.model_dump(), "took": one.took}
             for one in all_of_them
         ]  # fmt: skip
         write_whole(self.path / "failures.json", json.dumps(told))
 
     def found(self, goals: tuple[float, ...]) -> list[Found]:
         """All that was tried, for the planner."""
-        lost = [failed(one.plan, goals) for one in self.failed() if one.plan is not None]
+        lost = [failed(one.plan, goals, one.took) for one in self.failed() if one.plan is not None]
         return [*(one.found(goals) for one in self._measured), *lost]
 
     # --- files

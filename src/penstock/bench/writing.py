@@ -69,7 +69,7 @@ def _point(run: Run, work: Workload, samples: Samples, starts: Sequence[Measured
     return point_of(
         samples, name=plan.name, kind=kind, rate=plan.rate, concurrency=plan.concurrency,
         seconds=sum(one.plan.window for one in starts) if steady else None,
-        opens=run.settings.warm_up if steady else None, goals=run.settings.goals,
+        opens=plan.opens if steady else None, goals=run.settings.goals,
         look=worst([one.look for one in starts]), marks=marks,
         sharing=work.kind != "exact",
     )  # fmt: skip
@@ -140,9 +140,10 @@ def _client(run: Run) -> Client:
 
 def _method(run: Run, measured: Sequence[Measured]) -> Method:
     settings = run.settings
-    windows = [one.plan.window for one in measured if one.plan.kind in (OPEN, CLOSED)]
+    steady = [one.plan for one in measured if one.plan.kind in (OPEN, CLOSED)]
     return Method(
-        warm_up=settings.warm_up, window=max(windows, default=settings.window), enough=settings.enough,
+        warm_up=max((plan.opens for plan in steady), default=settings.warm_up),
+        window=max((plan.window for plan in steady), default=settings.window), enough=settings.enough,
         starts=settings.starts, quantile=settings.quantile, goals=list(settings.goals), short=run.short,
         price_per_hour=run.price,
     )  # fmt: skip

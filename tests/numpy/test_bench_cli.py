@@ -1,0 +1,175 @@
+"""The bench's and the almanac's commands from end to end, against `fake_engine.py`: exit codes, one line a fault, files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from bench_runs import ENGINE
+from test_vllm_import import told
+from typer.testing import CliRunner, Result
+
+from penstock.almanac.record import Record
+from penstock.cli import app
+
+QUICK = ["--short", "--no-ladder", "--warm-up", "0.2", "--window", "0.6", "--longest", "5", "--drain", "0.3",
+         "--at-once", "12", "--alone", "2", "--enough", "10", "--bisections", "1", "--goal", "1"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_ceiling_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def penstock(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    path = tmp_path / "fake.toml"
+    path.write_text(f"""
+says = "for tests"
+install = "nothing"
+version = ["{{python}}", "--version"]
+command = ["{{python}}", "{ENGINE}", "{{port}}"]
+ready = "/health"
+stop = "SIGTERM"
+path = "/v1/completions"
+ids = true
+""")
+    return path
+
+
+def run(engine: Path, out: Path, *more: object) -> Result:
+    return penstock(
+        "bench", "run", "--engine", engine, "--model", "tiny", "--shape", "8x4", "--out", out, *QUICK, *more
+    )
+
+
+def record_in(out: Path) -> Record:
+    return Record.model_validate_json((out / "8x4" / "record.json").read_text())
+
+
+def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine: Path) -> None:
+    first = run(engine, tmp_path / "a", "--price", "3", "--random-weights", "--env", "VLLM_X=1", "--model-name", "Tiny")
+    assert first.exit_code == 0 and "saturation" in first.stdout and "report.html" in first.stdout
+    record = record_in(tmp_path / "a")
+    assert (record.engine.name, record.model.name, record.model.weights) == ("fake", "Tiny", "random")
+    assert record.engine.configuration.name == "tuned" and record.engine.configuration.environment["VLLM_X"] == "1"
+    assert record.method.goals == [1.0] and record.method.short and record.method.price_per_hour == 3
+    assert record.engine.version == ".".join(map(str, sys.version_info[:3]))
+    assert run(engine, tmp_path / "b").exit_code == 0
+    compared = penstock("bench", "compare", tmp_path / "a", tmp_path / "b" / "8x4")
+    assert compared.exit_code == 0 and "B / A" in compared.stdout and "not alike: A is a short run" in compared.stdout
+    records = tmp_path / "records"
+    added = penstock("almanac", "add", tmp_path / "a", tmp_path / "b", "--records", records)
+    assert added.exit_code == 0 and len(list(records.rglob("*.json"))) == 2
+    again = penstock("almanac", "add", tmp_path / "a", "--records", records)
+    assert again.exit_code == 1 and "in the almanac already" in again.stderr
+    assert penstock("almanac", "validate", records, tmp_path / "a").exit_code == 0
+
+
+def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Path, engine: Path) -> None:
+    assert run(engine, tmp_path / "a").exit_code == 0
+    assert "1 of 1 records" in penstock("almanac", "validate", tmp_path / "a").stdout
+    path = tmp_path / "a" / "8x4" / "record.json"
+    forged = json.loads(path.read_text())
+    forged["points"][0]["output_tokens"] += 4
+    (tmp_path / "a" / "8x4" / "forged.json").write_text(json.dumps(forged))
+    found = penstock("almanac", "validate", tmp_path / "a")
+    assert found.exit_code == 1 and "1 of 2 records" in found.stdout
+    assert "refused" in found.stderr and "forged.json" in found.stderr
+    assert penstock("almanac", "validate", tmp_path / "nothing").exit_code == 1
+    (tmp_path / "empty").mkdir()
+    assert penstock("almanac", "validate", tmp_path / "empty").exit_code == 2
+
+
+def test_a_shape_that_is_refused_leaves_the_others(tmp_path: Path, engine: Path) -> None:
+    more = ("--shape", "60x60", "--options", "context=100")
+    found = run(engine, tmp_path / "a", *more)
+    assert found.exit_code == 0 and "the context is 100" in found.stdout
+    assert record_in(tmp_path / "a").points
+    lost = Record.model_validate_json((tmp_path / "a" / "60x60" / "record.json").read_text())
+    assert not lost.points and lost.failures[0].kind == "refused"
+    assert (tmp_path / "a" / "60x60" / "report.html").read_text().count("the context is 100") >= 1
+
+
+def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path, engine: Path) -> None:
+    found = run(engine, tmp_path / "a", "--options", "begins=no says='no GPU here'")
+    assert found.exit_code == 1 and "nothing could be measured: did not start" in found.stderr
+    assert found.stderr.strip().splitlines()[-1].startswith("penstock: ") and "no GPU here" in found.stderr
+
+
+def test_a_calibration_gives_each_point_its_headroom(tmp_path: Path, engine: Path) -> None:
+    done = penstock("bench", "calibrate", "--most", "1", "--seconds", "0.5")
+    assert done.exit_code == 0 and "events/s" in done.stdout
+    assert run(engine, tmp_path / "a", "--processes", "1").exit_code == 0
+    record = record_in(tmp_path / "a")
+    if record.client.ceiling_events is None:  # a machine so busy that the loop never kept time
+        assert record.client.ceiling_requests is None or record.client.ceiling_requests > 0
+    else:
+        assert record.client.ceiling_events > 0 and record.points[0].client.headroom is not None
+
+
+def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(told()))
+    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+             "--command", "vllm serve m --max-num-seqs 8", "--dtype", "bfloat16")  # fmt: skip
+    found = penstock(*words)
+    assert found.exit_code == 0 and "vllm 0.26.0" in found.stdout
+    assert penstock("almanac", "validate", tmp_path / "i").exit_code == 0
+    assert penstock(*words).exit_code == 2  # never into a folder that is there
+    assert penstock("bench", "import", tmp_path / "no.json", *words[3:]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "a URL, or --engine NAME"),
+        (("http://127.0.0.1:1", "--engine", "vllm"), "not both"),
+        (("http://127.0.0.1:1", "--options", "x"), "--options goes with --engine alone"),
+        (("http://127.0.0.1:1", "--starts", "2"), "--starts goes with --engine alone"),
+        (("--engine", "penstock", "--engine-version", "1"), "--engine-version goes with a URL alone"),
+        (("--engine", "nosuch"), "there is no engine 'nosuch': there are llamacpp, penstock, transformers, vllm"),
+        (("http://127.0.0.1:1",), "nothing serves at http://127.0.0.1:1/"),
+        (("http://192.0.2.7:1",), "describe that machine with --machine FILE.json"),
+        (("ftp://x",), "is no URL of a server"),
+        (("http://127.0.0.1:1", "--goal", "-1"), "--goal -1.0 is no time"),
+        (("http://127.0.0.1:1", "--short", "--full"), "give one"),
+        (("http://127.0.0.1:1", "--window", "99", "--longest", "9"), "--longest 9 is less than --window 99"),
+        (("--engine", "vllm", "--python", "/nowhere/python"), "vllm cannot be asked for its version"),
+        (("--engine", "penstock", "--env", "X"), "--env 'X' is no NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    found = penstock("bench", "run", *words, "--model", "m", "--shape", "8x4", "--out", tmp_path / "o")
+    assert found.exit_code in (1, 2) and says in found.stderr
+    assert found.stderr.strip().count("\n") == 0 and found.stderr.startswith("penstock: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("ids = true", "ids = 5"), "fake.toml"),
+        (("ids = true", "ids = true\nidz = true"), "unknown or missing: idz"),
+        (('ready = "/health"', ""), "unknown or missing: ready"),
+        (('stop = "SIGTERM"', 'stop = "SIGNAL"'), "stop"),
+        (("ids = true", "ids = "), "is no TOML"),
+    ],
+)
+def test_a_peer_file_that_is_none_is_told_by_what_is_wrong(
+    tmp_path: Path, engine: Path, change: tuple[str, str], says: str
+) -> None:
+    engine.write_text(engine.read_text().replace(*change))
+    found = run(engine, tmp_path / "o")
+    assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0
+
+
+def test_a_machine_elsewhere_is_described_by_a_file(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"cpu": 5}')
+    found = penstock("bench", "run", "http://192.0.2.7:1", "--model", "m", "--shape", "8x4", "--machine",
+                     tmp_path / "bad.json")  # fmt: skip
+    assert found.exit_code == 2 and "describes no machine" in found.stderr

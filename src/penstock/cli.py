@@ -181,6 +181,10 @@ def serve(
     max_num_queued_tokens: Annotated[
         int | None, typer.Option(help="Prompt tokens of what waits or runs; past it 429. Left out: 16 Mi.", min=1)
     ] = None,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds a request may take, whatever its own `timeout` says; past it 408. Left out: any."),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -214,7 +218,11 @@ def serve(
     from penstock.server.limits import Limits
     from penstock.server.serve import serve as serve_http
 
-    limits = Limits(max_num_queued_reqs=max_num_queued_reqs, max_num_queued_tokens=max_num_queued_tokens)
+    limits = Limits(
+        max_num_queued_reqs=max_num_queued_reqs,
+        max_num_queued_tokens=max_num_queued_tokens,
+        request_seconds=request_timeout,
+    )
 
     serve_http(
         config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,

@@ -15,6 +15,7 @@ import openai
 import pytest
 from server_fake import Running, make_tokenizer, running_server
 
+from penstock.errors import UsageError
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
@@ -190,3 +191,45 @@ def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
         assert server.service.intake.bytes == 0
         for half in halves:
             half.close()
+
+
+# -- a request's time
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+def test_a_timeout_aborts_and_says_so(server: Running, prompt: Any) -> None:
+    server.hold(True)
+    answer = httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 0.2})
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (408, "false")
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("timeout", "timeout")
+    assert server.engine.submitted and all(made.cancelled for made in server.engine.submitted)
+    streamed = httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 0.2, "stream": True})
+    assert streamed.status_code == 200 and "[DONE]" not in streamed.text
+    assert json.loads(streamed.text.removeprefix("data: "))["error"]["code"] == "timeout"
+    assert not server.engine.open and server.service.queue.reqs.total == 0
+    server.hold(False)
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 600}).status_code == 200
+
+
+def test_the_official_client_does_not_repeat_it(server: Running) -> None:
+    server.hold(True)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=3) as client:
+        with pytest.raises(openai.APIStatusError) as late:
+            client.completions.create(model="fake", prompt="x", extra_body={"timeout": 0.1})
+        assert late.value.status_code == 408 and len(server.engine.submitted) == 1
+
+
+def test_the_servers_own_maximum_counts(tokenizer: Tokenizer) -> None:
+    with running_server(tokenizer, limits=Limits(request_seconds=0.2)) as server:
+        server.hold(True)
+        for body in ({"prompt": "x"}, {"prompt": "x", "timeout": 500.0}):
+            assert httpx.post(server.url + COMPLETIONS, json=body, timeout=60).status_code == 408
+
+
+def test_timeouts_and_limits_that_cannot_be(server: Running) -> None:
+    for timeout in (0, -1, 1e9, "1", True, [1]):
+        answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "x", "timeout": timeout})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "timeout"), timeout
+    for bad in ({"max_num_queued_reqs": 0}, {"max_num_queued_tokens": -1}, {"request_seconds": 0.0}):
+        with pytest.raises(UsageError):
+            Limits(**bad).check()  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ scheduler lets online requests go first (schedule/admission.py).
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sys
 import traceback
@@ -16,7 +17,7 @@ from penstock.server.batch_lines import Line
 from penstock.server.batch_results import Outcome
 from penstock.server.exchange import Running, Service, whole
 from penstock.server.forms import CompletionForm
-from penstock.server.refusals import ShuttingDownError, body_of, error_body, status_of
+from penstock.server.refusals import ShuttingDownError, TooLateError, body_of, error_body, status_of
 from penstock.server.translate import Call, chat_call, completion_call
 
 
@@ -36,9 +37,12 @@ class LineCall:
         try:
             running = Running(self._service, self._call, background=True)
             try:
-                body = b"".join(await whole(self._service, running, self._answer))
+                async with asyncio.timeout(self._call.timeout):
+                    body = b"".join(await whole(self._service, running, self._answer))
             finally:
                 running.cancel()
+        except TimeoutError:  # the engine gives none: it is the line's own timeout
+            return failed(self._line, TooLateError())
         except Exception as error:  # noqa: BLE001 - a line that raises ends alone
             return failed(self._line, error)
         return Outcome(self._line.custom_id, 200, self._answer.id, body)

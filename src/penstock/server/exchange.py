@@ -26,7 +26,15 @@ from penstock.server.doors import key_of
 from penstock.server.forms import read_chat, read_completion
 from penstock.server.limits import Intake, Limits
 from penstock.server.metrics import Metrics
-from penstock.server.refusals import HttpError, ModelNotFoundError, SampleError, ShuttingDownError, body_of, status_of
+from penstock.server.refusals import (
+    HttpError,
+    ModelNotFoundError,
+    SampleError,
+    ShuttingDownError,
+    TooLateError,
+    body_of,
+    status_of,
+)
 from penstock.server.spelling import Spellings
 from penstock.server.translate import Call, chat_call, completion_call, size_of
 from penstock.server.whole import JSON, Pace, Whole
@@ -74,6 +82,11 @@ class Service:
         age, allowed = self.client.step_age, self.limits.step_timeout
         well = self.client.alive and age < allowed * DUMP_AT
         return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
+
+    def deadline(self, asked: float | None) -> float | None:
+        """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
+        allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
+        return asyncio.get_running_loop().time() + min(allowed) if allowed else None
 
     def check_model(self, model: str | None) -> None:
         if model is not None and model != self.model:
@@ -199,20 +212,25 @@ async def _pump(at: int, stream: Stream, queue: asyncio.Queue[tuple[int, list[De
         queue.put_nowait((at, None))
 
 
-async def until_gone(work: Coroutine[Any, Any, Result], receive: Receive, closing: asyncio.Event) -> Result:
-    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does; the work
-    is cancelled then, and has ended when this raises."""
+async def until_gone(
+    work: Coroutine[Any, Any, Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
+) -> Result:
+    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does,
+    TooLateError at the deadline; the work is cancelled then, and has ended when this raises."""
+    left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
     shut = asyncio.ensure_future(closing.wait())
     try:
-        await asyncio.wait((task, gone, shut), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, gone, shut), timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         task.cancel()
         await asyncio.wait((task,))
         if gone.done():
             raise ClientGoneError
+        if deadline is not None and not shut.done():
+            raise TooLateError
         raise ShuttingDownError("the server is shutting down: send the request again, to another one")
     finally:
         for each in (task, gone, shut):
@@ -227,18 +245,19 @@ async def _gone(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events of a running call: one `send` a step, as bytes."""
 
-    def __init__(self, service: Service, running: Running, answer: Answer) -> None:
+    def __init__(self, service: Service, running: Running, answer: Answer, deadline: float | None) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-cache", "x-request-id": answer.id}
         )
         del self.headers["content-length"]  # not known ahead
         self._service, self._running, self._answer = service, running, answer
+        self._deadline = deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         last = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            last = await until_gone(self._write(send), receive, self._service.closing)
+            last = await until_gone(self._write(send), receive, self._service.closing, self._deadline)
         except PenstockError as error:  # the status is sent; the error comes as an event, as clients expect it
             last = b"data: " + body_of(error) + b"\n\n"
         except ClientGoneError:
@@ -288,12 +307,14 @@ async def post_completions(service: Service, request: Request) -> Response:
     key = key_of(request.scope)
     service.queue.knock(key)
     form = read_completion(await service.intake.read(request))
+    deadline = service.deadline(form.timeout)
     service.check_model(form.model)
     ticket = service.queue.enter(key, *size_of(form))
     try:
         call = await completion_call(form, service.client.facts, service.client.tokenizer)
         ticket.settle(call.prompt_tokens)
-        return await _respond(service, request, call, CompletionAnswer(call, service.model, service.spellings), ticket)
+        answer = CompletionAnswer(call, service.model, service.spellings)
+        return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
     except BaseException:
         ticket.leave()
         raise
@@ -304,25 +325,32 @@ async def post_chat(service: Service, request: Request) -> Response:
     key = key_of(request.scope)
     service.queue.knock(key)
     form = read_chat(await service.intake.read(request))
+    deadline = service.deadline(form.timeout)
     service.check_model(form.model)
     ticket = service.queue.enter(key, *size_of(form))
     try:
         call = await chat_call(form, service.client.facts, service.client.tokenizer)
         ticket.settle(call.prompt_tokens)
-        return await _respond(service, request, call, ChatAnswer(call, service.model, service.spellings), ticket)
+        answer = ChatAnswer(call, service.model, service.spellings)
+        return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
     except BaseException:
         ticket.leave()
         raise
 
 
-async def _respond(service: Service, request: Request, call: Call, answer: Answer, ticket: Ticket) -> Response:
+async def _start(service: Service, call: Call, answer: Answer, ticket: Ticket) -> Running:
     if call.logprobs is not None:
         await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
-    running = Running(service, call, ticket)
-    if call.stream:
-        return EventStream(service, running, answer)
+    return Running(service, call, ticket)
+
+
+async def _respond(
+    service: Service, request: Request, running: Running, answer: Answer, deadline: float | None
+) -> Response:
+    if running.call.stream:
+        return EventStream(service, running, answer, deadline)
     try:
-        pieces = await until_gone(whole(service, running, answer), request.receive, service.closing)
+        pieces = await until_gone(whole(service, running, answer), request.receive, service.closing, deadline)
     except ClientGoneError:
         return Response(status_code=CLOSED_BY_CLIENT)
     finally:

@@ -66,7 +66,6 @@ BOTH: dict[str, Fate] = {
     "cache_salt": _refused("not served: start the server without prefix caching if prompts must not share blocks"),
     "request_id": _refused("ids of answers are made by the server; read `id` of the answer"),
     "mm_processor_kwargs": _refused("only text is served"),
-    "timeout": _refused("not served: close the connection, and the request is cancelled"),
 }
 
 COMPLETION: dict[str, Fate] = {

@@ -54,6 +54,7 @@ class Form(Struct, forbid_unknown_fields=True, kw_only=True):
     return_tokens_as_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    timeout: float | None = None
 
 
 class CompletionForm(Form, kw_only=True):

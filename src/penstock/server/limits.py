@@ -6,11 +6,13 @@ It knows HTTP messages; no form, no engine.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from penstock.engine.watchdog import STEP_TIMEOUT
+from penstock.errors import UsageError
 from penstock.server.admission import QueueFullError
 from penstock.server.refusals import BodyTooLargeError, HttpError
 
@@ -24,7 +26,7 @@ class Limits:
     being received. body_seconds: that a body may take, and one more for each 16 KiB of it. drain_seconds: what running
     requests get after the first signal. step_timeout: seconds that an engine with work gets for a step, before it is
     ended. max_num_queued_reqs, max_num_queued_tokens: admission.py's bounds; None: eight samples a row, and 16 Mi
-    tokens.
+    tokens. request_seconds: the longest that a request may take; None: as long as it does.
     """
 
     max_body_bytes: int = 32 * 1024 * 1024
@@ -34,6 +36,16 @@ class Limits:
     step_timeout: float = STEP_TIMEOUT
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    request_seconds: float | None = None
+
+    def check(self) -> None:
+        """Raises UsageError."""
+        for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1", param=name)
+        if self.request_seconds is not None and not 0 < self.request_seconds < math.inf:
+            raise UsageError("request_timeout must be above 0 seconds", param="request_timeout")
 
 
 class BodyTooSlowError(HttpError):

@@ -47,6 +47,17 @@ class BodyTooLargeError(HttpError):
     status, code = 413, "body_too_large"
 
 
+class TooLateError(HttpError):
+    """A request that took longer than it, or the server, allows. Clients that try again by themselves would only
+    take the same time again: the header, which the official ones read, tells them not to."""
+
+    status, code = 408, "timeout"
+
+    def __init__(self) -> None:
+        message = "not answered in its time: give a longer timeout where the server allows one, or ask for less"
+        super().__init__(message, param="timeout", headers={"x-should-retry": "false"})
+
+
 class BadKeyError(HttpError):
     """No API key, or a wrong one."""
 

@@ -73,10 +73,12 @@ def serve(
     """
     if served_model_name == "":
         raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
+    limits = limits or Limits()
+    limits.check()
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
     doors = Doors(keys=keys, hosts=check_hosts(allowed_hosts))
     check_public(host, doors, allow_no_key=allow_no_key)
-    site = Site(served_model_name or config.model.model, doors, limits or Limits())
+    site = Site(served_model_name or config.model.model, doors, limits)
     if state_dir is not None and api_server_count > 1:
         message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
         raise UsageError(message, param="state_dir")

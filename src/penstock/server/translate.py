@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 65_536  # prompts x n of one body
+LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
@@ -57,6 +58,7 @@ class Call:
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     tokens_as_ids: bool = False
+    timeout: float | None = None  # seconds from the body to the answer's end
 
     @property
     def choices(self) -> int:
@@ -163,6 +165,8 @@ def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: li
         raise HttpError(message, param="n")
     if form.stream and form.prompt_logprobs is not None:
         raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
+    if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
+        raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
     for prompt in prompts:
         if len(prompt.ids) >= facts.max_model_len:
             raise ContextLengthError(
@@ -179,6 +183,7 @@ def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: li
         prompt_logprobs=form.prompt_logprobs,
         return_token_ids=form.return_token_ids,
         tokens_as_ids=form.return_tokens_as_token_ids or not sampling.detokenize,
+        timeout=form.timeout,
     )
 
 

@@ -1,4 +1,4 @@
-"""The bench's and the almanac's commands from end to end, against `fake_engine.py`: exit codes, one line a fault, files."""
+"""The bench's and the almanac's commands from end to end, against `fake_engine.py`: exit codes, faults, files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from test_vllm_import import told
 from typer.testing import CliRunner, Result
 
 from penstock.almanac.record import Record
+from penstock.bench.calibrate import Ceiling, Rung, machine_key, write_ceiling
 from penstock.cli import app
 
 QUICK = ["--short", "--no-ladder", "--warm-up", "0.2", "--window", "0.6", "--longest", "5", "--drain", "0.3",
@@ -44,9 +45,8 @@ ids = true
 
 
 def run(engine: Path, out: Path, *more: object) -> Result:
-    return penstock(
-        "bench", "run", "--engine", engine, "--model", "tiny", "--shape", "8x4", "--out", out, *QUICK, *more
-    )
+    words = ("--engine", engine, "--model", "tiny", "--shape", "8x4", "--out", out)
+    return penstock("bench", "run", *words, *QUICK, *more)
 
 
 def record_in(out: Path) -> Record:
@@ -104,14 +104,12 @@ def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path, engine: Path) 
 
 
 def test_a_calibration_gives_each_point_its_headroom(tmp_path: Path, engine: Path) -> None:
-    done = penstock("bench", "calibrate", "--most", "1", "--seconds", "0.5")
-    assert done.exit_code == 0 and "events/s" in done.stdout
+    rung = Rung(1, 5000.0, 0.001, 4.0, "lag", 3000.0, 0.001, 20.0)
+    write_ceiling(Ceiling(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
     assert run(engine, tmp_path / "a", "--processes", "1").exit_code == 0
     record = record_in(tmp_path / "a")
-    if record.client.ceiling_events is None:  # a machine so busy that the loop never kept time
-        assert record.client.ceiling_requests is None or record.client.ceiling_requests > 0
-    else:
-        assert record.client.ceiling_events > 0 and record.points[0].client.headroom is not None
+    assert (record.client.ceiling_events, record.client.ceiling_requests) == (5000.0, 3000.0)
+    assert all(point.client.headroom is not None and point.client.headroom > 1 for point in record.points)
 
 
 def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:

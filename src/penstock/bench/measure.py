@@ -133,7 +133,8 @@ class Shape:
             return self._fail(plan, _death(server), f"the server ended. {message}", server.tail())
         if (fault := _fault(plan, samples)) is not None:
             kind = _kind(fault, message, server)
-            return self._fail(plan, kind, message or "no request ended in time", server.tail() if server else "")
+            told = message or f"no request ended within {plan.window:g} s: give more --longest or fewer --at-once"
+            return self._fail(plan, kind, told, server.tail() if server else "")
         look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
         self._folder.add(Measured(plan, samples, look, _seconds(plan, samples), self._took()))
         if (samples.outcome == UNFINISHED).any():

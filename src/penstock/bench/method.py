@@ -20,6 +20,7 @@ GROWS = 1.05  # a rung of the ladder that adds less than this is its last
 NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
 COUNTED = ("warm_up", "window", "longest", "enough", "at_once", "alone", "bisections")  # less of one is a short run
 PLENTY = 5400.0  # seconds in which a shape is measured by the full method
+AT_ONCE_SHARE = 0.35  # of a shape's time that everything at once may take
 STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
 FEWEST = 10  # requests that an open window holds on average, however long that takes: chance alone leaves none empty
 STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
@@ -78,7 +79,7 @@ def within(seconds: float) -> Settings:
     return Settings(
         starts=full.starts if seconds >= PLENTY else 1, warm_up=part(2, full.warm_up), window=part(8, full.window),
         longest=part(40, full.longest), drain=part(5, full.drain), enough=int(part(100, full.enough)),
-        at_once=int(part(100, full.at_once)), alone=int(part(4, full.alone)), bisections=int(part(2, full.bisections)),
+        at_once=int(part(64, full.at_once)), alone=int(part(4, full.alone)), bisections=int(part(2, full.bisections)),
         drains=part(3, full.drains), budget=seconds,
     )  # fmt: skip
 
@@ -146,7 +147,8 @@ def _alone(done: Sequence[Found]) -> float:
 def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Sequence[Found]) -> Plan | None:
     kinds = {each.plan.kind: each for each in done}
     if SATURATION not in kinds:
-        return Plan(SATURATION, SATURATION, start, settings.longest, requests=settings.at_once)
+        window = max(settings.longest, AT_ONCE_SHARE * (settings.budget or 0.0))
+        return Plan(SATURATION, SATURATION, start, window, requests=settings.at_once)
     if SINGLE not in kinds:
         return Plan(SINGLE, SINGLE, start, settings.longest, concurrency=1, requests=settings.alone)
     if kinds[SINGLE].failed:

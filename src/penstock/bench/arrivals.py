@@ -22,6 +22,7 @@ from penstock.errors import UsageError
 
 AT_ONCE = 1e-3  # the window of requests that are all meant for second 0
 MOST_ASKS = 200_000
+DRAIN = 8  # times a request that is alone: one beside many takes longer, and a cut one has missed every goal
 WARM_SLOTS = 4
 WARM_RATE = 50  # asks a second that a warm-up has ready
 
@@ -45,7 +46,7 @@ def load_of(plan: Plan, settings: Settings, known: Known | None, prompts: Iterat
         return Load(asks, 1, plan.window, settings.stall, (0.0, plan.window), stream=True)
     assert known is not None  # the planner asks for a single point first
     begin, end = plan.opens, plan.opens + plan.window
-    until = end + max(settings.drain, settings.drains * known.alone)
+    until = end + max(settings.drain, DRAIN * known.alone)
     if plan.kind == CLOSED:
         slots = plan.concurrency or 1
         count = _bounded(plan, slots + math.ceil(min(1.2 * slots / known.alone, 3 * known.highest) * until))

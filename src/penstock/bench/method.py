@@ -31,7 +31,7 @@ class Settings:
     """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
 
     window: a point's shortest.     longest: a point's longest, however few its requests.
-    drain: how long the window's requests may go on after it; `drains` times one that is alone, if that is more.
+    drain: how long the window's requests may go on after it; 8 times one that is alone, if that is more.
     enough: requests that a point near a crossing should have.
     at_once: requests of the saturation point.     alone: of the single one.
     bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
@@ -52,7 +52,6 @@ class Settings:
     bisections: int = 5
     ladder: bool = True
     stall: float = 300.0
-    drains: float = 8.0
     budget: float | None = None
 
     def below_full(self, *, starts: bool) -> bool:
@@ -64,8 +63,7 @@ class Settings:
 
 
 SHORT = Settings(
-    starts=1, warm_up=2.0, window=10.0, longest=60.0, drain=5.0, enough=100, at_once=200, alone=5, bisections=2,
-    drains=3.0,
+    starts=1, warm_up=2.0, window=10.0, longest=60.0, drain=5.0, enough=100, at_once=200, alone=5, bisections=2
 )  # what `--short` is  # fmt: skip
 
 
@@ -80,7 +78,7 @@ def within(seconds: float) -> Settings:
         starts=full.starts if seconds >= PLENTY else 1, warm_up=part(2, full.warm_up), window=part(8, full.window),
         longest=part(40, full.longest), drain=part(5, full.drain), enough=int(part(100, full.enough)),
         at_once=int(part(64, full.at_once)), alone=int(part(4, full.alone)), bisections=int(part(2, full.bisections)),
-        drains=part(3, full.drains), budget=seconds,
+        budget=seconds,
     )  # fmt: skip
 
 

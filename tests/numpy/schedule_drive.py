@@ -62,13 +62,15 @@ class Drive:
         stream: bool = False,
         watched: set[int] | None = None,
         samples: list[int] | None = None,
+        background: bool = False,
     ) -> int:
         number = len(self.asked)
         watch = np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes() if watched is not None else None
         packed = np.array(prompt, np.int32).tobytes()
         request = Request(
-            request_id=number, prompt=packed, sampling=params, stream=stream, watch=watch, samples=samples
-        )
+            request_id=number, prompt=packed, sampling=params, stream=stream, watch=watch, samples=samples,
+            background=background,
+        )  # fmt: skip
         self.scheduler.submit(request)
         longest = self.limits.max_model_len
         alone = {
@@ -286,4 +288,5 @@ def submit_random(drive: Drive, rng: random.Random) -> int:
     samples = rng.sample(range(params.n), rng.randrange(1, params.n + 1)) if rng.random() < 0.2 else None
     watched = set(rng.sample(range(VOCAB), 6)) if rng.random() < 0.3 else None
     prompt = random_prompt(rng, longest)
-    return drive.submit(prompt, params, stream=rng.random() < 0.3, watched=watched, samples=samples)
+    stream, background = rng.random() < 0.3, rng.random() < 0.3
+    return drive.submit(prompt, params, stream=stream, watched=watched, samples=samples, background=background)

@@ -3,13 +3,16 @@
     waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are left)
 
 First come, first served: a group that doesn't fit holds up those behind it. The forecast says what fits; nothing is
-reserved. It knows groups, rows, blocks and the tree; not how tokens come back, nor how steps are ordered.
+reserved. Groups in the background stand behind all others at each of these places, leave some rows and blocks free for
+who comes next, and give rows up where others cannot get in (departure.give_way). It knows groups, rows, blocks and the
+tree; not how tokens come back, nor how steps are ordered.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -19,11 +22,12 @@ from penstock.schedule.forecast import Forecast, LengthModel
 from penstock.schedule.groups import PREFILLING, READY, WAITING, ForkGroup, sampling_columns
 from penstock.schedule.limits import Limits
 from penstock.schedule.prefix_tree import PrefixTree
-from penstock.schedule.rows import RUNNING, Rows
+from penstock.schedule.rows import BACKGROUND, RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, Int64, Joins
 
 _SPARE = 100  # one block in so many is kept free of forecasts
 _AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
+_KEPT = 8  # one row and one block in so many that the background leaves free
 
 
 @dataclass(slots=True)
@@ -62,8 +66,11 @@ class Admission:
     def __init__(self, limits: Limits, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel) -> None:
         self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
         self.waiting: deque[ForkGroup] = deque()
+        self.behind: deque[ForkGroup] = deque()  # waiting too, in the background
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
+        self._starving: list[ForkGroup] = []  # ready, found no rows or blocks at the last look
+        self.starved = False  # whether any found none, or did not even begin; not in the background
         self.order = 0
         self.prefilled_tokens = 0
         self.cached_tokens = 0
@@ -72,34 +79,52 @@ class Admission:
     @property
     def pending(self) -> int:
         """Tails that have no row."""
-        return sum(g.pending for line in (self.waiting, self.prefilling, self.ready) for g in line)
+        return sum(g.pending for line in self._lines for g in line)
+
+    @property
+    def _lines(self) -> tuple[deque[ForkGroup] | list[ForkGroup], ...]:
+        return self.waiting, self.behind, self.prefilling, self.ready
 
     def push(self, group: ForkGroup) -> None:
         """To the end of the line; a group that was here before goes back to its place by arrival, near the front."""
         arrival = group.live.arrival
-        if not self.waiting or self.waiting[-1].live.arrival <= arrival:
-            self.waiting.append(group)
+        line = self.behind if group.live.background else self.waiting
+        if not line or line[-1].live.arrival <= arrival:
+            line.append(group)
         else:
-            where = next(i for i, other in enumerate(self.waiting) if other.live.arrival > arrival)
-            self.waiting.insert(where, group)
+            where = next(i for i, other in enumerate(line) if other.live.arrival > arrival)
+            line.insert(where, group)
 
     def remove(self, group: ForkGroup) -> None:
         """Takes a cancelled group out of the line, wherever it stands."""
-        for line in (self.waiting, self.prefilling, self.ready):
+        for line in self._lines:
             if group in line:
                 line.remove(group)
 
     def admit(self, number: int, active: int) -> Admitted:
         """Tails, then chunks, then tails of what those chunks completed, within the tokens and blocks that are left."""
         out = Admitted()
-        if not (self.ready or self.prefilling or self.waiting):
+        self.starved = False
+        if not (self.ready or self.prefilling or self.waiting or self.behind):
             return out
         budget = self.limits.max_batched_tokens - active
         forecast = self._forecast()
         self._join(number, out, budget, forecast)
         self._prefill(number, out, budget, forecast)
         self._join(number, out, budget, forecast)
+        if out.tokens < budget:
+            self._starving = [g for g in self.ready if g.ready_from <= number and not g.live.background]
+            self.starved = bool(self._starving or self.waiting)
         return out
+
+    def count_starved(self, most: int) -> int:
+        """Tails that found no rows or blocks, counted up to `most`: the line may be long."""
+        count = 0
+        for group in chain(self._starving, self.waiting):
+            count += group.pending
+            if count >= most:
+                return most
+        return count
 
     def park(self, group: ForkGroup) -> Int32:
         """Sends a group without rows back to wait, and gives its blocks to be released."""
@@ -111,14 +136,20 @@ class Admission:
 
     def expected_tokens_left(self) -> float:
         """Output tokens that rows and waiting tails are expected to make from here on."""
-        waiting = sum(
-            g.pending * self._expected(g) for line in (self.waiting, self.prefilling, self.ready) for g in line
-        )
+        waiting = sum(g.pending * self._expected(g) for line in self._lines for g in line)
         _, remaining = self._running()
         return waiting + float(remaining.sum())
 
-    def _capacity(self) -> int:
-        return self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE
+    def _capacity(self, group: ForkGroup) -> int:
+        """Blocks that may be in use once this group's tails have ended."""
+        return self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE - self._kept_blocks(group)
+
+    def _kept_blocks(self, group: ForkGroup) -> int:
+        return self.limits.num_blocks // _KEPT if group.live.background else 0
+
+    def _free_rows(self, group: ForkGroup) -> int:
+        """Rows that its tails may have now."""
+        return max(0, self.rows.free_count - (self.rows.count // _KEPT if group.live.background else 0))
 
     def _forecast(self) -> Forecast:
         own, remaining = self._running()
@@ -148,10 +179,10 @@ class Admission:
             own = int(group.has_partial and group.samples.size > 1)
             need = own + group.grows
             expected = self._expected(group)
-            most = min(group.pending, self.rows.free_count, budget - out.tokens)
+            most = min(group.pending, self._free_rows(group), budget - out.tokens)
             if need:
                 most = min(most, (self.pool.available - out.growing) // need)
-            count = min(most, forecast.room(self._capacity(), own + 1, expected))
+            count = min(most, forecast.room(self._capacity(group), own + 1, expected))
             if count <= 0 and most > 0 and self.rows.free_count == self.rows.count:
                 count = 1  # nothing runs: one row always may, whatever the forecast thinks of it
             if count <= 0:
@@ -195,7 +226,7 @@ class Admission:
         columns.sent[rows] = group.sent
         columns.shared[rows] = group.full
         columns.blocks[rows] = group.full + int(group.has_partial)
-        columns.order[rows] = self.order + np.arange(rows.size)
+        columns.order[rows] = self.order + np.arange(rows.size) + (BACKGROUND if live.background else 0)
         columns.deliver[rows] = live.deliver
         columns.watch[rows] = live.watch
         columns.wants[rows] = live.flags
@@ -211,13 +242,8 @@ class Admission:
 
     def _prefill(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
         while out.tokens < budget:
-            if self.prefilling:
-                group = self.prefilling[0]
-            elif self._may_start(forecast, out.growing):
-                group = self.waiting.popleft()
-                self._start(group, forecast)
-                self.prefilling.append(group)
-            else:
+            group = self._next(forecast, out.growing)
+            if group is None:
                 return
             count = min(group.target - group.stored, budget - out.tokens)
             if count:
@@ -230,22 +256,40 @@ class Admission:
                 group.state = READY
                 copied = group.has_partial and group.samples.size > 1
                 group.ready_from = number + 1 if copied and count else number
-                self.ready.append(group)
+                self._line_up(group)
 
-    def _may_start(self, forecast: Forecast, growing: int) -> bool:
-        """Whether the head of the line may take its blocks now: rows will want its tails soon, and they fit."""
-        if not self.waiting:
-            return False
-        group = self.waiting[0]
+    def _next(self, forecast: Forecast, growing: int) -> ForkGroup | None:
+        """The group whose prompt goes on or begins; one in the background lets others begin before it."""
+        begun = self.prefilling[0] if self.prefilling else None
+        if begun is not None and not (begun.live.background and self.waiting):
+            return begun
+        line = self.waiting or self.behind
+        if not line or not self._may_start(line[0], forecast, growing):
+            return begun
+        group = line.popleft()
+        self._start(group, forecast)
+        self.prefilling.insert(0, group)
+        return group
+
+    def _line_up(self, group: ForkGroup) -> None:
+        """Its prompt is planned; its tails come after those that were ready, and before the background's."""
+        place = len(self.ready)
+        while not group.live.background and place and self.ready[place - 1].live.background:
+            place -= 1
+        self.ready.insert(place, group)
+
+    def _may_start(self, group: ForkGroup, forecast: Forecast, growing: int) -> bool:
+        """Whether the head of a line may take its blocks now: rows will want its tails soon, and they fit."""
         need = -(-group.target // BLOCK_SIZE)
-        if need + 2 > self.pool.available - growing:
-            return False
-        ahead = sum(g.pending for g in self.ready)
-        if ahead > self.rows.free_count + self.rows.count // _AHEAD or (ahead and not self.rows.free_count):
-            return False
+        free = self._free_rows(group)
+        ahead = sum(g.pending for g in self.ready if group.live.background or not g.live.background)
         if self.rows.free_count == self.rows.count and not ahead:
-            return True
-        return forecast.room(self._capacity() - need, 2, self._expected(group)) > 0
+            return need + 2 <= self.pool.available - growing
+        if need + 2 > self.pool.available - growing - self._kept_blocks(group):
+            return False
+        if ahead > free + self.rows.count // _AHEAD or (ahead and not free):
+            return False
+        return forecast.room(self._capacity(group) - need, 2, self._expected(group)) > 0
 
     def _start(self, group: ForkGroup, forecast: Forecast) -> None:
         """Finds what is cached of the prompt, takes blocks for the rest, and writes its tokens to the host's slots."""

@@ -18,7 +18,7 @@ from penstock.schedule.limbo import Limbo
 from penstock.schedule.lineup import Lineup
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.reading import Reading
-from penstock.schedule.rows import ENDED, PREEMPTED, RUNNING, Rows
+from penstock.schedule.rows import BACKGROUND, ENDED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scores import NO_SCORES
 from penstock.schedule.step import Int32
 
@@ -115,6 +115,19 @@ class Departure:
         youngest = running[np.argsort(-self.rows.order[running], kind="stable")][:-1]
         freed = np.cumsum(self.rows.blocks[youngest] - self.rows.shared[youngest])
         victims = youngest[: int(np.searchsorted(freed, blocks)) + 1]
+        self.preemptions += victims.size
+        self._leave(victims, PREEMPTED)
+
+    def give_way(self) -> None:
+        """Takes rows in the background out, the youngest first, for tails that find no place; rows that are on their
+        way out count already."""
+        running = self.lineup.running()
+        behind = running[self.rows.order[running] >= BACKGROUND]
+        count = self.admission.count_starved(self.rows.count)
+        count -= int(np.count_nonzero((self.rows.state == PREEMPTED) | (self.rows.state == ENDED)))
+        if count <= 0 or not behind.size:
+            return
+        victims = behind[np.argsort(-self.rows.order[behind], kind="stable")][:count]
         self.preemptions += victims.size
         self._leave(victims, PREEMPTED)
 

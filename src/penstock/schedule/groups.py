@@ -29,7 +29,6 @@ from penstock.schedule.step import (
 )
 
 WAITING, PREFILLING, READY = range(3)
-BACKGROUND = 2**40  # added to the arrival of requests in the background: they stand behind all others
 _INT32 = 2**31 - 1
 
 SAMPLING_RECORD = np.dtype(
@@ -109,6 +108,7 @@ class LiveRequest:
     outstanding: int  # samples that have not ended
     row_of: Int32  # [n] sample index -> row, -1: none
     news: bool = True  # PromptNews still to be sent
+    background: bool = False
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
@@ -138,6 +138,7 @@ class LiveRequest:
         )
 
     @property
+            background=request.background,
     def flags(self) -> int:
         return int(self.record["wants"][0]) | (MORE_STOP_IDS if self.more_stop_ids.size else 0)
 

@@ -19,6 +19,9 @@ AT_END, EACH_TOKEN, ON_WATCH = range(3)  # when a sample's tokens go up
 MORE_STOP_IDS = 1 << 5  # in the `flags` column: stop ids beyond the device's, looked at by the host
 
 
+BACKGROUND = 2**40  # added to the `order` of rows in the background: all others are older than they
+
+
 class Rows:
     """`count` rows with tables of `width` blocks."""
 

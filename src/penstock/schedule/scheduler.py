@@ -18,7 +18,7 @@ from penstock.schedule.blocks import BlockPool
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.departure import Departure
 from penstock.schedule.forecast import LengthModel
-from penstock.schedule.groups import BACKGROUND, Groups, LiveRequest
+from penstock.schedule.groups import Groups, LiveRequest
 from penstock.schedule.limits import Limits
 from penstock.schedule.lineup import Lineup
 from penstock.schedule.prefix_tree import PrefixTree
@@ -76,8 +76,7 @@ class Scheduler:
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
         drawn = int(self._seeds.integers(0, 2**63 - 1))  # drawn for each request, so that one's seed moves no other's
         seed = drawn if request.sampling.seed is None else request.sampling.seed
-        arrival = self.counts["requests"] + (BACKGROUND if request.background else 0)
-        live = LiveRequest.of(request, arrival, seed, self.limits.max_model_len, watch)
+        live = LiveRequest.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch)
         samples = np.arange(request.sampling.n) if request.samples is None else np.array(request.samples)
         self.live[request.request_id] = live
         self.reading.scores.ask(int(live.record["logprobs"][0]))
@@ -108,6 +107,8 @@ class Scheduler:
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
             self.departure.preempt(1)
+        if self.admission.starved:
+            self.departure.give_way()
         rows, growth, stalled = self._grow(self.lineup.running(), self._short_of_blocks())
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
         joins = joins_of(admitted.pieces, self.rows)

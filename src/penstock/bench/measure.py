@@ -35,6 +35,8 @@ from penstock.errors import EngineError, UsageError
 MOST_FAILURES = 3  # of points; then the shape is given up
 SETTLES = 3  # tries to get a request through what an overloaded point has left behind
 MESSAGE = 1000  # characters of a failure's
+LOST = ("cut", "refused")
+DYING = 3.0  # seconds from broken connections to the end of a process that dies
 UNFINISHED = "unfinished"  # the point's end cut it off: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
@@ -129,7 +131,7 @@ class Shape:
         except _SilentError as error:
             return self._fail(plan, "stalled", str(error), server.tail() if server else "")
         message = "; ".join(f"{word}: {text}" for word, text in seen.troubles.items() if word != UNFINISHED)
-        if server is not None and not server.alive:
+        if server is not None and _lost(samples) and server.ended(DYING):
             return self._fail(plan, _death(server), f"the server ended. {message}", server.tail())
         if (fault := _fault(plan, samples)) is not None:
             kind = _kind(fault, message, server)
@@ -213,8 +215,13 @@ def _fault(plan: Plan, samples: Samples) -> str | None:
     return str(words[np.argmax(counts)])
 
 
+def _lost(samples: Samples) -> bool:
+    """Whether connections broke or were refused, as they are where a server ends."""
+    return bool(np.isin(samples.outcome.astype(str), LOST).any())
+
+
 def _kind(outcome: str, message: str, server: Server | None) -> Kind:
-    if server is not None and not server.alive:
+    if server is not None and outcome in LOST and server.ended(DYING):
         return _death(server)
     if outcome in ("stalled", UNFINISHED):
         return "stalled"

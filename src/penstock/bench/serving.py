@@ -1,4 +1,5 @@
-"""A server in a process group of its own: started by a command, awaited, asked, ended; its log kept.
+"""A server in a process group of its own: started by a command, awaited, asked, ended; its log kept. A guard ends it
+where the run cannot.
 
 It knows a command, a port and HTTP's GET; not whose server it is.
 """
@@ -10,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -56,13 +58,12 @@ class Server:
 
     def __enter__(self) -> Server:
         begin = time.monotonic()
+        guarded = [sys.executable, "-m", "penstock.bench.guard", self.stop.name, *self.command]
         with self.log.open("wb") as log:
-            try:
-                self._process = subprocess.Popen(
-                    self.command, stdout=log, stderr=log, env={**os.environ, **self.environment}, start_new_session=True
-                )
-            except OSError as error:
-                raise EngineError(f"the server could not be started: {error}") from error
+            self._process = subprocess.Popen(
+                guarded, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **self.environment},
+                start_new_session=True,
+            )  # fmt: skip
         try:
             while not self._answers():
                 self.check()
@@ -87,6 +88,14 @@ class Server:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def ended(self, patience: float) -> bool:
+        """Whether it has ended, or does within so many seconds."""
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def check(self) -> None:
         """Raises EngineError, with its last words, if the server has ended."""
@@ -125,3 +134,5 @@ class Server:
                 self._process.wait(patience)
             except subprocess.TimeoutExpired:
                 continue
+        if self._process.stdin is not None:
+            self._process.stdin.close()

@@ -1,0 +1,44 @@
+"""Keeps a server no longer than the run that started it: `python -m penstock.bench.guard SIGNAL COMMAND...`.
+
+It leads the server's process group and holds a pipe from the run. When the pipe ends, for the run was killed, it ends
+the group: by the signal, then for good. It exits with the server's code. It knows a command; not what it serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+PATIENCE = 15.0  # seconds from the signal to the end for good
+
+
+def main() -> int:
+    number = signal.Signals[sys.argv[1]]
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda *_: None)  # the group's signals are the server's; a handler isn't passed on to it
+    try:
+        server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"the server could not be started: {error}", file=sys.stderr)
+        return 127
+    threading.Thread(target=_hold, args=(server, number), daemon=True).start()
+    code = server.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _hold(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Waits for the pipe's end; then ends the group."""
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(PATIENCE)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from penstock.errors import ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.server.app import build_app
+from penstock.server.connection import connection_of
 from penstock.server.doors import Doors
 from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
@@ -198,7 +199,8 @@ def running_server(
             keys=len(doors_.keys),
         )
         app = build_app(service, doors_)
-        config = uvicorn.Config(app, loop="none", http="httptools", lifespan="off", log_config=None, access_log=False)
+        protocol = connection_of(service.limits)
+        config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -27,6 +27,8 @@ class Limits:
     requests get after the first signal. step_timeout: seconds that an engine with work gets for a step, before it is
     ended. max_num_queued_reqs, max_num_queued_tokens: admission.py's bounds; None: eight samples a row, and 16 Mi
     tokens. request_seconds: the longest that a request may take; None: as long as it does.
+    max_header_bytes, header_seconds: of a request line and its headers. stall_seconds: that a reader may leave 48 KiB
+    of its answer untaken. max_connections: None: as many as the process may have.
     """
 
     max_body_bytes: int = 32 * 1024 * 1024
@@ -37,6 +39,10 @@ class Limits:
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     request_seconds: float | None = None
+    max_header_bytes: int = 64 * 1024
+    header_seconds: float = 10.0
+    stall_seconds: float = 60.0
+    max_connections: int | None = None
 
     def check(self) -> None:
         """Raises UsageError."""

@@ -28,6 +28,7 @@ from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.server.app import build_app
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_state import State, opened
+from penstock.server.connection import connection_of
 from penstock.server.doors import Doors, check_hosts, check_public
 from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
@@ -158,7 +159,7 @@ async def serve_engine(
         client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=len(site.doors.keys)
     )
     service.desk = None if state is None else Desk(service, state)
-    server = _Server(_uvicorn_config(build_app(service, site.doors)))
+    server = _Server(_uvicorn_config(build_app(service, site.doors), site.limits))
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(BACKLOG)
@@ -220,11 +221,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: Any) -> uvicorn.Config:
+def _uvicorn_config(app: Any, limits: Limits) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=connection_of(limits),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,0 +1,222 @@
+"""A connection, with limits of its own before uvicorn's: bytes and seconds of a request's head, seconds that a reader
+may take nothing, seconds that are spent on a body nobody wants, and how many connections there are.
+
+uvicorn's protocol parses and answers; this one watches it, and ends what goes past a limit with an answer in OpenAI's
+shape where one can still be given. It knows HTTP on the wire; no routes, no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from penstock.server.limits import Limits
+from penstock.server.refusals import HttpError, body_of
+
+OPEN_PATHS = (b"/health", b"/metrics")  # what begins so is answered, however crowded it is
+SPARE = 64  # connections beyond the most that are there for OPEN_PATHS, and to tell the others
+LINGER = 2.0  # seconds that what a client still sends is read and thrown away, so that it gets to its answer
+OTHER_FILES = 256  # descriptors that are no connections
+
+
+class BadRequestError(HttpError):
+    """Bytes that are no HTTP request."""
+
+    status, code = 400, "invalid_http"
+
+
+class HeadTooLargeError(HttpError):
+    """A request line and headers of more bytes than the server takes."""
+
+    status, code = 431, "headers_too_large"
+
+
+class HeadTooSlowError(HttpError):
+    """Headers that didn't come in their time."""
+
+    status, code = 408, "headers_too_slow"
+
+
+class CrowdedError(HttpError):
+    """More connections than the server takes."""
+
+    status, code = 429, "too_many_connections"
+
+
+def most_connections(limits: Limits) -> int:
+    """What was said, else what the process may have: its limit on descriptors is raised as far as it goes."""
+    if limits.max_connections is not None:
+        return limits.max_connections
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1_048_576 if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(most - OTHER_FILES - SPARE, 16)
+
+
+def connection_of(limits: Limits) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn."""
+    return type("LimitedConnection", (Connection,), {"limits": limits, "most": most_connections(limits)})
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection. A head is the request line and the headers."""
+
+    limits: Limits
+    most: int
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._head_open = True  # no head has come whole since the last request did
+        self._head_bytes = 0  # of the head that is coming
+        self._begun = 0  # heads that began in what is being parsed
+        self._refused = False  # answered by us: what still comes is thrown away
+        self._upgrade = False  # the head asks for another protocol, which isn't served
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+
+    # -- the transport's calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.most + SPARE:
+            transport.abort()
+            return
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._write_timer, self._end_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        all_head, self._begun = self._head_open, 0
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(BadRequestError("these bytes are no HTTP request: send HTTP/1.1"))
+        if self._refused or not self._head_open or self.transport.is_closing():
+            return
+        # Behind the end of another request its part isn't known; a read is 256 KB at most, and the next counts whole.
+        self._head_bytes += len(data) if all_head and self._begun <= 1 else 1
+        if self._head_bytes > self.limits.max_header_bytes:
+            self._refuse(self._too_large())
+        elif self.cycle is None or self.cycle.response_complete:
+            self._wait_for_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.limits.stall_seconds, self._stalled)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    # -- the parser's calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begun += 1
+        self._head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            return
+        self._head_open = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.limits.max_header_bytes:
+            self._refuse(self._too_large())
+        elif len(self.connections) > self.most and not self.url.startswith(OPEN_PATHS):
+            message = "the server has as many connections as it takes: send this again in a moment"
+            self._refuse(CrowdedError(message, headers={"retry-after": "1"}))
+        elif self.parser.should_upgrade():
+            self._upgrade = True
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused and not self._upgrade:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._refused or self._upgrade:
+            return
+        self._head_open, self._head_bytes = True, 0
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+            self._end_timer = None
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._head_open and not self.transport.is_closing():  # answered before its body was here
+            self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
+
+    # -- what goes past a limit
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """The request again, as if it had not asked for another protocol: some clients (Java's) always do, and their
+        bodies are behind it."""
+        if not self._upgrade or self._refused:
+            return
+        self._upgrade, self._head_open = False, True
+        method = self.parser.get_method()
+        dropped = (b"upgrade", b"connection", b"http2-settings")
+        kept = b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name not in dropped)
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self.url, kept)
+        self.parser = httptools.HttpRequestParser(self)
+        if method == b"CONNECT":
+            self._refuse(BadRequestError("this is no proxy: send a request of its own"))
+            return
+        self.data_received(head + rest)
+
+    def _wait_for_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits.header_seconds, self._head_too_slow)
+
+    def _head_too_slow(self) -> None:
+        self._head_timer = None
+        if not self._head_bytes:
+            self.transport.close()  # it never asked for anything
+        else:
+            seconds = f"{self.limits.header_seconds:g} s"
+            self._refuse(HeadTooSlowError(f"the headers took longer than {seconds}: send them at once"))
+
+    def _stalled(self) -> None:
+        """A reader that took next to nothing in its time. What it asked for is cancelled, as for one that goes away."""
+        self.transport.abort()
+
+    def _too_large(self) -> HeadTooLargeError:
+        return HeadTooLargeError(f"the headers are larger than {self.limits.max_header_bytes} bytes: send fewer")
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answers and closes, but not before the client had time to read: closing on what it still sends would take
+        the answer from it."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # in the middle of an answer there is no place for another
+            return
+        body = body_of(error)
+        fields = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
+        lines = [f"{name}: {value}\r\n".encode() for name, value in (*fields.items(), ("connection", "close"))]
+        self.transport.write(b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body)))
+        self.transport.write_eof()
+        self._end_timer = self.loop.call_later(LINGER, self.transport.close)

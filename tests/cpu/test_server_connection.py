@@ -1,0 +1,235 @@
+"""Limits of a connection: heads that are large, slow or no HTTP, unwanted bodies, readers that don't read, crowds."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import Running, make_tokenizer, running_server
+
+from penstock.server.limits import Limits
+from penstock.text.tokenizer import Tokenizer
+
+COMPLETIONS = "/v1/completions"
+GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tok"))
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer) -> Iterator[Running]:
+    limits = Limits(header_seconds=0.5, max_header_bytes=16_384, stall_seconds=0.5, body_seconds=5)
+    with running_server(tokenizer, limits=limits) as running:
+        yield running
+
+
+def connect(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    whole = b""
+    while piece := connection.recv(65_536):
+        whole += piece
+    return whole
+
+
+def read_one(connection: socket.socket) -> bytes:
+    """One answer, on a connection that stays open."""
+    whole = b""
+    while b"\r\n\r\n" not in whole:
+        whole += connection.recv(65_536)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+    while len(body) < size:
+        body += connection.recv(65_536)
+    return head + body
+
+
+def send(server: Running, data: bytes) -> tuple[int, bytes]:
+    """All of it, whatever comes meanwhile; the answer to the end of the connection."""
+    with connect(server) as connection:
+        sender = threading.Thread(target=_send_all, args=(connection, data))
+        sender.start()
+        whole = read_all(connection)
+        sender.join(30)
+    return int(whole.split()[1]), whole.partition(b"\r\n\r\n")[2]
+
+
+def _send_all(connection: socket.socket, data: bytes) -> None:
+    try:
+        connection.sendall(data)
+    except OSError:
+        pass  # it had its answer already
+
+
+def post(body: dict[str, Any], *headers: str) -> bytes:
+    data = json.dumps(body).encode()
+    lines = [f"POST {COMPLETIONS} HTTP/1.1", "host: localhost", f"content-length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        GET + b"x: " + b"y" * 4_000_000 + b"\r\n\r\n",
+        GET + b"x: " + b"y" * 17_000 + b"\r\n\r\n",
+        GET + b"x: y\r\n" * 4_000 + b"\r\n",
+        GET + b"y" * 100_000,
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /v1/models?" + b"x=y&" * 5_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    ],
+)
+def test_large_heads(server: Running, data: bytes) -> None:
+    status, body = send(server, data)
+    assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\r\n\r\n", b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"GET http://[ HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: 1e3\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\n b\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_what_is_no_http(server: Running, data: bytes) -> None:
+    status, body = send(server, data)
+    assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http"), data
+
+
+def test_slow_heads_end_and_silent_connections_too(server: Running) -> None:
+    with connect(server) as silent, connect(server) as slow:
+        begun = time.monotonic()
+        for byte in GET:
+            slow.sendall(bytes([byte]))
+            time.sleep(0.02)
+            if time.monotonic() - begun > 0.6:
+                break
+        assert read_all(slow).startswith(b"HTTP/1.1 408 ")
+        assert read_all(silent) == b""
+
+
+def test_a_second_head_has_its_time_too(server: Running) -> None:
+    with connect(server) as kept:
+        kept.sendall(GET + b"\r\n")
+        assert read_one(kept).startswith(b"HTTP/1.1 200 ")
+        time.sleep(0.7)  # between requests it may wait
+        kept.sendall(GET + b"\r\n")
+        assert read_one(kept).startswith(b"HTTP/1.1 200 ")
+        kept.sendall(b"\r\nGET /v1")
+        assert read_all(kept).startswith(b"HTTP/1.1 408 ")
+
+
+def test_one_byte_at_a_time_and_one_byte_chunks(server: Running) -> None:
+    body = json.dumps({"prompt": "x" * 100, "max_tokens": 1}).encode()
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in post({"prompt": "x" * 50, "max_tokens": 1}, "connection: close"):
+            connection.sendall(bytes([byte]))
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    assert send(server, head.encode() + chunks)[0] == 200
+
+
+def test_pipelined_requests_and_large_ones_one_behind_the_other(server: Running) -> None:
+    last = GET + b"connection: close\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(
+            (GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n") * 5 + post({"prompt": "x", "max_tokens": 1}) + last
+        )
+        assert read_all(connection).count(b"HTTP/1.1 200 ") == 7
+
+
+def test_a_client_that_asks_for_http2_is_served_without(server: Running) -> None:
+    asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
+    with connect(server) as connection:
+        connection.sendall(post({"prompt": "x", "max_tokens": 3}, *asks))
+        assert b'"text":"abc"' in read_one(connection)
+        data = post({"prompt": "x", "max_tokens": 2}, *asks)
+        connection.sendall(data[:-5])
+        time.sleep(0.05)
+        connection.sendall(data[-5:])
+        assert b'"text":"ab"' in read_one(connection)
+
+
+def test_a_body_nobody_wants_is_not_read_for_ever(server: Running) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"POST /no/such HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 404 ")
+        begun, ended = time.monotonic(), False
+        while not ended:
+            try:
+                connection.sendall(b"1\r\nx\r\n")
+                time.sleep(0.02)
+            except OSError:
+                ended = True
+            assert time.monotonic() - begun < 20
+    body = b"x" * 40_000_000
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_reader_that_takes_nothing_is_ended_and_its_request_with_it(server: Running) -> None:
+    with connect(server) as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.sendall(post({"prompt": ["x"] * 100, "n": 100, "max_tokens": 200, "stream": True}))
+        server.wait_for(lambda: len(server.engine.open) == 100)
+        server.wait_for(lambda: not server.engine.open)
+    assert all(made.cancelled for made in server.engine.submitted[-100:])
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
+
+
+def test_a_reset_in_the_middle_leaves_nothing(server: Running) -> None:
+    with connect(server) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.sendall(post({"prompt": "x", "max_tokens": 200, "stream": True}))
+        connection.recv(100)
+    server.wait_for(lambda: not server.engine.open)
+
+
+def test_a_crowd(tokenizer: Tokenizer) -> None:
+    with running_server(tokenizer, limits=Limits(max_connections=3)) as server:
+        crowd = [connect(server) for _ in range(3)]
+        with httpx.Client() as http:
+            full = http.get(server.url + "/v1/models")
+            assert (full.status_code, full.json()["error"]["code"]) == (429, "too_many_connections")
+            assert full.headers["retry-after"] == "1"
+        for path in ("/health", "/health/live", "/metrics"):
+            assert httpx.get(server.url + path).status_code == 200
+        crowd += [connect(server) for _ in range(64)]
+        with connect(server) as beyond:
+            try:
+                assert beyond.recv(10) == b""
+            except ConnectionResetError:
+                pass
+        for each in crowd:
+            each.close()
+
+        def served() -> bool:
+            try:
+                return httpx.get(server.url + "/v1/models").status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        while not served():
+            time.sleep(0.01)

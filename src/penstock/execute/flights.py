@@ -157,10 +157,12 @@ class _ThreadFlight:
 
 
 class StreamLane:
-    """CUDA's lane: launches go out at once from the caller's thread, on a stream of its own."""
+    """CUDA's lane: launches go out at once from the caller's thread, on a stream of its own. Once one has failed, later
+    ones fail with it: half a step may have gone out."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._error: Exception | None = None
         self._closed = False
 
     def call(self, work: Callable[[], Made]) -> Made:
@@ -172,13 +174,16 @@ class StreamLane:
     def launch(self, work: Work, look: Look) -> StepFlight:
         if self._closed:
             raise EngineError("the device is closed: make a new engine")
+        if self._error is not None:
+            raise _told(self._error)
         try:
             with torch.inference_mode(), torch.cuda.stream(self._stream):
                 outcome = work()
                 host = outcome.to_host(pinned=True)
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
-        except RuntimeError as error:
+        except Exception as error:
+            self._error = error
             raise _told(error) from error
         return _StreamFlight(host, event, look)
 

@@ -80,6 +80,7 @@ class PromptNews:
     rank: Int32 | None = None
     top_ids: Int32 | None = None  # [prompt - 1, k]
     top: Float32 | None = None
+    waited: float = 0.0  # seconds from its arrival until a step took it up
 
 
 def empty_deltas() -> Deltas:

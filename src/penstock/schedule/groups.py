@@ -6,6 +6,7 @@ sample, whose prompt is the old prompt and what it had made so far. It knows no 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,11 +108,13 @@ class LiveRequest:
     prompt_logprobs: int  # -1: none
     outstanding: int  # samples that have not ended
     row_of: Int32  # [n] sample index -> row, -1: none
-    news: bool = True  # PromptNews still to be sent
     background: bool = False
+    news: bool = True  # PromptNews still to be sent
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
+    came: float = field(default_factory=time.monotonic)
+    waited: float = -1.0  # seconds until a step first took it up
 
     @classmethod
     def of(cls, request: Request, arrival: int, seed: int, max_len: int, watch: int) -> LiveRequest:
@@ -136,6 +139,11 @@ class LiveRequest:
             outstanding=params.n if samples is None else len(samples),
             row_of=np.full(params.n, -1, np.int32),
         )
+
+    def begin(self) -> None:
+        """A step takes it up: its prompt, or its first tail."""
+        if self.waited < 0:
+            self.waited = time.monotonic() - self.came
 
     @property
             background=request.background,

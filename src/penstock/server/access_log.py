@@ -1,0 +1,88 @@
+"""AccessLog: a line of JSON for each request, without a word of its prompt or its answer.
+
+    {"time": "2026-01-31T12:00:00.000Z", "method": "POST", "route": "/v1/completions", "status": 200, "key": "team-a",
+     "request_id": "cmpl-...", "stream": true, "n": 4, "prompt_tokens": 12, "output_tokens": 64,
+     "first_token_seconds": 0.021, "seconds": 0.4, "finish_reasons": {"length": 4}}
+
+A route is the served path's pattern: what else stands in a path is the client's text. Probes and /metrics are left out.
+It knows HTTP messages and a call's account; nothing of bodies.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.errors import UsageError
+from penstock.server.account import Account
+from penstock.server.doors import key_of
+
+STDERR = "-"
+_QUIET = ("/health", "/metrics")
+_GONE = 499  # the client left before an answer began, as nginx has it
+
+
+def open_log(where: str | None) -> Any:
+    """A context of the file that lines are appended to; `-` is standard error, None no log. Raises UsageError."""
+    if where is None or where == STDERR:
+        return nullcontext(sys.stderr.buffer if where else None)
+    try:
+        return closing(Path(where).open("ab", buffering=0))
+    except OSError as error:
+        raise UsageError(f"the access log cannot be written ({error.strerror}): check --access-log") from error
+
+
+class AccessLog:
+    """Around the whole application, so that refusals are lines too."""
+
+    def __init__(self, app: ASGIApp, file: IO[bytes]) -> None:
+        self._app, self._file = app, file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(_QUIET):
+            await self._app(scope, receive, send)
+            return
+        began, seen = time.perf_counter(), {"status": _GONE, "id": None}
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = [value for name, value in message["headers"] if name == b"x-request-id"]
+                seen["status"], seen["id"] = message["status"], found[0].decode("latin-1") if found else None
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        finally:
+            line = _line(scope, seen["status"], seen["id"], time.perf_counter() - began)
+            self._file.write(msgspec.json.encode(line) + b"\n")  # one write: lines of several servers don't mix
+
+
+def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
+    key = key_of(scope)
+    route = scope.get("route")
+    line: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "method": scope["method"],  # the parser takes those of HTTP alone
+        "route": getattr(route, "path", None),  # None: no path that is served
+        "status": status,
+        "key": None if key is None else key.name,
+        "request_id": request_id,
+    }
+    account: Account | None = scope.get("state", {}).get("account")
+    if account is not None:
+        line |= {
+            "stream": account.call.stream,
+            "n": account.call.sampling.n,
+            "prompt_tokens": account.prompt_tokens,
+            "output_tokens": account.made,
+            "first_token_seconds": None if account.first is None else round(account.first, 6),
+            "finish_reasons": account.ends,
+        }
+    return line | {"seconds": round(seconds, 6)}

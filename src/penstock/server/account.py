@@ -1,0 +1,90 @@
+"""Account: what one call has had so far, for the metrics and for the access log. It knows deltas; no HTTP, no text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.request import Delta
+from penstock.server.metrics import Metrics
+from penstock.server.translate import Call
+
+if TYPE_CHECKING:
+    from penstock.engine.async_client import Stream
+
+
+class Account:
+    """A call's tokens, ends and times. background: nobody waits for it, so its times are no latencies."""
+
+    def __init__(self, metrics: Metrics, call: Call, *, background: bool) -> None:
+        self.call = call
+        self.prompt_tokens = sum(len(prompt.ids) for prompt in call.prompts)
+        self.made = 0  # tokens
+        self.first: float | None = None  # seconds until the first of them was here, or drawn where none is streamed
+        self.ends: dict[str, int] = {}  # finish reason -> samples
+        self._metrics, self._background = metrics, background
+        self._start = time.perf_counter()
+        self._last: dict[tuple[int, int], float] = {}  # (prompt, sample) -> when its last delta came
+        self._lengths: dict[tuple[int, int], int] = {}  # (prompt, sample) -> tokens
+
+    def note(self, at: int, deltas: Sequence[Delta]) -> None:
+        """News of prompt `at`."""
+        now = time.perf_counter()
+        if self.first is None and self.call.stream:
+            self.first = now - self._start
+        for delta in deltas:
+            sample = at, delta.index
+            self.made += len(delta.token_ids)
+            self._lengths[sample] = self._lengths.get(sample, 0) + len(delta.token_ids)
+            if delta.finish_reason is not None:
+                self._end(delta.finish_reason)
+            if self.call.stream and not self._background:
+                self._time(sample, now)
+
+    def close(self, streams: Sequence[Stream]) -> None:
+        """All of it came: what is known of whole calls alone."""
+        metrics, longest = self._metrics, max(self._lengths.values(), default=0)
+        begun = [stream.begun for stream in streams if stream.begun is not None]
+        if self.first is None and begun:
+            self.first = min(begun) - self._start
+        metrics.asked.observe(self.prompt_tokens)
+        metrics.made.observe(self.made)
+        metrics.longest.observe(longest)
+        metrics.samples.observe(self.call.sampling.n)
+        if self.call.sampling.max_tokens is not None:
+            metrics.most.observe(self.call.sampling.max_tokens)
+        if not self._background:
+            self._observe_times(streams, longest)
+
+    def cut(self) -> None:
+        """It was cancelled, or failed, before all samples had ended."""
+        left = self.call.choices - sum(self.ends.values())
+        if left > 0:
+            self._metrics.finished["abort"] += left
+            self.ends["abort"] = left
+
+    def _observe_times(self, streams: Sequence[Stream], longest: int) -> None:
+        metrics, now, decoded = self._metrics, time.perf_counter(), 0.0
+        metrics.end_to_end.observe(now - self._start)
+        for stream in streams:
+            if stream.begun is not None:
+                metrics.queued.observe(stream.waited)
+                metrics.prefilled.observe(max(0.0, stream.begun - self._start - stream.waited))
+                metrics.decoded.observe(now - stream.begun)
+                metrics.inferred.observe(max(0.0, now - self._start - stream.waited))
+                decoded = max(decoded, now - stream.begun)
+        if longest > 1:
+            metrics.each_token.observe(decoded / (longest - 1))
+
+    def _end(self, reason: str) -> None:
+        self._metrics.finished[reason] += 1
+        self.ends[reason] = self.ends.get(reason, 0) + 1
+
+    def _time(self, sample: tuple[int, int], now: float) -> None:
+        before = self._last.get(sample)
+        if before is None:
+            self._metrics.first_token.observe(now - self._start)
+        else:
+            self._metrics.between_tokens.observe(now - before)
+        self._last[sample] = now

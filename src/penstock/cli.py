@@ -211,6 +211,16 @@ def serve(
         Path | None,
         typer.Option(help="Folder of files and batches; the same one goes on where it was. Left out: none."),
     ] = None,
+    access_log: Annotated[
+        str | None, typer.Option(help="File for a line of JSON a request, without prompts; - is standard error.")
+    ] = None,
+    shutdown_timeout: Annotated[
+        float, typer.Option(help="Seconds that running requests get after SIGTERM; a second one ends them.", min=0.0)
+    ] = 30.0,
+    step_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds without a completed step, with work, after which a hung engine ends.", min=1.0),
+    ] = 120.0,
     knobs: dict[str, Any],
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
@@ -219,16 +229,13 @@ def serve(
     from penstock.server.serve import serve as serve_http
 
     limits = Limits(
-        max_num_queued_reqs=max_num_queued_reqs,
-        max_num_queued_tokens=max_num_queued_tokens,
-        request_seconds=request_timeout,
-    )
-
+        max_num_queued_reqs=max_num_queued_reqs, max_num_queued_tokens=max_num_queued_tokens,
+        request_seconds=request_timeout, drain_seconds=shutdown_timeout, step_timeout=step_timeout,
+    )  # fmt: skip
     serve_http(
         config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
         api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
-        state_dir=state_dir,
-        limits=limits,
+        state_dir=state_dir, access_log=access_log, limits=limits,
     )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ class FakeStream:
         self.cancelled = self.background = False
         self.prompt_logprobs: list[Any] | None = None
         self.num_cached_tokens = 0
+        self.waited, self.begun = 0.0, None
 
     def cancel(self) -> None:
         if not self.cancelled:
@@ -140,6 +141,7 @@ class FakeEngine:
 
     def stats(self) -> dict[str, float]:
         names = "prompt_tokens generation_tokens prefix_hit_tokens prefix_query_tokens preemptions steps wasted_tokens"
+        names += " completed_steps tokens_per_second expected_seconds_left"
         return {"running": len(self.open), "waiting": 0, "kv_usage": 0.25, **dict.fromkeys(names.split(), 7)}
 
     async def close(self) -> None:

@@ -49,6 +49,16 @@ class Stream:
         return self.asked.num_cached_tokens
 
     @property
+    def waited(self) -> float:
+        """Seconds that the request spent in the engine's line; known when `begun` is."""
+        return self.asked.waited
+
+    @property
+    def begun(self) -> float | None:
+        """Of time.perf_counter(): when it was heard that its first token is drawn; None before."""
+        return self.asked.begun
+
+    @property
     def prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
         """Known from the first delta on."""
         return self.asked.prompt_logprobs

@@ -9,6 +9,7 @@ also when a watched token was drawn. It knows ids and text; not how messages tra
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ class Asked:
     samples: dict[int, SampleText] = field(default_factory=dict)  # those that have had news before their end
     over: set[int] = field(default_factory=set)  # samples that have ended
     num_cached_tokens: int = 0
+    waited: float = 0.0  # seconds in the engine's line
+    begun: float | None = None  # of time.perf_counter(): when it was heard that its first token is drawn
     prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
@@ -218,7 +221,7 @@ class Client:
         asked = self.asked.get(news.request)
         if asked is None:
             return
-        asked.num_cached_tokens = news.cached_tokens
+        asked.num_cached_tokens, asked.waited, asked.begun = news.cached_tokens, news.waited, time.perf_counter()
         found = LazyLogprobs.of_prompt(asked.prompt_ids, news, asked.params.prompt_logprobs or 0, self.tokenizer)
         if found is not None:
             asked.prompt_logprobs = [None, *found]

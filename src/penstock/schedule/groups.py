@@ -138,6 +138,7 @@ class LiveRequest:
             prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             outstanding=params.n if samples is None else len(samples),
             row_of=np.full(params.n, -1, np.int32),
+            background=request.background,
         )
 
     def begin(self) -> None:
@@ -146,7 +147,6 @@ class LiveRequest:
             self.waited = time.monotonic() - self.came
 
     @property
-            background=request.background,
     def flags(self) -> int:
         return int(self.record["wants"][0]) | (MORE_STOP_IDS if self.more_stop_ids.size else 0)
 

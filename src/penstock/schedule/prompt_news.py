@@ -73,7 +73,7 @@ class PromptNewsDesk:
 
 def _news(live: LiveRequest) -> PromptNews:
     if live.prompt_logprobs < 0:
-        return PromptNews(live.request_id, live.cached_tokens)
+        return PromptNews(live.request_id, live.cached_tokens, waited=live.waited)
     count, width = live.prompt_length - 1, live.prompt_logprobs
     chosen, rank = np.full(count, np.nan, np.float32), np.zeros(count, np.int32)
     top_ids, top = np.full((count, width), -1, np.int32), np.full((count, width), np.nan, np.float32)
@@ -81,4 +81,4 @@ def _news(live: LiveRequest) -> PromptNews:
     for part in parts:  # by their place in the prompt: a group that was parked is prefilled and scored twice
         chosen[part.where], rank[part.where] = part.chosen, part.rank
         top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]
-    return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top)
+    return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top, live.waited)

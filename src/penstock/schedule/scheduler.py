@@ -159,6 +159,8 @@ class Scheduler:
         self._planned += 1
         self._idle_plans = 0
         self.counts["steps"] += 1
+        for group in [chunk.group for chunk in admitted.chunks] + [piece.group for piece in admitted.pieces]:
+            group.live.begin()
         self._note_chunks(number, admitted.chunks)
         return StepPlan(
             number=number,

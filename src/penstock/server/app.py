@@ -6,7 +6,7 @@ Bodies are read by our own forms, so that any input at all gets an answer in Ope
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.server import exchange
+from penstock.server.access_log import AccessLog
 from penstock.server.batch_routes import add_batch_routes
 from penstock.server.doors import Doors, Gate
 from penstock.server.exchange import CLOSED_BY_CLIENT, Service
@@ -29,8 +30,8 @@ _FORMS, _COMPONENTS = msgspec.json.schema_components(
 )
 
 
-def build_app(service: Service, doors: Doors | None = None) -> FastAPI:
-    """The ASGI application over a running engine."""
+def build_app(service: Service, doors: Doors | None = None, access_log: IO[bytes] | None = None) -> FastAPI:
+    """The ASGI application over a running engine. access_log: where a line for each request goes."""
     app = FastAPI(title="Penstock", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_openai_routes(app, service)
     add_batch_routes(app, service)
@@ -38,6 +39,8 @@ def build_app(service: Service, doors: Doors | None = None) -> FastAPI:
     _add_error_shapes(app)
     _describe_bodies(app)
     app.add_middleware(Gate, doors=doors or Doors())
+    if access_log is not None:
+        app.add_middleware(AccessLog, file=access_log)
     return app
 
 

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.engine.watchdog import DUMP_AT
 from penstock.errors import FaultError, PenstockError, UsageError
 from penstock.request import Delta
+from penstock.server.account import Account
 from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue, Ticket
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from penstock.server.doors import key_of
@@ -103,11 +104,8 @@ class Running:
     background: nobody waits for it (a batch's line), so its time is no latency."""
 
     def __init__(self, service: Service, call: Call, ticket: Ticket | None = None, *, background: bool = False) -> None:
-        self.call, self.ticket, self._background = call, ticket, background
-        self.made = 0  # tokens
-        self._metrics = service.metrics
-        self._start = time.perf_counter()
-        self._last: dict[tuple[int, int], float] = {}  # (prompt, sample) -> when its last delta came
+        self.call, self.ticket = call, ticket
+        self.account = Account(service.metrics, call, background=background)
         self._open = True
         self.streams: list[Stream] = []
         try:
@@ -131,10 +129,7 @@ class Running:
                 yield step
         self._open = False
         self._leave()
-        if not self._background:
-            self._metrics.end_to_end.observe(time.perf_counter() - self._start)
-        self._metrics.asked.observe(sum(len(prompt.ids) for prompt in self.call.prompts))
-        self._metrics.made.observe(self.made)
+        self.account.close(self.streams)
 
     def cancel(self) -> None:
         """Ends what still runs; nothing after the last delta."""
@@ -142,6 +137,7 @@ class Running:
             for stream in self.streams:
                 stream.cancel()
             self._open = False
+            self.account.cut()
             self._leave()
 
     @property
@@ -153,28 +149,13 @@ class Running:
             self.ticket.leave()
 
     def _note(self, at: int, deltas: Sequence[Delta]) -> None:
-        now = time.perf_counter()
+        self.account.note(at, deltas)
         for delta in deltas:
             if delta.error is not None:
-                self._metrics.finished[delta.finish_reason or "error"] += 1
                 # Below 0 it is the whole request that the engine refused: a prompt that no empty cache could hold, say.
                 raise UsageError(delta.error) if delta.index < 0 else SampleError(delta.error)
-            self.made += len(delta.token_ids)
-            if delta.finish_reason is not None:
-                if self.ticket is not None:
-                    self.ticket.ended(1)
-                self._metrics.finished[delta.finish_reason] += 1
-        if self.call.stream:
-            self._time(at, deltas, now)
-
-    def _time(self, at: int, deltas: Sequence[Delta], now: float) -> None:
-        for delta in deltas:
-            before = self._last.get((at, delta.index))
-            if before is None:
-                self._metrics.first_token.observe(now - self._start)
-            else:
-                self._metrics.between_tokens.observe(now - before)
-            self._last[at, delta.index] = now
+            if delta.finish_reason is not None and self.ticket is not None:
+                self.ticket.ended(1)
 
 
 async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
@@ -284,7 +265,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         if not running.call.include_usage:
             return DONE
-        return self._answer.usage_event(self._answer.usage(running.made, running.cached)) + DONE
+        return self._answer.usage_event(self._answer.usage(running.account.made, running.cached)) + DONE
 
 
 async def whole(service: Service, running: Running, answer: Answer) -> list[bytes]:
@@ -299,7 +280,7 @@ async def whole(service: Service, running: Running, answer: Answer) -> list[byte
                 choice = at * n + delta.index
                 choices[choice] = answer.choice(choice, delta, positions)
                 await pace.spend(len(delta.token_ids) * likely)
-    return answer.body(choices, answer.usage(running.made, running.cached))
+    return answer.body(choices, answer.usage(running.account.made, running.cached))
 
 
 async def post_completions(service: Service, request: Request) -> Response:
@@ -347,6 +328,7 @@ async def _start(service: Service, call: Call, answer: Answer, ticket: Ticket) -
 async def _respond(
     service: Service, request: Request, running: Running, answer: Answer, deadline: float | None
 ) -> Response:
+    request.state.account = running.account  # for the access log
     if running.call.stream:
         return EventStream(service, running, answer, deadline)
     try:

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 _SECONDS = (*(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5)), 1000.0)
 _TOKENS = tuple(a * 10.0**b for b in range(6) for a in (1, 2, 5))
+_SAMPLES = tuple(a * 10.0**b for b in range(4) for a in (1, 2, 5))
 # stats key -> (metric, help)
 _GAUGES = {
     "running": ("num_requests_running", "Sequences that have a row."),
     "waiting": ("num_requests_waiting", "Sequences that wait for one."),
     "kv_usage": ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."),
+    "tokens_per_second": ("generation_tokens_per_second", "Output tokens a second over the last 2 s; 0 at rest."),
+    "expected_seconds_left": ("expected_seconds_left", "Until all that is known is done, at that rate; 0 at rest."),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens prefilled; a prompt of n samples counts once."),
@@ -38,18 +41,26 @@ _COUNTERS = {
     "prefix_hit_tokens": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "prefix_query_tokens": ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache."),
     "steps": ("engine_steps", "Steps launched."),
+    "completed_steps": ("engine_steps_completed", "Steps launched and read."),
     "wasted_tokens": ("wasted_tokens", "Tokens computed for rows that had ended, and thrown away."),
     "preemptions": ("num_preemptions", "Rows preempted for want of blocks."),
+}
+# vLLM's former names, which dashboards made for its older versions ask for -> the name that took its place
+_FORMER = {
+    "gpu_cache_usage_perc": "kv_cache_usage_perc",
+    "gpu_prefix_cache_hits": "prefix_cache_hits",
+    "gpu_prefix_cache_queries": "prefix_cache_queries",
+    "time_per_output_token_seconds": "inter_token_latency_seconds",
 }
 
 
 class Histogram:
     """Counts by bucket; one observation is a bisection and two additions (prometheus-client's own takes a lock)."""
 
-    __slots__ = ("_bounds", "_counts", "_help", "_name", "_sum")
+    __slots__ = ("_bounds", "_counts", "_help", "_sum", "name")
 
     def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
-        self._name, self._help, self._bounds = name, help, bounds
+        self.name, self._help, self._bounds = name, help, bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
@@ -64,7 +75,7 @@ class Histogram:
 
     def metric(self, labels: Mapping[str, str], numbers: Sequence[float]) -> Metric:
         """Prometheus' form of `numbers`: these, or those of several processes added up."""
-        family = HistogramMetricFamily("penstock:" + self._name, self._help, labels=list(labels))
+        family = HistogramMetricFamily("penstock:" + self.name, self._help, labels=list(labels))
         total, buckets = 0, []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), numbers, strict=False):  # the sum comes last
             total += int(count)
@@ -79,7 +90,7 @@ class Board:
     The numbers only grow and one is written at a time, so sums never fall, whichever process is asked.
     """
 
-    _WIDTH = 256  # numbers that a row has room for; Metrics has 107
+    _WIDTH = 512  # numbers that a row has room for; Metrics has about 270
 
     def __init__(self, descriptor: int, row: int, rows: int) -> None:
         memory = mmap.mmap(descriptor, rows * self._WIDTH * 8)
@@ -114,11 +125,29 @@ class Metrics:
         self.end_to_end = Histogram("e2e_request_latency_seconds", "From body to last token.", _SECONDS)
         self.asked = Histogram("request_prompt_tokens", "Prompt tokens of a body.", _TOKENS)
         self.made = Histogram("request_generation_tokens", "Tokens made for a body.", _TOKENS)
+        self.queued = Histogram("request_queue_time_seconds", "A prompt's, until a step took it up.", _SECONDS)
+        self.prefilled = Histogram("request_prefill_time_seconds", "From there to its first token.", _SECONDS)
+        self.decoded = Histogram("request_decode_time_seconds", "From there to its last one.", _SECONDS)
+        self.inferred = Histogram("request_inference_time_seconds", "Prefill and decode.", _SECONDS)
+        self.each_token = Histogram(
+            "request_time_per_output_token_seconds", "A body's decode time over the tokens of its longest.", _SECONDS
+        )
+        self.longest = Histogram("request_max_num_generation_tokens", "Tokens of a body's longest sample.", _TOKENS)
+        self.samples = Histogram("request_params_n", "n of a body.", _SAMPLES)
+        self.most = Histogram("request_params_max_tokens", "max_tokens of a body, where it is known.", _TOKENS)
         self.finished: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
+        """Every metric by its name, and once more by the name that it had in older versions of vLLM."""
+        every = {metric.name.removeprefix("penstock:"): metric for metric in self._collect()}
+        yield from every.values()
+        for former, name in _FORMER.items():
+            if name in every:
+                yield _renamed(every[name], former)
+
+    def _collect(self) -> Iterator[Metric]:
         names, values = list(self._labels), list(self._labels.values())
         stats = self._client.stats()  # empty until the engine has first spoken, and then whole
         for key, (name, help) in _GAUGES.items() if stats else ():
@@ -151,7 +180,10 @@ class Metrics:
 
     @property
     def _histograms(self) -> tuple[Histogram, ...]:
-        return self.first_token, self.between_tokens, self.end_to_end, self.asked, self.made
+        return (
+            self.first_token, self.between_tokens, self.end_to_end, self.asked, self.made, self.queued, self.prefilled,
+            self.decoded, self.inferred, self.each_token, self.longest, self.samples, self.most,
+        )  # fmt: skip
 
     def describe(self) -> Iterable[Metric]:
         """Nothing ahead of time: names are known only to `collect`."""
@@ -160,3 +192,12 @@ class Metrics:
     def text(self) -> bytes:
         """The page of /metrics."""
         return generate_latest(self._registry)
+
+
+def _renamed(metric: Metric, name: str) -> Metric:
+    """The same numbers by another name."""
+    full = f"penstock:{name}"
+    copy = Metric(full, f"As {metric.name}.", metric.type)
+    for sample in metric.samples:
+        copy.add_sample(full + sample.name.removeprefix(metric.name), sample.labels, sample.value)
+    return copy

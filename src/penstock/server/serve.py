@@ -25,6 +25,7 @@ import uvloop
 from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
 from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.server.access_log import open_log
 from penstock.server.app import build_app
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_state import State, opened
@@ -59,6 +60,7 @@ def serve(
     limits: Limits | None = None,
     api_server_count: int = 1,
     state_dir: Path | None = None,
+    access_log: str | None = None,
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
@@ -67,7 +69,7 @@ def serve(
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
     process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and doors.py;
     PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
-    served.
+    served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
 
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
@@ -79,7 +81,8 @@ def serve(
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
     doors = Doors(keys=keys, hosts=check_hosts(allowed_hosts))
     check_public(host, doors, allow_no_key=allow_no_key)
-    site = Site(served_model_name or config.model.model, doors, limits)
+    with open_log(access_log):
+        site = Site(served_model_name or config.model.model, doors, limits, access_log)
     if state_dir is not None and api_server_count > 1:
         message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
         raise UsageError(message, param="state_dir")
@@ -100,6 +103,7 @@ class Site:
     name: str
     doors: Doors
     limits: Limits
+    access_log: str | None = None
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -159,12 +163,19 @@ async def serve_engine(
         client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=len(site.doors.keys)
     )
     service.desk = None if state is None else Desk(service, state)
-    server = _Server(_uvicorn_config(build_app(service, site.doors), site.limits))
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(BACKLOG)
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
+    with open_log(site.access_log) as log:
+        server = _Server(_uvicorn_config(build_app(service, site.doors, log), site.limits))
+        await _run(service, server, listener, stop, ready)
+
+
+async def _run(
+    service: Service, server: _Server, listener: socket.socket, stop: Stop, ready: Callable[[], None]
+) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)

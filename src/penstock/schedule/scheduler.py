@@ -13,8 +13,9 @@ import numpy as np
 
 from penstock.errors import UsageError
 from penstock.request import Request, check_request
-from penstock.schedule.admission import Admission, Admitted, Chunk, chunks_of, joins_of
+from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.blocks import BlockPool
+from penstock.schedule.columns import chunks_of, joins_of
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.departure import Departure
 from penstock.schedule.forecast import LengthModel

@@ -90,7 +90,7 @@ def test_a_run_ends_within_its_budget_and_asks_nothing_twice(
     assert rungs == [2 ** (at + 1) for at in range(len(rungs))] and bool(rungs) == ladder
     for start in range(starts):
         names = [each.plan.name for each in found if each.plan.start == start]
-        assert names[:2] == [SATURATION, SINGLE]
+        assert names[:2] == [SINGLE, SATURATION]
         assert start == 0 or set(names[2:]) == sides(settings, opened + found[:2])
 
 
@@ -150,6 +150,20 @@ def test_a_budget_is_kept_and_the_two_ends_are_measured_all_the_same(
     spent = sum(each.took for each in found if each.plan.kind in (CLOSED, OPEN))
     assert spent < seconds and {SATURATION, SINGLE} <= {each.plan.kind for each in found}
     assert replace(settings, budget=None).window <= 60 and settings.longest >= settings.window
+
+
+def test_in_a_hurry_everything_at_once_is_what_can_end_in_time() -> None:
+    """A request takes 9 / most seconds by itself."""
+    for most, least, highest in ((900.0, 64, 64), (0.9, 30, 40), (0.09, FEWEST, FEWEST)):
+        for settings in (within(257.0), replace(within(257.0), starts=2)):
+            found = run(settings, Server(most, dict.fromkeys(settings.goals, most / 2)))
+            plans = [each.plan for each in found if each.plan.kind == SATURATION]
+            assert len({plan.requests for plan in plans}) == 1 and (len(plans) == settings.starts or most < 1)
+            assert least <= plans[0].requests <= highest
+    full = run(Settings(starts=1), Server(0.01, dict.fromkeys(GOALS, 0.005)))
+    assert [each.plan.requests for each in full if each.plan.kind == SATURATION] == [1000]
+    assert Settings().of_samples(64).at_once == 15 and Settings().of_samples(1) == Settings()
+    assert SHORT.of_samples(10_000).at_once == FEWEST
 
 
 def test_what_time_is_worth() -> None:

@@ -73,7 +73,7 @@ class Shape:
 
     def __init__(self, run: Run, work: Workload, folder: RunFolder, tell: Tell) -> None:
         self._run, self._work, self._folder, self._tell = run, work, folder, tell
-        self._settings = run.settings
+        self._settings = run.settings.of_samples(work.n)
         self._texts: Texts | None = None
         self._tried = False  # a point, by this process
         self._since = time.monotonic()  # what the next point's time is counted from

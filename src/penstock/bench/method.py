@@ -1,8 +1,8 @@
 """Which points a run measures, and in which order: everything at once, one at a time, a ladder, and Poisson rates
 between, placed by bisection around the crossing of each goal.
 
-    start 0   saturation ─ single ─ open: for each goal, halves of [meets | fails] ─ closed 2, 4, 8, ...
-    start 1+  saturation ─ single ─ the open points on both sides of each crossing, again
+    start 0   single ─ saturation ─ open: for each goal, halves of [meets | fails] ─ closed 2, 4, 8, ...
+    start 1+  single ─ saturation ─ the open points on both sides of each crossing, again
 
 Time that is short ends this list early, so what matters most comes first.
 
@@ -20,6 +20,7 @@ GROWS = 1.05  # a rung of the ladder that adds less than this is its last
 NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
 COUNTED = ("warm_up", "window", "longest", "enough", "at_once", "alone", "bisections")  # less of one is a short run
 PLENTY = 5400.0  # seconds in which a shape is measured by the full method
+GAIN = 4
 AT_ONCE_SHARE = 0.35  # of a shape's time that everything at once may take
 STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
 FEWEST = 10  # requests that an open window holds on average, however long that takes: chance alone leaves none empty
@@ -33,7 +34,7 @@ class Settings:
     window: a point's shortest.     longest: a point's longest, however few its requests.
     drain: how long the window's requests may go on after it; 8 times one that is alone, if that is more.
     enough: requests that a point near a crossing should have.
-    at_once: requests of the saturation point.     alone: of the single one.
+    at_once: sequences of the saturation point, n to a request.     alone: requests of the single one.
     bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
     stall: how long a server may say nothing at all while it owes answers.
     budget: of the whole shape, the server's starts in it; None: as long as it takes.
@@ -54,12 +55,20 @@ class Settings:
     stall: float = 300.0
     budget: float | None = None
 
+    @property
+    def hurried(self) -> bool:
+        """Whether the full method has no time."""
+        return self.budget is not None and self.budget < PLENTY
+
+    def of_samples(self, n: int) -> Settings:
+        """For requests of n samples each."""
+        return self if n == 1 else replace(self, at_once=max(FEWEST, self.at_once // n))
+
     def below_full(self, *, starts: bool) -> bool:
         """Whether it is less than the method asks for: to be read as a hint. starts: whether those count."""
         full = Settings()
         counted = [*COUNTED, "starts"] if starts else COUNTED
-        hurried = self.budget is not None and self.budget < PLENTY
-        return hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
+        return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
 
 
 SHORT = Settings(
@@ -144,11 +153,11 @@ def _alone(done: Sequence[Found]) -> float:
 
 def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Sequence[Found]) -> Plan | None:
     kinds = {each.plan.kind: each for each in done}
-    if SATURATION not in kinds:
-        window = max(settings.longest, AT_ONCE_SHARE * (settings.budget or 0.0))
-        return Plan(SATURATION, SATURATION, start, window, requests=settings.at_once)
     if SINGLE not in kinds:
         return Plan(SINGLE, SINGLE, start, settings.longest, concurrency=1, requests=settings.alone)
+    if SATURATION not in kinds:
+        before = next((each.plan for each in first if each.plan.kind == SATURATION), None)
+        return replace(before, start=start) if before is not None else _at_once(settings, _alone(done))
     if kinds[SINGLE].failed:
         return None  # nobody knows how long a request takes
     if start == 0:
@@ -157,6 +166,16 @@ def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Seque
     measured = {each.plan.name for each in done}
     left = [plan for plan in again if plan.name not in measured]
     return replace(left[0], start=start) if left else None
+
+
+def _at_once(settings: Settings, alone: float) -> Plan:
+    """Everything at once. In a hurry no more than ends in time on a server that serves many GAIN times as fast as one:
+    requests that don't end have no rate."""
+    window = max(settings.longest, AT_ONCE_SHARE * (settings.budget or 0.0))
+    requests = settings.at_once
+    if settings.hurried and alone > 0:
+        requests = min(requests, max(FEWEST, int(GAIN * window / alone)))
+    return Plan(SATURATION, SATURATION, 0, window, requests=requests)
 
 
 # --- the ladder

@@ -59,7 +59,7 @@ async def serving_here(folder: Path, limits: Limits | None = None, **knobs: Any)
     client = await launch(Config.of(model=str(folder), **knobs), COMMAND)
     stop, ready = Stop(), asyncio.Event()
     with contextlib.closing(bind("127.0.0.1", 0)) as listener:
-        site = Site("fake", Doors(), limits or Limits(drain_seconds=1))
+        site = Site("fake", Doors(), limits or Limits(drain_seconds=1, max_num_queued_reqs=1_000_000))
         serving = asyncio.create_task(serve_engine(client, listener, site, stop, ready.set))
         try:
             await asyncio.wait((serving, asyncio.ensure_future(ready.wait())), return_when=asyncio.FIRST_COMPLETED)

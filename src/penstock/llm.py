@@ -127,8 +127,8 @@ class LLM:
                 if asked is None:
                     yield Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
                 elif delta.finish_reason is not None:
-                    output, tokens = None if delta.index < 0 else _output(delta), len(asked.prompt_ids)
-                    yield Finished(key=prompt.key, output=output, error=delta.error, prompt_tokens=tokens)
+                    tokens = len(asked.prompt_ids)
+                    yield Finished(key=prompt.key, output=_output(delta), error=delta.error, prompt_tokens=tokens)
 
     # --- what else it says --------------------------------------------------------------------------------------------
 
@@ -262,13 +262,13 @@ class LLM:
 
 
 def _collect(out: RequestOutput, delta: Delta, asked: Asked | None) -> None:
-    if asked is not None:
-        out.prompt_token_ids = asked.prompt_ids
-        out.num_cached_tokens = asked.num_cached_tokens
-        out.prompt_logprobs = asked.prompt_logprobs
-    if asked is None or delta.index < 0:
+    if asked is None:
         out.error = delta.error
-    elif delta.finish_reason is not None:
+        return
+    out.prompt_token_ids = asked.prompt_ids
+    out.num_cached_tokens = asked.num_cached_tokens
+    out.prompt_logprobs = asked.prompt_logprobs
+    if delta.finish_reason is not None:
         out.outputs.append(_output(delta))
 
 

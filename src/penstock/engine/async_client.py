@@ -41,10 +41,6 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None  # the reader's, while there is nothing for it
 
     @property
-    def prompt_token_ids(self) -> list[int]:
-        return self.asked.prompt_ids
-
-    @property
     def num_cached_tokens(self) -> int:
         return self.asked.num_cached_tokens
 
@@ -262,7 +258,7 @@ class AsyncClient:
             stream = self._streams.pop(refused.request_id, None)
             if stream is not None:
                 stream.end(error_of(refused))
-            self._client.take(refused)
+            self._client.refused(refused.request_id)
         if word.deltas is None:
             return
         for place, part in enumerate(word.deltas.in_parts(PART)):

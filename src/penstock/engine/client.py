@@ -107,10 +107,12 @@ class Client:
         """Whether samples of a request are still to end."""
         return request_id in self.asked
 
-    def take(self, up: Deltas | Refused) -> list[Delta]:
+    def refused(self, request_id: int) -> None:
+        """A request that the engine will never run is waited for no more."""
+        self.asked.pop(request_id, None)
+
+    def take(self, up: Deltas) -> list[Delta]:
         """Makes deltas of one message, in its order."""
-        if isinstance(up, Refused):
-            return self._refused(up)
         for news in up.prompts:
             try:
                 self._prompt_news(news)
@@ -210,12 +212,6 @@ class Client:
         self._on_fault(request_id, error)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
-
-    def _refused(self, refused: Refused) -> list[Delta]:
-        asked = self.asked.pop(refused.request_id, None)
-        if asked is None:
-            return []
-        return [Delta(refused.request_id, -1, finish_reason="error", error=refused.message)]
 
     def _prompt_news(self, news: PromptNews) -> None:
         asked = self.asked.get(news.request)

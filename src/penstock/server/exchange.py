@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.engine.watchdog import DUMP_AT
-from penstock.errors import FaultError, PenstockError, UsageError
+from penstock.errors import FaultError, PenstockError
 from penstock.request import Delta
 from penstock.server.account import Account
 from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue, Ticket
@@ -152,8 +152,7 @@ class Running:
         self.account.note(at, deltas)
         for delta in deltas:
             if delta.error is not None:
-                # Below 0 it is the whole request that the engine refused: a prompt that no empty cache could hold, say.
-                raise UsageError(delta.error) if delta.index < 0 else SampleError(delta.error)
+                raise SampleError(delta.error)
             if delta.finish_reason is not None and self.ticket is not None:
                 self.ticket.ended(1)
 

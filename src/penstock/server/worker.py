@@ -103,8 +103,9 @@ async def _hear(lines: asyncio.StreamReader, engine: SharedEngine, stop: Stop) -
 
 
 def _say(word: Up) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(word) + b"\n")
-    sys.stdout.buffer.flush()
+    # Under PYTHONUNBUFFERED sys.stdout is the bare descriptor, whose write may take a part of a line.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        out.write(msgspec.json.encode(word) + b"\n")
 
 
 if __name__ == "__main__":

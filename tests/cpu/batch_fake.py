@@ -19,6 +19,7 @@ from server_fake import Running, running_server
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_lines import BatchLimits
 from penstock.server.batch_state import opened
+from penstock.server.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 
 OVER = ("completed", "failed", "cancelled")
@@ -56,10 +57,14 @@ class Batching:
 
 @contextlib.contextmanager
 def batching(
-    tokenizer: Tokenizer | None, folder: Path, limits: BatchLimits | None = None, **facts: Any
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    limits: BatchLimits | None = None,
+    server_limits: Limits | None = None,
+    **facts: Any,
 ) -> Iterator[Batching]:
     """Goes on with what is in the folder; ends as a server does that was told to."""
-    with opened(folder) as state, running_server(tokenizer, **facts) as running:
+    with opened(folder) as state, running_server(tokenizer, limits=server_limits, **facts) as running:
         assert state is not None
         made: list[Desk] = []
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from penstock.server import batches, files
 from penstock.server.batch_desk import Desk
+from penstock.server.doors import key_of
 from penstock.server.exchange import Service
 from penstock.server.refusals import NotServedError
 
@@ -61,8 +62,9 @@ def add_batch_routes(app: FastAPI, service: Service) -> None:
 
 
 def owner_of(request: Request) -> str:
-    """Whose files and batches a request may see: one tenant's, as long as all keys are alike."""
-    return ""
+    """Whose files and batches a request may see: those of its key's name, and everybody's where there are no keys."""
+    key = key_of(request.scope)
+    return "" if key is None else key.name
 
 
 _UPLOAD = {

@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._head_open = True  # no head has come whole since the last request did
         self._head_bytes = 0  # of the head that is coming
-        self._begun = 0  # heads that began in what is being parsed
+        self._whole_heads = False  # what is being parsed has more in it than a piece of one head
         self._refused = False  # answered by us: what still comes is thrown away
         self._upgrade = False  # the head asks for another protocol, which isn't served
         self._head_timer: asyncio.TimerHandle | None = None
@@ -83,6 +83,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = _Polite(transport, self)  # type: ignore[assignment]  # a transport but for its close()
         if len(self.connections) > self.most + SPARE:
             transport.abort()
             return
@@ -97,7 +98,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        all_head, self._begun = self._head_open, 0
+        self._whole_heads = not self._head_open
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -108,7 +109,8 @@ class Connection(HttpToolsProtocol):
         if self._refused or not self._head_open or self.transport.is_closing():
             return
         # Behind the end of another request its part isn't known; a read is 256 KB at most, and the next counts whole.
-        self._head_bytes += len(data) if all_head and self._begun <= 1 else 1
+        if not self._whole_heads:
+            self._head_bytes += len(data)
         if self._head_bytes > self.limits.max_header_bytes:
             self._refuse(self._too_large())
         elif self.cycle is None or self.cycle.response_complete:
@@ -129,13 +131,12 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._begun += 1
-        self._head_bytes = 0
+        self._head_bytes = 1
 
     def on_headers_complete(self) -> None:
         if self._refused:
             return
-        self._head_open = False
+        self._head_open, self._whole_heads = False, True
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -167,6 +168,13 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if not self._head_open and not self.transport.is_closing():  # answered before its body was here
             self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
+
+    def must_linger(self) -> bool:
+        """Asked when the connection is to be closed: whether the client may still be sending. From here on what it
+        sends is thrown away."""
+        sending = self._refused or not self._head_open
+        self._refused = True
+        return sending
 
     # -- what goes past a limit
 
@@ -206,17 +214,44 @@ class Connection(HttpToolsProtocol):
         return HeadTooLargeError(f"the headers are larger than {self.limits.max_header_bytes} bytes: send fewer")
 
     def _refuse(self, error: HttpError) -> None:
-        """Answers and closes, but not before the client had time to read: closing on what it still sends would take
-        the answer from it."""
+        """Answers, where there is still place for an answer, and closes."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # in the middle of an answer there is no place for another
-            return
+            if self.cycle.response_started:
+                self.transport.close()  # in the middle of an answer there is no place for another
+                return
+            self.cycle.disconnected = True  # what was begun ends, and says nothing
+            self.cycle.message_event.set()
         body = body_of(error)
         fields = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
         lines = [f"{name}: {value}\r\n".encode() for name, value in (*fields.items(), ("connection", "close"))]
         self.transport.write(b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body)))
-        self.transport.write_eof()
-        self._end_timer = self.loop.call_later(LINGER, self.transport.close)
+        self.transport.close()
+
+
+class _Polite:
+    """A transport that doesn't close on a client that still sends: that would take from it the answer that it hasn't
+    read. It hears the end, and gets LINGER to come to it."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self._transport, self._connection = transport, connection
+        self._ending: asyncio.TimerHandle | None = None
+        self.write = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._ending is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self._connection.must_linger():
+            self._transport.close()
+            return
+        self._transport.resume_reading()
+        self._transport.write_eof()
+        self._ending = self._connection.loop.call_later(LINGER, self._transport.close)

@@ -186,6 +186,7 @@ def _convert(raw: Json, form: type[FormT]) -> FormT:
     except msgspec.ValidationError as error:
         found = _PLACE.match(str(error))
         what, where = (found["what"], found["where"]) if found else (str(error), None)
+        what = re.sub(r"enum value '.*'", "value", what, flags=re.DOTALL)  # a client's own words are not said again
         what = what.replace("`", "").replace("array", "list").replace(" | null", "")
         message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
         raise HttpError(message, param=where) from error

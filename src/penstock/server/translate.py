@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_CHOICES = 65_536  # prompts x n of one body
 LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
+MAX_STOPS = 1_024  # stop strings, and stop ids
+MAX_STOP_LENGTH = 1_024  # characters
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
@@ -140,6 +142,7 @@ def _chat_sampling(form: ChatForm, facts: EngineFacts) -> SamplingParams:
 def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> SamplingParams:
     """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that the model's size
     bounds anyway are cut to it, so that nothing larger crosses the channel."""
+    _check_sizes(form, facts.vocab_size)
     knobs: dict[str, Any] = {**facts.sampling_defaults, **more}
     for name in _SAMPLING:
         value = getattr(form, name)
@@ -157,6 +160,18 @@ def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> Samplin
     for token in knobs.get("stop_token_ids") or ():
         _check_id(token, facts.vocab_size, "stop_token_ids")
     return SamplingParams(**knobs)
+
+
+def _check_sizes(form: Form, vocab_size: int) -> None:
+    """What the body's own limit leaves room for, and no answer needs."""
+    stops = [form.stop] if isinstance(form.stop, str) else form.stop or []
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        message = f"stop holds at most {MAX_STOPS} strings of {MAX_STOP_LENGTH} characters: send fewer"
+        raise HttpError(message, param="stop")
+    if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOPS:
+        raise HttpError(f"stop_token_ids holds at most {MAX_STOPS} ids: send fewer", param="stop_token_ids")
+    if form.logit_bias is not None and len(form.logit_bias) > vocab_size:
+        raise HttpError("logit_bias names more ids than the vocabulary has: name each once", param="logit_bias")
 
 
 def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[Prompt], facts: EngineFacts) -> Call:

@@ -77,8 +77,8 @@ def _run(
     except jinja2.TemplateError as error:
         raise UsageError(f"the model's chat template refuses these messages: {error}", param="messages") from error
     except Exception as error:  # a template is a program: on messages it didn't foresee it fails in any way at all
-        kind = type(error).__name__
-        message = f"the model's chat template fails on these messages ({kind}: {error})"
+        # Its kind alone: what it says may hold what a message says.
+        message = f"the model's chat template fails on these messages ({type(error).__name__})"
         raise UsageError(message, param="messages") from error
 
 

@@ -13,7 +13,7 @@ from penstock.bench.subject import Run, Subject, fingerprint
 from penstock.bench.workload import workload
 
 QUICK = Settings(
-    goals=(0.05, 1.0), starts=1, warm_up=0.2, window=0.8, longest=6.0, drain=0.5, enough=20, at_once=24, alone=3,
+    goals=(0.05, 8.0), starts=1, warm_up=0.2, window=0.8, longest=6.0, drain=0.5, enough=20, at_once=24, alone=3,
     bisections=1, ladder=False, stall=2.0,
 )  # fmt: skip
 MACHINE = Machine(gpu=None, cpu="a CPU", cores=2, memory_mib=1000, system="Linux", python="3.11.0")
@@ -39,7 +39,7 @@ def run_of(out: Path, *options: str, settings: Settings = QUICK, peer: Peer | No
 def measured(run: Run, shape: str = "8x4") -> RunFolder:
     """Measures a shape into the run's folder; the folder, closed."""
     work = workload(shape)
-    folder = RunFolder(run.out / shape, fingerprint(run, work))
+    folder = RunFolder(run.out / shape.replace(":", "-"), fingerprint(run, work))
     try:
         Shape(run, work, folder, lambda plan, load, now: None).measure()
     finally:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from penstock.almanac.rates import issued
 from penstock.almanac.record import Failure
 from penstock.almanac.samples import OK, Samples
 from penstock.bench.arrivals import Known, load_of, one_load, warm_load
@@ -33,7 +34,6 @@ from penstock.bench.workload import Draw, Prompted, Speech, Workload, prompts
 from penstock.errors import EngineError, UsageError
 
 MOST_FAILURES = 3  # of points; then the shape is given up
-SETTLES = 3  # tries to get a request through what an overloaded point has left behind
 MESSAGE = 1000  # characters of a failure's
 LOST = ("cut", "refused")
 DYING = 3.0  # seconds from broken connections to the end of a process that dies
@@ -82,6 +82,9 @@ class Shape:
         """What the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a failure of
         the run, and is kept."""
         self._folder.forget_starts()
+        peer = self._run.subject.peer
+        if self._work.n > 1 and peer is not None and not peer.samples:
+            self._fail(None, "refused", f"{peer.name} serves one sample a request, {self._work.n} were to be asked", "")
         while (plan := self._next()) is not None:
             log = self._folder.new_log()
             with ExitStack() as stack:
@@ -133,7 +136,7 @@ class Shape:
         message = "; ".join(f"{word}: {text}" for word, text in seen.troubles.items() if word != UNFINISHED)
         if server is not None and _lost(samples) and server.ended(DYING):
             return self._fail(plan, _death(server), f"the server ended. {message}", server.tail())
-        if (fault := _fault(plan, samples)) is not None:
+        if (fault := fault_of(plan, samples)) is not None:
             kind = _kind(fault, message, server)
             told = message or f"no request ended within {plan.window:g} s: give more --longest or fewer --at-once"
             return self._fail(plan, kind, told, server.tail() if server else "")
@@ -144,12 +147,9 @@ class Shape:
         return True
 
     def _settle(self, target: Target) -> None:
-        """Until the server has done with what an overloaded point left behind: not all drop the requests of clients
-        that are gone. One that cannot is told by the next point."""
-        for number in range(SETTLES):
-            samples, _ = self._load(target, one_load(self._settings, self._asked(target, f"settle.{number}")), "one", 0)
-            if samples.outcome[0] == OK:
-                return
+        """Until a request gets through what an overloaded point left behind, for not every server drops the requests of
+        clients that are gone. One that cannot is told by the next point."""
+        self._load(target, one_load(self._settings, self._asked(target, "settle")), "one", 0)
 
     def _load(
         self, target: Target, load: Load, point: str, start: int, hear: Callable[[Progress], None] | None = None
@@ -164,14 +164,12 @@ class Shape:
             return None
         ok = single.of(single.outcome == OK)
         highest = max(one.found(()).request_rate for one in done)
-        return Known(max(float((ok.end - ok.actual).mean()), 1e-4), highest)
+        return Known(max(float((ok.end - issued(ok)).mean()), 1e-4), highest)
 
     def _asked(self, target: Target, salt: str) -> Iterator[Prompted]:
         """Requests of the shape. No two runs, points or goes of a point have a prompt in common."""
         subject = self._run.subject
         peer = subject.peer
-        if self._work.n > 1 and peer is not None and not peer.samples:
-            raise UsageError(f"{peer.name} serves one sample a request: it cannot be asked for monkeys", param="shape")
         more, without = (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
         speech = Speech(target.model, subject.vocabulary, subject.ids, more, without)
         unlike = f"{self._folder.name}.{self._folder.opened}.{salt}.{len(self._folder.failed())}"
@@ -200,7 +198,7 @@ class Shape:
 # --- what went wrong
 
 
-def _fault(plan: Plan, samples: Samples) -> str | None:
+def fault_of(plan: Plan, samples: Samples) -> str | None:
     """The outcome for which a point is no point; None when it is one. Overload is no fault: a queue that is never
     served within the window is what a point above the highest rate looks like."""
     inside = samples.of(samples.window)

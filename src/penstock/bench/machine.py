@@ -65,9 +65,13 @@ def _gpu() -> Gpu | None:
         return None
     name, memory, driver, sm, mem, most = rows[0]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # what is hidden from the engine is none of its machine
-    count = len([each for each in visible.split(",") if each.strip()]) if visible else len(rows)
+    count = (
+        len(rows) if visible is None else len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
+    )
+    if not count:
+        return None
     clocks = f"SM {sm} MHz of {most}, memory {mem} MHz, before the run"
-    return Gpu(name=name, count=max(1, count), memory_mib=_mib(memory), driver=driver, clocks=clocks)
+    return Gpu(name=name, count=count, memory_mib=_mib(memory), driver=driver, clocks=clocks)
 
 
 def _mib(text: str) -> int:

@@ -1,0 +1,120 @@
+"""What is said while a run goes on, and what a machine says of itself."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+
+from penstock.almanac.record import Machine
+from penstock.bench.live import Live
+from penstock.bench.load import Ask, Load, Progress
+from penstock.bench.machine import machine_of, this_machine
+from penstock.bench.method import CLOSED, OPEN, SATURATION, Plan
+from penstock.errors import UsageError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def load(stop_after: float = 90.0, window: tuple[float, float] = (10.0, 70.0)) -> Load:
+    return Load([Ask(math.nan, b"", 1, 1)], 1, stop_after, 9.0, window, True)
+
+
+def now(**more: float) -> Progress:
+    told = {"seconds": 20.0, "asked": 100, "sent": 60, "ended": 40, "failed": 0, "in_flight": 20, "events": 4000,
+            "output_tokens": 5000}  # fmt: skip
+    return Progress(**{**told, **more}, firsts=[0.1] * 90 + [0.9] * 10)  # type: ignore[arg-type]
+
+
+def lines(out: io.StringIO) -> list[str]:
+    return [each.strip("\x1b[K") for each in out.getvalue().replace("\n", "\r").split("\r") if each.strip("\x1b[K")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "progress", "left"),
+    [
+        (SATURATION, now(), "about 30 s left"),  # 60 of 100 are to come, 2 a second
+        (SATURATION, now(ended=0), "at most 70 s left"),
+        (OPEN, now(), "50 s left"),
+        (CLOSED, now(seconds=80.0), "at most 10 s left"),
+    ],
+)
+def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: Progress, left: str) -> None:
+    out = Terminal()
+    plan = Plan("point-7", kind, 0, 60.0)
+    with Live("128x64", out) as live:
+        live.tell(plan, load(), None)
+        live.tell(plan, load(), progress)
+    line = next(each for each in lines(out) if "in flight" in each)
+    rate = f"{5000 / progress.seconds:,.1f}".split(".")[0]
+    for needed in ("128x64 point 1 point-7", f"{rate} tok/s", "p50 100 p95 900 ms", "20 in flight", left):
+        assert needed in line
+    assert line.endswith(left) and len(line) <= 200
+
+
+def test_elsewhere_there_is_a_line_a_point() -> None:
+    out = io.StringIO()
+    with Live("8x4", out) as live:
+        for name in ("single", "saturation"):
+            plan = Plan(name, name, 0, 60.0)
+            live.tell(plan, load(), None)
+            for failed in (0, 2):
+                live.tell(plan, load(), now(failed=failed))
+    told = out.getvalue().splitlines()
+    assert [line.split(",")[0] for line in told] == ["8x4 single: 40 ended", "8x4 saturation: 40 ended"]
+    assert all("2 failed" in line for line in told) and "\x1b" not in out.getvalue()
+
+
+# --- machines
+
+
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, code: int = 0) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{rows}'\nexit {code}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+ROW = "NVIDIA H200, 143771, 580.95.05, 345, 3201, 1980"
+
+
+def test_gpus_are_those_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, monkeypatch, f"{ROW}\\n{ROW}\\n")
+    gpu = this_machine().gpu
+    assert gpu is not None and (gpu.name, gpu.count, gpu.memory_mib) == ("NVIDIA H200", 2, 143771)
+    assert gpu.driver == "580.95.05" and "SM 345 MHz of 1980" in gpu.clocks
+    for visible, count in (("1", 1), ("0,1", 2), ("GPU-8932f937", 1), ("", None), ("-1", None)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        gpu = this_machine().gpu
+        assert (gpu.count if gpu is not None else None) == count
+
+
+@pytest.mark.parametrize(("rows", "code"), [("", 0), ("no devices were found", 9), ("a, b\\n", 0)])
+def test_a_driver_that_says_nothing_useful_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, code: int
+) -> None:
+    smi(tmp_path, monkeypatch, rows, code)
+    machine = this_machine()
+    assert machine.gpu is None and machine.cores >= 1 and machine.cpu
+
+
+def test_memory_that_the_driver_does_not_tell_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, monkeypatch, "NVIDIA GB10, [N/A], 580.1, 1, 2, 3\\n")
+    gpu = this_machine().gpu
+    assert gpu is not None and gpu.memory_mib == 0
+
+
+def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path) -> None:
+    told = Machine(gpu=None, cpu="far", cores=64, memory_mib=9, system="Linux", python="3.12")
+    (tmp_path / "m.json").write_text(told.model_dump_json())
+    assert machine_of(tmp_path / "m.json", "http://192.0.2.1:8000") == told
+    assert machine_of(None, "http://localhost:8000").cpu == this_machine().cpu
+    with pytest.raises(UsageError, match=r"the server is on 192\.0\.2\.1: describe that machine"):
+        machine_of(None, "http://192.0.2.1:8000")
+    with pytest.raises(UsageError, match="describes no machine: No such file"):
+        machine_of(tmp_path / "none.json", None)

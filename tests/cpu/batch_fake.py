@@ -91,5 +91,3 @@ def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
 
 def jsonl(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
-
-

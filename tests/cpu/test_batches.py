@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
-from batch_fake import CHAT, Batching, batching, jsonl, line
-from server_fake import make_tokenizer
+from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
+from server_fake import make_tokenizer, running_server
 
+from penstock.errors import CapacityError
+from penstock.server.batch_state import State
+from penstock.server.doors import Doors
+from penstock.server.keys import gather_keys
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -41,3 +47,229 @@ def test_a_batch_of_chats_runs(server: Batching) -> None:
     batch = server.until_over(server.submit(jsonl([line("a", CHAT, n=2)]), CHAT))
     (row,) = server.rows(batch.output_file_id)
     assert [choice["message"]["content"] for choice in row["response"]["body"]["choices"]] == ["abc", "bcd"]
+
+
+def test_each_line_is_one_row_and_errors_have_a_file(server: Batching) -> None:
+    lines = [line("good"), line("long", prompt="x" * 300), line("also good"), line("id", prompt=[999])]
+    batch = server.until_over(server.submit(jsonl(lines)))
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 2)
+    assert sorted(row["custom_id"] for row in server.rows(batch.output_file_id)) == ["also good", "good"]
+    errors = {row["custom_id"]: row["response"] for row in server.rows(batch.error_file_id)}
+    assert sorted(errors) == ["id", "long"]
+    assert errors["long"]["status_code"] == 400
+    assert errors["long"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert server.openai.files.retrieve(batch.error_file_id).purpose == "batch_output"
+
+
+def test_a_batch_of_errors_alone_has_no_output(server: Batching) -> None:
+    batch = server.until_over(server.submit(jsonl([line("long", prompt="x" * 300)])))
+    assert batch.status == "completed" and batch.output_file_id is None and batch.error_file_id is not None
+
+
+def test_a_line_that_our_code_fails_at_fails_alone(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.engine.fail_with = "its logits were not finite"
+    batch = server.until_over(server.submit(jsonl([line("a")])))
+    (row,) = server.rows(batch.error_file_id)
+    assert row["response"]["status_code"] == 500 and row["response"]["body"]["error"]["code"] == "numerical_error"
+    server.engine.fail_with = None
+
+    def breaks(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.engine, "submit", breaks)
+    batch = server.until_over(server.submit(jsonl([line("a"), line("b")])))
+    assert [row["response"]["body"]["error"]["code"] for row in server.rows(batch.error_file_id)] == ["internal"] * 2
+
+
+def test_lines_run_in_the_background_and_online_requests_do_not(server: Batching) -> None:
+    server.until_over(server.submit(jsonl([line("a")])))
+    server.openai.completions.create(model="fake", prompt="a")
+    assert [stream.background for stream in server.engine.submitted] == [True, False]
+
+
+def test_what_is_at_the_engine_is_bounded(server: Batching) -> None:
+    server.running.hold(True)
+    server.submit(jsonl([line(str(i), n=2) for i in range(100)]))
+    server.running.wait_for(lambda: len(server.engine.open) >= 12)
+    server.http.get("/health")  # the loop has turned
+    assert len(server.engine.open) == 12, "16 rows and 8 sequences ahead of them, two a line"
+    server.running.hold(False)
+
+
+def test_a_line_larger_than_all_room_runs_alone(server: Batching) -> None:
+    batch = server.until_over(server.submit(jsonl([line("a"), line("b", n=100), line("c", n=30)])))
+    rows = {row["custom_id"]: len(row["response"]["body"]["choices"]) for row in server.rows(batch.output_file_id)}
+    assert rows == {"a": 1, "b": 100, "c": 30}
+
+
+def test_counts_grow_and_an_end_is_expected(server: Batching) -> None:
+    server.engine.step_seconds = 0.05
+    batch_id = server.submit(jsonl([line(str(i)) for i in range(400)]))
+    seen = []
+    while (batch := server.openai.batches.retrieve(batch_id)).status != "completed":
+        seen.append((batch.request_counts.completed, batch.expected_at))  # type: ignore[attr-defined]
+    counts = [count for count, _ in seen]
+    assert counts == sorted(counts) and len(set(counts)) > 3
+    expected = [at for _, at in seen if at is not None]
+    assert expected and abs(expected[-1] - batch.completed_at) <= 2
+
+
+def test_a_cancelled_batch_keeps_what_is_done(server: Batching) -> None:
+    server.engine.step_seconds = 0.02
+    batch_id = server.submit(jsonl([line(str(i)) for i in range(2000)]))
+    while server.openai.batches.retrieve(batch_id).request_counts.completed < 20:
+        pass
+    assert server.openai.batches.cancel(batch_id).status == "cancelling"
+    batch = server.until_over(batch_id)
+    assert batch.status == "cancelled" and batch.cancelling_at <= batch.cancelled_at and batch.completed_at is None
+    rows = server.rows(batch.output_file_id)
+    assert 20 <= len(rows) == batch.request_counts.completed < 2000
+    assert len({row["custom_id"] for row in rows}) == len(rows) and not server.engine.open
+    assert server.openai.batches.cancel(batch_id).status == "cancelled"
+
+
+def test_a_batch_that_is_over_cannot_be_cancelled(server: Batching) -> None:
+    batch_id = server.submit(jsonl([line("a")]))
+    server.until_over(batch_id)
+    with pytest.raises(openai.ConflictError, match="a batch that is completed cannot be cancelled"):
+        server.openai.batches.cancel(batch_id)
+
+
+def test_a_restart_goes_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    lines = [line(str(i)) for i in range(300)]
+    with batching(tokenizer, tmp_path) as first:
+        first.engine.step_seconds = 0.05
+        batch_id = first.submit(jsonl(lines))
+        while first.openai.batches.retrieve(batch_id).request_counts.completed < 50:
+            pass
+    with batching(tokenizer, tmp_path) as second:
+        batch = second.until_over(batch_id)
+        rows = second.rows(batch.output_file_id)
+        assert sorted(int(row["custom_id"]) for row in rows) == list(range(300))
+        assert len(second.engine.submitted) <= 250, "rows that were counted are not computed again"
+
+
+def test_an_engine_that_dies_fails_no_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path) as first:
+        first.running.hold(True)
+        batch_id = first.submit(jsonl([line("a"), line("b")]))
+        first.running.wait_for(lambda: len(first.engine.open) == 2)
+        first.engine.alive = False
+        first.running.hold(False)
+        first.running.wait_for(lambda: first.desk.run_of(batch_id) is None)
+        assert first.openai.batches.retrieve(batch_id).status == "in_progress"
+    with batching(tokenizer, tmp_path) as second:
+        assert second.until_over(batch_id).request_counts.completed == 2
+
+
+def test_batches_share_the_engine(server: Batching) -> None:
+    server.engine.step_seconds = 0.01
+    long = server.submit(jsonl([line(str(i)) for i in range(1500)]))
+    short = server.submit(jsonl([line("a")]))
+    assert server.until_over(short).status == "completed"
+    assert server.openai.batches.retrieve(long).status == "in_progress"
+    server.openai.batches.cancel(long)
+
+
+def test_more_batches_than_run_at_once_wait_their_turn(server: Batching) -> None:
+    server.running.hold(True)
+    ids = [server.submit(jsonl([line("a")])) for _ in range(12)]
+    server.running.wait_for(lambda: len(server.engine.open) == 8)
+    statuses = [server.openai.batches.retrieve(batch_id).status for batch_id in ids]
+    assert statuses == ["in_progress"] * 8 + ["validating"] * 4
+    server.openai.batches.cancel(ids[-1])
+    assert server.until_over(ids[-1]).status == "cancelled"
+    server.running.hold(False)
+    assert [server.until_over(batch_id).status for batch_id in ids] == ["completed"] * 11 + ["cancelled"]
+
+
+def test_batches_are_listed_youngest_first(server: Batching) -> None:
+    ids = [server.submit(jsonl([line("a")])) for _ in range(5)]
+    listed = server.openai.batches.list(limit=2)
+    assert [batch.id for batch in listed.data] == ids[::-1][:2] and listed.has_more
+    assert [batch.id for batch in listed] == ids[::-1], "the client walks the pages"
+
+
+def test_metadata_comes_back(server: Batching) -> None:
+    file_id = server.upload(jsonl([line("a")]))
+    made = server.openai.batches.create(
+        input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h", metadata={"job": "night"}
+    )
+    assert made.metadata == {"job": "night"} and made.status == "validating" and made.expires_at is None
+    assert server.openai.batches.retrieve(made.id).metadata == {"job": "night"}
+
+
+CREATE = {"input_file_id": "file-" + "0" * 32, "endpoint": COMPLETIONS, "completion_window": "24h"}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/v1/responses"}, 400, "endpoint"),
+        ({"endpoint": 3}, 400, "endpoint"),
+        ({"completion_window": "1h"}, 400, "completion_window"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, 400, "output_expires_after"),
+        ({"priority": 1}, 400, "priority"),
+        ({"metadata": {"a": 1}}, 400, "metadata"),
+        ({"metadata": {str(i): "" for i in range(17)}}, 400, "metadata"),
+        ({"metadata": {"a" * 65: ""}}, 400, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, 400, "metadata"),
+        ({"input_file_id": None}, 400, "input_file_id"),
+        ({}, 404, "input_file_id"),
+        ({"input_file_id": "../../etc/passwd"}, 404, "input_file_id"),
+        ({"input_file_id": "file-" + "0" * 31 + "\u0660"}, 404, "input_file_id"),
+    ],
+)
+def test_what_cannot_be_a_batch_is_refused(
+    server: Batching, change: dict[str, object], status: int, param: str
+) -> None:
+    answer = server.http.post("/v1/batches", json={**CREATE, **change})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+def test_an_output_is_no_input(server: Batching) -> None:
+    batch = server.until_over(server.submit(jsonl([line("a")])))
+    with pytest.raises(openai.BadRequestError, match="purpose is not batch"):
+        server.openai.batches.create(input_file_id=batch.output_file_id, endpoint=COMPLETIONS, completion_window="24h")
+
+
+@pytest.mark.parametrize("path", ["/v1/batches/batch_x", "/v1/batches/..%2f..", "/v1/files/file-x", "/v1/files/%00"])
+def test_unknown_ids_are_404(server: Batching, path: str) -> None:
+    answer = server.http.get(path)
+    assert answer.status_code == 404 and "error" in answer.json()
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=101", "limit=1e400", "order=asc", "foo=1"])
+def test_queries_are_checked(server: Batching, query: str) -> None:
+    assert server.http.get(f"/v1/batches?{query}").status_code == 400
+
+
+def test_without_a_state_folder_it_says_how(tokenizer: Tokenizer) -> None:
+    with running_server(tokenizer) as server:
+        for method, path in (("GET", "/v1/files"), ("POST", "/v1/batches"), ("GET", "/v1/batches/x")):
+            answer = httpx.request(method, server.url + path)
+            assert answer.status_code == 404 and "--state-dir" in answer.json()["error"]["message"]
+
+
+def test_a_folder_has_one_server(server: Batching, tmp_path: Path) -> None:
+    with pytest.raises(CapacityError, match="in use by another server"):
+        State(tmp_path / "state")
+
+
+def test_files_belong_to_their_key(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    keys = gather_keys(["first", "second"], None, {})
+    with batching(tokenizer, tmp_path, doors=Doors(keys=keys)) as server:
+        first = server.openai.with_options(api_key="first")
+        second = server.openai.with_options(api_key="second")
+        file_id = first.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch").id
+        made = first.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")
+        assert first.files.retrieve(file_id).id == file_id
+        assert list(second.files.list()) == list(second.batches.list()) == []
+        with pytest.raises(openai.NotFoundError):
+            second.files.content(file_id)
+        with pytest.raises(openai.NotFoundError):
+            second.batches.cancel(made.id)
+        with pytest.raises(openai.NotFoundError):
+            second.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import sys
 import traceback
+from pathlib import Path
 
 from penstock.errors import EngineError, PenstockError
 from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
@@ -24,8 +25,8 @@ from penstock.server.translate import Call, chat_call, completion_call
 class LineCall:
     """A line that is ready for the engine."""
 
-    def __init__(self, service: Service, line: Line, call: Call, answer: Answer) -> None:
-        self._service, self._line, self._call, self._answer = service, line, call, answer
+    def __init__(self, caller: Caller, line: Line, call: Call, answer: Answer) -> None:
+        self._caller, self._line, self._call, self._answer = caller, line, call, answer
 
     @property
     def sequences(self) -> int:
@@ -34,48 +35,65 @@ class LineCall:
     async def outcome(self) -> Outcome:
         """Runs it. Raises EngineError where the engine died, ShuttingDownError where the server ends: then the line
         has had no outcome. Every other fault is the line's own."""
+        service = self._caller.service
         try:
-            running = Running(self._service, self._call, background=True)
+            running = Running(service, self._call, background=True)
             try:
                 async with asyncio.timeout(self._call.timeout):
-                    body = b"".join(await whole(self._service, running, self._answer))
+                    body = b"".join(await whole(service, running, self._answer))
             finally:
                 running.cancel()
         except TimeoutError:  # the engine gives none: it is the line's own timeout
-            return failed(self._line, TooLateError())
+            return self._caller.failed(self._line, TooLateError())
         except Exception as error:  # noqa: BLE001 - a line that raises ends alone
-            return failed(self._line, error)
+            return self._caller.failed(self._line, error)
         return Outcome(self._line.custom_id, 200, self._answer.id, body)
 
 
-async def prepare(service: Service, line: Line) -> LineCall | Outcome:
-    """Reads and tokenises a line; an outcome at once where that shows that it cannot run. Raises as `outcome`."""
-    try:
-        form = line.form()
-        service.check_model(form.model)
-        client = service.client
+class Caller:
+    """Makes calls of lines."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
+
+    async def prepare(self, line: Line) -> LineCall | Outcome:
+        """Reads and tokenises a line; an outcome at once where that shows that it cannot run. Raises as
+        LineCall.outcome."""
+        service, client = self.service, self.service.client
         answer: Answer
-        if isinstance(form, CompletionForm):
-            call = await completion_call(form, client.facts, client.tokenizer)
-            answer = CompletionAnswer(call, service.model, service.spellings)
-        else:
-            call = await chat_call(form, client.facts, client.tokenizer)
-            answer = ChatAnswer(call, service.model, service.spellings)
-        if call.logprobs is not None:
-            await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
-    except Exception as error:  # noqa: BLE001 - as above
-        return failed(line, error)
-    return LineCall(service, line, call, answer)
+        try:
+            form = line.form()
+            service.check_model(form.model)
+            if isinstance(form, CompletionForm):
+                call = await completion_call(form, client.facts, client.tokenizer)
+                answer = CompletionAnswer(call, service.model, service.spellings)
+            else:
+                call = await chat_call(form, client.facts, client.tokenizer)
+                answer = ChatAnswer(call, service.model, service.spellings)
+            if call.logprobs is not None:
+                await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
+        except Exception as error:  # noqa: BLE001 - as above
+            return self.failed(line, error)
+        return LineCall(self, line, call, answer)
 
+    def failed(self, line: Line, error: Exception) -> Outcome:
+        """The outcome of a line that ended in an error; those of the engine and the server are raised again."""
+        if isinstance(error, EngineError | ShuttingDownError):
+            raise error
+        request_id = f"req_{secrets.token_hex(16)}"
+        if isinstance(error, PenstockError):
+            return Outcome(line.custom_id, status_of(error), request_id, body_of(error))
+        self._tell(error, request_id)
+        body = error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
+        return Outcome(line.custom_id, 500, request_id, body)
 
-def failed(line: Line, error: Exception) -> Outcome:
-    """The outcome of a line that ended in an error; those of the engine and the server are raised again."""
-    if isinstance(error, EngineError | ShuttingDownError):
-        raise error
-    request_id = f"req_{secrets.token_hex(16)}"
-    if isinstance(error, PenstockError):
-        return Outcome(line.custom_id, status_of(error), request_id, body_of(error))
-    print(f"penstock: a line of a batch failed by a fault of the server, as {request_id}:", file=sys.stderr)
-    traceback.print_exception(error)
-    body = error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
-    return Outcome(line.custom_id, 500, request_id, body)
+    def _tell(self, error: Exception, request_id: str) -> None:
+        """A batch may meet the same fault 50,000 times."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = (last.filename, last.lineno or 0)
+        where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
+        print(f"penstock: a line of a batch failed by a fault of the server ({where}): {request_id}", file=sys.stderr)
+        if place not in self._told:
+            self._told.add(place)
+            traceback.print_exception(error)

@@ -13,11 +13,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.server.batch_call import LineCall, prepare
+from penstock.server.batch_call import Caller, LineCall
 from penstock.server.batch_gate import Gate, Outbox
 from penstock.server.batch_lines import BatchLimits, parse_line, read_lines
 from penstock.server.batch_results import Outcome, Results
-from penstock.server.exchange import Service
 
 GROUP_SECONDS = 0.1  # that outcomes wait for others to share a sync with
 OUTBOX_BYTES = 32 << 20
@@ -27,7 +26,7 @@ OUTBOX_BYTES = 32 << 20
 class Tools:
     """What all batches of a server share."""
 
-    service: Service
+    caller: Caller
     gate: Gate
     limits: BatchLimits
 
@@ -73,7 +72,7 @@ class Compute:
                     line = parse_line(data)
                     if self._results.has(line.custom_id):
                         continue
-                    call = await prepare(self._tools.service, line)
+                    call = await self._tools.caller.prepare(line)
                     if isinstance(call, Outcome):
                         await self._outbox.put(call)
                         continue

@@ -7,10 +7,13 @@ runs and the state folder; no HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import traceback
+from collections.abc import AsyncIterator
 
 from penstock.errors import EngineError
+from penstock.server.batch_call import Caller
 from penstock.server.batch_compute import Tools
 from penstock.server.batch_gate import Gate
 from penstock.server.batch_lines import BatchLimits
@@ -32,7 +35,7 @@ class Desk:
         limits = limits or BatchLimits()
         rows = service.client.facts.max_num_seqs
         self.state, self.limits, self.model = state, limits, service.model
-        self._tools = Tools(service, Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
+        self._tools = Tools(Caller(service), Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._ended = False
         self._runs: dict[str, BatchRun] = {}
@@ -66,7 +69,7 @@ class Desk:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _turn(self, run: BatchRun) -> None:
-        async with self._turns:
+        async with self._turn_of(run):
             try:
                 await run.run()
             except (EngineError, ShuttingDownError):
@@ -74,6 +77,18 @@ class Desk:
             except Exception as error:  # noqa: BLE001 - not even its failure could be written down: said, and left
                 print(f"penstock: {run.id} stands still until the next start:", file=sys.stderr)
                 traceback.print_exception(error)
+
+    @contextlib.asynccontextmanager
+    async def _turn_of(self, run: BatchRun) -> AsyncIterator[None]:
+        """One of the few places; a batch that is cancelled has nothing to run and waits for none."""
+        place, stopped = asyncio.create_task(self._turns.acquire()), asyncio.create_task(run.stopped.wait())
+        try:
+            await asyncio.wait((place, stopped), return_when=asyncio.FIRST_COMPLETED)
+            yield
+        finally:
+            stopped.cancel()
+            if not place.cancel():  # it had got one
+                self._turns.release()
 
     def _forget(self, batch_id: str) -> None:
         self._runs.pop(batch_id, None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request, Response
 
 from penstock.server import batches, files
+from penstock.server.admission import NOBODY
 from penstock.server.batch_desk import Desk
 from penstock.server.doors import key_of
 from penstock.server.exchange import Service
@@ -62,9 +63,9 @@ def add_batch_routes(app: FastAPI, service: Service) -> None:
 
 
 def owner_of(request: Request) -> str:
-    """Whose files and batches a request may see: those of its key's name, and everybody's where there are no keys."""
+    """Whose files and batches a request may see: its key's; where there are no keys, everybody's."""
     key = key_of(request.scope)
-    return "" if key is None else key.name
+    return NOBODY if key is None else key.name
 
 
 _UPLOAD = {

@@ -47,21 +47,17 @@ class BatchRun:
 
     def __init__(self, tools: Tools, state: State, row: BatchRow) -> None:
         self._tools, self._state, self._row = tools, state, row
-        self._stopped = asyncio.Event()  # a client cancelled the batch
+        self.stopped = asyncio.Event()  # set when a client has cancelled the batch
         self._ending = asyncio.Event()  # the server ends
         self._seen: deque[tuple[float, int]] = deque()  # (when, lines done)
         self._noted = time.monotonic()
         self.completed, self.failed = row.completed, row.failed
         if row.status == "cancelling":
-            self._stopped.set()
+            self.stopped.set()
 
     @property
     def id(self) -> str:
         return self._row.id
-
-    def stop(self) -> None:
-        """The batch is cancelling: what is done stays, the rest isn't run."""
-        self._stopped.set()
 
     def end(self) -> None:
         """The server ends: nothing is tried again. Whoever says it cancels `run` next."""
@@ -70,7 +66,7 @@ class BatchRun:
     @property
     def expected_end(self) -> int | None:
         """Unix seconds, by the rate of the last minute; None where nothing is known yet."""
-        if len(self._seen) < 2 or self._stopped.is_set():
+        if len(self._seen) < 2 or self.stopped.is_set():
             return None
         (first, before), (last, done) = self._seen[0], self._seen[-1]
         left = (self._row.total - done) * (last - first) / (done - before)
@@ -108,7 +104,7 @@ class BatchRun:
 
     async def _validate(self) -> bool:
         """Whether there is something to go on with."""
-        limits, service = self._tools.limits, self._tools.service
+        limits, service = self._tools.limits, self._tools.caller.service
         path = self._state.shelf.path(self._row.input_file_id)
         check = Check(self._row.endpoint, service.model, service.client.facts, limits)
         found = await survey(path, check, limits)
@@ -130,7 +126,7 @@ class BatchRun:
             raise DamagedError from error
         try:
             self._count(results)
-            if not self._stopped.is_set():
+            if not self.stopped.is_set():
                 await self._compute(results)
         finally:
             await self._save(results.close)
@@ -146,7 +142,7 @@ class BatchRun:
                     await self._state.attempt(self._state.store.note, self.id, **values)
 
         path = self._state.shelf.path(self._row.input_file_id)
-        await self._insist(lambda: Compute(self._tools, path, results, self._save, counted).run(self._stopped))
+        await self._insist(lambda: Compute(self._tools, path, results, self._save, counted).run(self.stopped))
 
     async def _name(self, results: Results) -> None:
         """Closed results get the ids that their files will have."""

@@ -37,7 +37,7 @@ CREATE INDEX batches_status ON batches (status);
 
 @dataclass(slots=True, kw_only=True)
 class FileRow:
-    """One file. owner: the key that it belongs to, "" while there is one tenant."""
+    """One file. owner: the name of the key that it belongs to, "" where there are no keys."""
 
     number: int = 0
     id: str

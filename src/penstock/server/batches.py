@@ -99,7 +99,7 @@ async def cancel_batch(desk: Desk, batch_id: str, owner: str) -> Response:
     if await desk.state.call(store.move, batch_id, ("validating", "in_progress"), "cancelling"):
         run = desk.run_of(batch_id)
         if run is not None:
-            run.stop()
+            run.stopped.set()
     row = await _known(desk, batch_id, owner)
     if row.status not in ("cancelling", "cancelled"):
         raise ConflictError(f"a batch that is {row.status} cannot be cancelled", param="batch_id")

@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_runs import ENGINE, MACHINE, QUICK, fake_peer, measured, run_of
-from made_samples import samples_of
+from made_samples import LOOK, samples_of
 
 from penstock.almanac.validate import validate
 from penstock.bench.measure import fault_of
 from penstock.bench.method import CLOSED, OPEN, SATURATION, SINGLE, Plan
-from penstock.bench.run_folder import RunFolder
+from penstock.bench.run_folder import Measured, RunFolder
 from penstock.bench.serving import Server, free_port
 from penstock.bench.subject import Run, Subject, fingerprint
 from penstock.bench.workload import workload
 from penstock.bench.writing import write_record
-from penstock.errors import UsageError
+from penstock.errors import CapacityError, UsageError
 
 
 def failures(folder: RunFolder) -> list[tuple[str | None, str]]:
@@ -266,3 +266,15 @@ def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be used"):
         RunFolder(tmp_path / "file", fingerprint(run, work))
+
+
+def test_a_folder_that_can_no_longer_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    run, work = run_of(tmp_path), workload("8x4")
+    folder = RunFolder(tmp_path / "f", fingerprint(run, work))
+    (tmp_path / "f" / "points").rmdir()
+    plan = Plan("open-1", OPEN, 0, 9.0)
+    samples = samples_of([0.0], [1.0], [np.zeros(3)])
+    with pytest.raises(CapacityError, match=r"cannot be written \(No such file or directory\): make room"):
+        folder.add(Measured(plan, samples, LOOK, 9.0, 9.0))
+    assert folder.measured == []
+    folder.close()

@@ -95,7 +95,7 @@ def join(parts: list[Samples]) -> Samples:
 
 def write_parquet(samples: Samples, path: Path) -> None:
     """Writes aside and renames, so that a file of this name is whole. Raises UsageError where pyarrow is missing."""
-    _needs_pyarrow()
+    needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -108,7 +108,7 @@ def write_parquet(samples: Samples, path: Path) -> None:
 
 def read_parquet(path: Path) -> Samples:
     """Raises RecordError for a file that is no table of samples, UsageError where pyarrow is missing."""
-    _needs_pyarrow()
+    needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -120,7 +120,8 @@ def read_parquet(path: Path) -> Samples:
     return from_lists({name: table.column(name).to_pylist() for name in table.column_names})
 
 
-def _needs_pyarrow() -> None:
+def needs_pyarrow() -> None:
+    """Raises UsageError where it is missing."""
     if find_spec("pyarrow") is None:
         raise UsageError("raw data of a run is Parquet, which needs one more package: pip install pyarrow")
 

@@ -16,6 +16,8 @@ import fcntl
 import hashlib
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,9 @@ import numpy as np
 
 from penstock.almanac.rates import issued
 from penstock.almanac.record import Failure, Look
-from penstock.almanac.samples import OK, Samples, join, read_parquet, write_parquet
+from penstock.almanac.samples import OK, Samples, join, needs_pyarrow, read_parquet, write_parquet
 from penstock.bench.method import Found, Plan, failed
-from penstock.errors import UsageError
+from penstock.errors import CapacityError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ class RunFolder:
     """Open for one process at a time; `close` gives it free."""
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
-        """Opens or makes it. Raises UsageError when it holds another run, or is open."""
+        """Opens or makes it. Raises UsageError when it holds another run, or is open, or pyarrow is missing. What it
+        cannot write later is a CapacityError."""
+        needs_pyarrow()
         self.path = path
         self._points = path / "points"
         try:
@@ -128,7 +132,8 @@ class RunFolder:
             "took": one.took,
         }
         write_whole(self._points / f"{one.plan.key}.json", json.dumps(said))
-        write_parquet(one.samples, self._points / f"{one.plan.key}.parquet")
+        with _room(self.path):
+            write_parquet(one.samples, self._points / f"{one.plan.key}.parquet")
         self._measured.append(one)
 
     def _read(self) -> list[Measured]:
@@ -185,7 +190,8 @@ class RunFolder:
         """All samples, also in one file."""
         samples = join([one.samples for one in self._measured])
         path = self.path / "raw.parquet"
-        write_parquet(samples, path)
+        with _room(self.path):
+            write_parquet(samples, path)
         return path, samples
 
     def write(self, name: str, text: str) -> Path:
@@ -196,5 +202,16 @@ class RunFolder:
 def write_whole(path: Path, text: str) -> None:
     """Aside, then renamed: a file of this name is whole."""
     aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    with _room(path.parent):
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CapacityError(
+            f"{folder} cannot be written ({error.strerror or error}): make room; the same command goes on from there"
+        ) from error

@@ -5,6 +5,8 @@
 #   make test     set up, then run every test that this machine can
 #   make check    ruff, mypy, the house's laws, generated docs up to date
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
+#   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (20 minutes)
+#   make soak     the same server under load for an hour, its memory looked at
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md)
 #   make setup    what the others begin with
 #
@@ -32,7 +34,7 @@ WORKERS := -n 2 --dist loadfile
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types laws bench docs
+.PHONY: help setup demo test check lint types laws bench reliability soak docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -60,6 +62,12 @@ laws: $(DEVELOPMENT)
 
 bench: $(DEVELOPMENT)
 	$(PY) benchmarks/run_all.py
+
+reliability: $(DEVELOPMENT)
+	OMP_NUM_THREADS=1 $(PY) tests/reliability/run.py
+
+soak: $(DEVELOPMENT)
+	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak.py
 
 docs: $(DEVELOPMENT)
 	$(PY) scripts/make_docs.py

@@ -1,0 +1,205 @@
+"""`make reliability`: everything that is tried on a service, one after the other, as one table in docs/reliability.md.
+
+    python tests/reliability/run.py [--only WORD ...] [--quick] [--no-page]
+
+A part is a name, what is done, and a function from a folder and a size (1.0: the issue's, less with --quick) to what
+came out and what is wrong with it. Parts that are pytest files count what passed. A new part is a line in PARTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import cut_streams
+import deaths
+import flood
+import slow_readers
+import soak
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- made by make reliability: from here", "<!-- to here -->"
+Outcome = tuple[str, list[str]]  # what came out, what is wrong with it
+
+
+@dataclass(frozen=True)
+class Part:
+    group: str  # load held, faults survived, bad inputs tried
+    name: str
+    what: str
+    run: Callable[[Path, float], Outcome]
+
+
+def held(folder: Path, size: float) -> Outcome:
+    count, queue = int(10_000 * size), int(2_000 * size)
+    made = flood.all_at_once(folder, count, queue, held=True)
+    return _flooded(made), made.faults({200: queue, 429: count - queue})
+
+
+def running(folder: Path, size: float) -> Outcome:
+    made = flood.all_at_once(folder, int(10_000 * size), int(2_000 * size), held=False)
+    return _flooded(made), made.faults()
+
+
+def _flooded(made: flood.Flood) -> str:
+    return (
+        f"{made.statuses.get(200, 0):,} answered, {made.statuses.get(429, 0):,} x 429; +{made.grown >> 20} MB at most"
+    )
+
+
+def overloaded(folder: Path, size: float) -> Outcome:
+    made = flood.overload(folder, 120 * size)
+    share = made.goodput / made.peak if made.peak else 0.0
+    said = f"{made.asked:.0f}/s asked, {made.goodput:.1f}/s answered, {share:.1%} of the peak"
+    return f"{said}; refusals p99 {made.refusal_p99 * 1000:.0f} ms", made.faults()
+
+
+def readers(folder: Path, size: float) -> Outcome:
+    made = slow_readers.run(folder, tokens=max(100, int(400 * size)))
+    ratio = made.beside / made.alone
+    said = f"p99 between events {made.beside * 1000:.1f} ms beside them, {made.alone * 1000:.1f} alone: {ratio:.2f}"
+    return said, made.faults()
+
+
+def cut(folder: Path, size: float) -> Outcome:
+    tally = cut_streams.run(folder, int(2_000 * size), seed=11)
+    left = sum(tally.left.values())
+    said = f"{sum(tally.cut.values()):,} cut, {tally.whole:,} whole; {tally.preempted:.0f} preemptions"
+    return f"{said}; {left:g} rows, blocks, tasks, descriptors left", tally.faults()
+
+
+def cross_talk(folder: Path, size: float) -> Outcome:
+    streams = int(20_000 * size)  # 53 tokens each by the mean, of those that are not cut
+    tally = cut_streams.run(folder, streams, at_once=500, seed=12, cuts=False)
+    said = f"{tally.tokens:,} tokens compared, {tally.foreign} foreign"
+    aborts = sum(tally.cut.values())
+    faults = tally.faults() + ([] if tally.tokens >= 1_000_000 * size else ["too few tokens were compared"])
+    return f"{said}; {aborts:,} aborts, {tally.preempted:,.0f} preemptions", faults
+
+
+def dies(what: str, servers: int, times: int) -> Callable[[Path, float], Outcome]:
+    def run(folder: Path, size: float) -> Outcome:
+        return _died(deaths.loop(folder, what, max(1, int(times * size)), servers=servers))
+
+    return run
+
+
+def faults(folder: Path, size: float) -> Outcome:
+    rounds = max(1, int(3 * size))
+    return _died([outcome for what in deaths.FAULTS for outcome in deaths.loop(folder, what, rounds)])
+
+
+def hangs(servers: int, times: int) -> Callable[[Path, float], Outcome]:
+    def run(folder: Path, size: float) -> Outcome:
+        rounds = max(1, int(times * size))
+        how = {"servers": servers, "step_timeout": 1.0}
+        return _died([one for what in deaths.HANGS for one in deaths.loop(folder, what, rounds, **how)])
+
+    return run
+
+
+def _died(outcomes: list[deaths.Outcome]) -> Outcome:
+    left = sum(outcome.left for outcome in outcomes)
+    wrong = [fault for outcome in outcomes for fault in outcome.faults()]
+    return f"{deaths.summary(outcomes)}; {left} processes left", wrong
+
+
+def soaked(folder: Path, size: float) -> Outcome:
+    made = soak.soak(folder, 2 * size)
+    return soak.report(made), made.faults()
+
+
+def tests(*files: str) -> Callable[[Path, float], Outcome]:
+    """Test files of this tree, whose cases are what is tried; those that are not there (yet) are left out."""
+
+    def run(folder: Path, size: float) -> Outcome:
+        found = [str(path) for name in files for path in sorted((ROOT / "tests").glob(name))]
+        assert found, f"no test file is called {files}"
+        made = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *found],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        last = made.stdout.strip().splitlines()[-1]
+        count = re.search(r"(\d+) passed", last)
+        said = f"{count[1] if count else 0} cases passed"
+        return said, [] if made.returncode == 0 else [last]
+
+    return run
+
+
+PARTS = (
+    Part("load held", "burst, held", "10,000 requests at once, a queue of 2,000, no step meanwhile", held),
+    Part("load held", "burst", "10,000 requests at once, a queue of 2,000", running),
+    Part("load held", "overload", "ten times what it can do, 2 minutes", overloaded),
+    Part("load held", "slow readers", "200 that hardly read beside 50 that do", readers),
+    Part("load held", "cross-talk", "500 in parallel, with aborts and preemption", cross_talk),
+    Part("load held", "soak", "2 minutes of whole answers, streams, cuts; `make soak` takes 60", soaked),
+    Part("faults survived", "cut streams", "2,000 requests cut at random states", cut),
+    Part("faults survived", "engine killed", "kill -9 of the engine under load", dies("engine", 1, 20)),
+    Part("faults survived", "server killed", "kill -9 of the server", dies("server", 1, 20)),
+    Part("faults survived", "parent killed", "kill -9 of the parent of two servers", dies("parent", 2, 20)),
+    Part("faults survived", "one of two killed", "kill -9 of the engine of two servers", dies("engine", 2, 5)),
+    Part("faults survived", "engine dies", "exits, raises in a step, while it is read, out of memory", faults),
+    Part("faults survived", "engine hangs", "in Python, with the lock held, SIGSTOP; step timeout 1 s", hangs(1, 3)),
+    Part("faults survived", "hangs, two servers", "the same behind two servers", hangs(2, 1)),
+    Part("faults survived", "one request fails", "our own code raises at it", tests("cpu/test_faults_requests.py")),
+    Part("faults survived", "batches", "cuts, failing disks", tests("cpu/test_batch*.py", "numpy/test_journal*.py")),
+    Part(
+        "bad inputs tried", "requests", "bodies, fields, paths, headers, keys, connections",
+        tests("cpu/test_*bad_input*.py", "cpu/test_server_doors.py", "cpu/test_server_connection.py"),
+    ),
+    Part("bad inputs tried", "real clients", "openai's, httpx", tests("cpu/test_server_openai.py")),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="*", default=[], help="parts whose name has one of these words")
+    parser.add_argument("--quick", action="store_true", help="a twentieth of each")
+    parser.add_argument("--no-page", action="store_true", help="print the table alone")
+    asked = parser.parse_args()
+    chosen = [part for part in PARTS if not asked.only or any(word in part.name for word in asked.only)]
+    began, rows, bad = time.monotonic(), [], 0
+    for part in chosen:
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            said, wrong = part.run(Path(folder), 0.05 if asked.quick else 1.0)
+        bad += len(wrong)
+        seconds = time.monotonic() - started
+        verdict = "as it should" if not wrong else "; ".join(wrong[:3])
+        rows.append(f"| {part.group} | {part.name} | {part.what} | {said} | {verdict} | {seconds:.0f} |")
+        print(rows[-1], flush=True)
+    table = _table(rows, time.monotonic() - began)
+    if not (asked.no_page or asked.only or asked.quick):
+        _write(table)
+    return bool(bad)
+
+
+def _table(rows: list[str], seconds: float) -> str:
+    head = "| | part | what is done | what came out | verdict | s |\n| --- | --- | --- | --- | --- | --- |"
+    cores = len(os.sched_getaffinity(0))
+    where = f"{cores} cores, {platform.machine()}, Python {platform.python_version()}"
+    when = datetime.now(UTC).date().isoformat()
+    return f"{when}, {where}, {seconds / 60:.0f} minutes in all.\n\n{head}\n" + "\n".join(rows)
+
+
+def _write(table: str) -> None:
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    mark, after = rest.split("\n", 1)
+    PAGE.write_text(f"{before}{BEGIN}{mark}\n\n{table}\n\n{END}{after.split(END, 1)[1]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -152,11 +152,11 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
 
 
 def test_doctor_says_what_would_run() -> None:
-    code, out, err = penstock("doctor", "--dtype", "float32", "--kv-cache-tokens", "4096", "--device", "cpu")
+    code, out, err = penstock("doctor", "--dtype", "float32", "--kv-cache-tokens", "4608", "--device", "cpu")
     assert (code, err) == (0, "")
     for word in ("torch", "processor", "float32 (as --dtype says)", "attention", "LlamaForCausalLM", "weights"):
         assert word in out
-    assert "KV tokens that fit  4,096 (" in out and "2 sequences of full length" in out
+    assert "KV tokens that fit  4,608 (" in out and "2 sequences of full length" in out
 
 
 def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -> None:

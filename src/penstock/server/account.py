@@ -25,26 +25,32 @@ class Account:
         self.ends: dict[str, int] = {}  # finish reason -> samples
         self._metrics, self._background = metrics, background
         self._start = time.perf_counter()
-        self._last: dict[tuple[int, int], float] = {}  # (prompt, sample) -> when its last delta came
-        self._lengths: dict[tuple[int, int], int] = {}  # (prompt, sample) -> tokens
+        self._samples: dict[tuple[int, int], list[float]] = {}  # (prompt, sample) -> [its last delta's time, tokens]
 
     def note(self, at: int, deltas: Sequence[Delta]) -> None:
-        """News of prompt `at`."""
-        now = time.perf_counter()
+        """News of prompt `at`; 0.6 us a delta, of which a streamed token is one."""
+        now, streamed, samples = time.perf_counter(), self.call.stream and not self._background, self._samples
         if self.first is None and self.call.stream:
             self.first = now - self._start
         for delta in deltas:
-            sample = at, delta.index
-            self.made += len(delta.token_ids)
-            self._lengths[sample] = self._lengths.get(sample, 0) + len(delta.token_ids)
+            tokens = len(delta.token_ids)
+            self.made += tokens
+            known = samples.get((at, delta.index))
+            if known is None:
+                samples[at, delta.index] = [now, tokens]
+                if streamed:
+                    self._metrics.first_token.observe(now - self._start)
+            else:
+                if streamed:
+                    self._metrics.between_tokens.observe(now - known[0])
+                known[0] = now
+                known[1] += tokens
             if delta.finish_reason is not None:
                 self._end(delta.finish_reason)
-            if self.call.stream and not self._background:
-                self._time(sample, now)
 
     def close(self, streams: Sequence[Stream]) -> None:
         """All of it came: what is known of whole calls alone."""
-        metrics, longest = self._metrics, max(self._lengths.values(), default=0)
+        metrics, longest = self._metrics, int(max((tokens for _, tokens in self._samples.values()), default=0))
         begun = [stream.begun for stream in streams if stream.begun is not None]
         if self.first is None and begun:
             self.first = min(begun) - self._start
@@ -80,11 +86,3 @@ class Account:
     def _end(self, reason: str) -> None:
         self._metrics.finished[reason] += 1
         self.ends[reason] = self.ends.get(reason, 0) + 1
-
-    def _time(self, sample: tuple[int, int], now: float) -> None:
-        before = self._last.get(sample)
-        if before is None:
-            self._metrics.first_token.observe(now - self._start)
-        else:
-            self._metrics.between_tokens.observe(now - before)
-        self._last[sample] = now

@@ -242,9 +242,14 @@ class Journal:
         if there.get("version") == VERSION:
             run: dict[str, Any] = there["run"]
             return run
-        if os.fstat(self._journal.fileno()).st_size:
+        if os.fstat(self._journal.fileno()).st_size and not self._torn_at_its_begin():
             raise JournalError(f"{self.journal_path} is no journal that this version reads: name another output")
         return None
+
+    def _torn_at_its_begin(self) -> bool:
+        """A power cut may leave a part of the header; no row was written then."""
+        self._journal.seek(0)
+        return not os.fstat(self._data.fileno()).st_size and b"\n" not in self._journal.read(READ_BYTES)
 
     def _begin(self, fingerprint: dict[str, Any]) -> None:
         header = _seal("penstock-journal " + json.dumps({"version": VERSION, "run": fingerprint}))

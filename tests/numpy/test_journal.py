@@ -294,3 +294,22 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         assert ids == [row["id"] for row in read(out)]
         before = out.stat().st_size
     assert before > 0
+
+
+@pytest.mark.parametrize("left", [b"12", b"a1b2c3d4 penstock-jour", bytes(60)])
+def test_a_header_that_a_power_cut_tore_is_begun_anew(tmp_path: Path, left: bytes) -> None:
+    out = tmp_path / "out.jsonl"
+    out.touch()
+    (tmp_path / "out.jsonl.journal").write_bytes(left)
+    fill(out, 3)
+    assert len(read(out)) == 3
+    (tmp_path / "out.jsonl.journal").write_bytes(left)
+    with pytest.raises(JournalError, match="no journal"):
+        Journal(out, RUN)
+
+
+def test_rows_that_are_json_already_are_taken_as_they_are(tmp_path: Path) -> None:
+    with Journal(tmp_path / "out.jsonl", RUN) as journal:
+        journal.add_json("a", '{"x": "\u2028\u2029\x85é"}'.encode())
+    assert (tmp_path / "out.jsonl").read_bytes() == b'{"x": "\\u2028\\u2029\\u0085\xc3\xa9"}\n'
+    assert read(tmp_path / "out.jsonl") == [{"x": "\u2028\u2029\x85é"}]

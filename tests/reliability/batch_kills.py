@@ -101,10 +101,11 @@ def _line(number: int) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-async def _sit(folder: Path, batch_id: str, log: int, rate: float) -> None:
+async def _sit(folder: Path, batch_id: str, log: int, rate: float, once_open: Callable[[], None]) -> None:
     """A server's life without HTTP: goes on with what is there until the batch is over."""
     with opened(folder) as state:
         assert state is not None
+        once_open()
         client: Any = _Engine(log, rate)
         service = Service(client=client, model="fake", metrics=Metrics(client, "fake"))
         desk = Desk(service, state)
@@ -114,19 +115,28 @@ async def _sit(folder: Path, batch_id: str, log: int, rate: float) -> None:
         await desk.end()
 
 
+def _nothing() -> None:
+    """What most sittings do at those moments."""
+
+
 def sitting(
-    folder: Path, batch_id: str, log: Path, rate: float, seconds: float = LAST, before: Callable[[], None] | None = None
+    folder: Path,
+    batch_id: str,
+    log: Path,
+    rate: float,
+    seconds: float = LAST,
+    first: Callable[[], None] = _nothing,
+    once_open: Callable[[], None] = _nothing,
 ) -> int:
-    """One process, killed after so many seconds; LAST: it ends by itself. `before` is called in it first. Gives what
-    waitpid says of it."""
+    """One process, killed after so many seconds; LAST: it ends by itself. `first` and `once_open` are called in it,
+    before and after it opens the state folder. Gives what waitpid says of it."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            if before is not None:
-                before()
-            asyncio.run(_sit(folder, batch_id, handle, rate))
+            first()
+            asyncio.run(_sit(folder, batch_id, handle, rate, once_open))
             code = 0
         except BaseException:  # noqa: BLE001 - the process ends here, whatever it is
             traceback.print_exc()

@@ -214,7 +214,7 @@ class BatchRun:
                 if self._ending.is_set() or (isinstance(error, JournalError) and error.__cause__ is None):
                     raise
                 if not pause:
-                    print(f"penstock: {self.id} waits: {' '.join(str(error).split())}", file=sys.stderr)
+                    print(f"penstock: {self.id} waits for the state folder's disk ({_why(error)})", file=sys.stderr)
                 pause = min(2 * pause, LONGEST_PAUSE) or FIRST_PAUSE
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), pause)
@@ -222,3 +222,10 @@ class BatchRun:
                 if pause:
                     print(f"penstock: {self.id} goes on", file=sys.stderr)
                 return result
+
+
+def _why(error: Exception) -> str:
+    """In a few words; of a journal's error its cause, since it tells the user of a command what to do."""
+    cause = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
+    words = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return " ".join(words.split()).lower()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deaths import FAULTS, Outcome, Waiters, loop
+from deaths import FAULTS, Outcome, Waiters, drain, drain_faults, loop
 from fake_runner import Orders, expected
 from service import COMPLETIONS, Serving, make_folder, wait_until
 
@@ -62,11 +62,19 @@ def test_a_stopped_engine_goes_with_a_killed_server(tmp_path: Path) -> None:
             os.close(ending)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_signal_drains_and_a_second_ends(tmp_path: Path, servers: int, second: bool) -> None:
+    outcome = drain(tmp_path, servers=servers, second=second)
+    assert drain_faults(outcome) == [] and outcome.said == ""
+
+
 def test_the_harness_sees_what_is_wrong() -> None:
     late = Outcome("kill", told=2.5, ended=5.5, code=0, left=1, said="", kinds={"nothing": 1, "error": 3})
     assert len(late.faults()) == 4
     assert Outcome("kill", told=0.1, ended=0.2, code=1, left=0, said="", kinds={"error": 4}).faults() == []
     assert Outcome("kill", told=0.1, ended=0.2, code=1, left=0, said="", kinds={"torn": 4}).faults() != []
+    assert len(drain_faults(Outcome("SIGTERM, twice", 2.5, 2.6, 1, 0, "", {"error": 23, "torn": 1}))) == 3
 
 
 def test_a_slow_engine_is_no_hang_and_an_idle_one_neither(tmp_path: Path) -> None:

@@ -136,6 +136,39 @@ def _break(serving: Serving, what: str) -> None:
         serving.order(fault=what, step_seconds=0.02)
 
 
+def drain(folder: Path, *, servers: int = 1, second: bool = False) -> Outcome:
+    """SIGTERM under load: running requests end in their time; with a second signal they are told, at once."""
+    make_folder(folder, Orders(step_seconds=0.05 if second else 0.005), rows=64, num_blocks=4096, longest=512)
+    with Serving(folder, servers=servers) as serving:
+        load, children = Waiters(serving.url, 24), serving.children
+        assert wait_until(lambda: load.begun == 12, 60) is not None, "the load never ran"
+        serving.process.send_signal(signal.SIGTERM)
+        if second:
+            time.sleep(0.2)
+            serving.process.send_signal(signal.SIGINT)
+        sent = time.monotonic()
+        load.join(60)
+        code, said = serving.ended()
+        ended = time.monotonic() - sent
+        wait_until(lambda: not any(map(alive, children)), EXIT_WITHIN)
+        kinds: dict[str, int] = {}
+        for kind, _ in load.ends:
+            kinds[kind] = kinds.get(kind, 0) + 1
+        told = max(at for _, at in load.ends) - sent
+        what = "SIGTERM, twice" if second else "SIGTERM"
+        return Outcome(what, told, ended, code, sum(map(alive, children)), said + serving.stderr(), kinds)
+
+
+def drain_faults(outcome: Outcome) -> list[str]:
+    """A drain is no death: code 0, everything answered, or told where the second signal came."""
+    want = {"error": 24} if outcome.what.endswith("twice") else {"answered": 24}
+    wrong = [] if outcome.kinds == want else [f"{outcome.what}: waiters ended {outcome.kinds}"]
+    if outcome.code or outcome.left:
+        wrong.append(f"{outcome.what}: code {outcome.code}, {outcome.left} processes left")
+    late = "error" in want and (outcome.told > TOLD_WITHIN or outcome.ended > EXIT_WITHIN)
+    return wrong + ([f"{outcome.what}: ended after {outcome.ended:.1f} s"] if late else [])
+
+
 def loop(folder: Path, what: str, times: int, **how: Any) -> list[Outcome]:
     """So many services, one after the other, each broken under load. 400 tokens take 8 s: none ends by itself."""
     make_folder(folder, Orders(step_seconds=0.02), rows=64, num_blocks=4096, longest=512)

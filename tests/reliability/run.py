@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import batch_faults
+import batch_kills
 import cut_streams
 import deaths
 import flood
@@ -109,10 +111,33 @@ def hangs(servers: int, times: int) -> Callable[[Path, float], Outcome]:
     return run
 
 
+def drains(folder: Path, size: float) -> Outcome:
+    cases = [(servers, second) for servers in (1, 2) for second in (False, True)]
+    made = [deaths.drain(folder, servers=servers, second=second) for servers, second in cases]
+    kinds = [", ".join(f"{count} {kind}" for kind, count in one.kinds.items()) for one in made]
+    told = "; ".join(f"{one.what}: {kind}" for one, kind in zip(made, kinds, strict=True))
+    return told, [fault for one in made for fault in deaths.drain_faults(one)]
+
+
 def _died(outcomes: list[deaths.Outcome]) -> Outcome:
     left = sum(outcome.left for outcome in outcomes)
     wrong = [fault for outcome in outcomes for fault in outcome.faults()]
     return f"{deaths.summary(outcomes)}; {left} processes left", wrong
+
+
+def batch_killed(folder: Path, size: float) -> Outcome:
+    made = batch_kills.kill_and_resume(folder, kills=int(200 * size), lines=int(5_000 * size))
+    return made.line(), _batch_faults(made)
+
+
+def disk_fails(folder: Path, size: float) -> Outcome:
+    made = batch_faults.try_all(folder, 30, every=1 if size == 1.0 else 10)
+    return made.line(), _batch_faults(made.report)
+
+
+def _batch_faults(made: batch_kills.Report) -> list[str]:
+    counts = {"lost": made.lost, "doubled": made.doubled, "torn": made.torn, "run again": made.again}
+    return [f"{count} {what}" for what, count in counts.items() if count]
 
 
 def soaked(folder: Path, size: float) -> Outcome:
@@ -149,12 +174,16 @@ PARTS = (
     Part("faults survived", "engine killed", "kill -9 of the engine under load", dies("engine", 1, 20)),
     Part("faults survived", "server killed", "kill -9 of the server", dies("server", 1, 20)),
     Part("faults survived", "parent killed", "kill -9 of the parent of two servers", dies("parent", 2, 20)),
+    Part("faults survived", "worker killed", "kill -9 of one of two servers; the other's end", dies("worker", 2, 3)),
+    Part("faults survived", "drain", "SIGTERM under load, once and twice, one server and two", drains),
     Part("faults survived", "one of two killed", "kill -9 of the engine of two servers", dies("engine", 2, 5)),
     Part("faults survived", "engine dies", "exits, raises in a step, while it is read, out of memory", faults),
     Part("faults survived", "engine hangs", "in Python, with the lock held, SIGSTOP; step timeout 1 s", hangs(1, 3)),
     Part("faults survived", "hangs, two servers", "the same behind two servers", hangs(2, 1)),
     Part("faults survived", "one request fails", "our own code raises at it", tests("cpu/test_faults_requests.py")),
-    Part("faults survived", "batches", "cuts, failing disks", tests("cpu/test_batch*.py", "numpy/test_journal*.py")),
+    Part("faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines", batch_killed),
+    Part("faults survived", "disk fails", "write, sync, rename, open of a batch, each at its k-th call", disk_fails),
+    Part("faults survived", "journal", "cut at every byte, killed, full", tests("numpy/test_journal*.py")),
     Part(
         "bad inputs tried", "requests", "bodies, fields, paths, headers, keys, connections",
         tests("cpu/test_*bad_input*.py", "cpu/test_server_doors.py", "cpu/test_server_connection.py"),

@@ -22,6 +22,7 @@ MAX_STOP_IDS = 8  # stop ids a row keeps on the device; further ones are looked 
 MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
 MAX_SAMPLES = 65_536
 MAX_SEED = 2**63 - 1
+MAX_SALT = 2**62 - 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +156,8 @@ class Request:
         is set sends the sample's tokens up at once, because it can end a stop string.
     samples: which sample indices of the n to draw (a job that goes on where it stopped), or None: all of them.
     background: runs on what requests that somebody waits for leave.
+    tenant: who asks, as a number; the line before the rows is fair between tenants.
+    salt: cached blocks are shared between requests of one salt alone; 0 is a salt too.
     """
 
     request_id: int
@@ -164,6 +167,8 @@ class Request:
     watch: bytes | None = None
     samples: list[int] | None = None
     background: bool = False
+    tenant: int = 0
+    salt: int = 0
 
 
 def check_request(

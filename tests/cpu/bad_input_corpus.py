@@ -227,6 +227,7 @@ def _fields() -> list[Case]:
         _completion(400, "stream_options", stream=True, stream_options=CANARY),
         _completion(400, f"stream_options.{CANARY}", stream=True, stream_options={CANARY: 1}),
         _completion(400, "truncate_prompt_tokens", truncate_prompt_tokens=0),
+        *(_completion(400, "cache_salt", cache_salt=value) for value in ("", 7, [CANARY], {}, CANARY * 1000)),
         *(_completion(400, "timeout", timeout=value) for value in (0, -1, 1e12, CANARY, True)),
         _completion(400, "unheard_of", "unknown_parameter", unheard_of=CANARY),
         _completion(400, "__proto__", "unknown_parameter", __proto__={"n": 2}),

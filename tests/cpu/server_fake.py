@@ -66,6 +66,7 @@ class FakeStream:
     def __init__(self, engine: FakeEngine, ids: list[int], sampling: SamplingParams, stream: bool) -> None:
         self.engine, self.ids, self.sampling, self.stream = engine, ids, sampling, stream
         self.cancelled = self.background = False
+        self.tenant = self.salt = 0
         self.prompt_logprobs: list[Any] | None = None
         self.num_cached_tokens = 0
         self.waited, self.begun = 0.0, None
@@ -126,7 +127,14 @@ class FakeEngine:
         self.submitted: list[FakeStream] = []
 
     def submit(
-        self, prompt_ids: list[int], sampling: SamplingParams, *, stream: bool, background: bool = False
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool,
+        background: bool = False,
+        tenant: int = 0,
+        salt: int = 0,
     ) -> FakeStream:
         assert all(type(token) is int and 0 <= token < self.facts.vocab_size for token in prompt_ids) and prompt_ids
         if not self.alive:
@@ -134,6 +142,7 @@ class FakeEngine:
         if len(prompt_ids) >= self.facts.max_model_len:
             raise ContextLengthError("too long", param="prompt")
         made = FakeStream(self, prompt_ids, sampling, stream)
+        made.tenant, made.salt = tenant, salt
         made.background = background
         self.submitted.append(made)
         self.open.add(made)

@@ -125,8 +125,8 @@ def test_a_key_file(tmp_path: Path) -> None:
         f'[[key]]\nname = "bob"\nsha256 = "{digest("b")}"\n'
     )
     ann, bob = gather_keys((), file, {"PENSTOCK_API_KEY": "not this one"})
-    assert ann == Key(name="ann", digest=digest("a-key"), max_num_queued_reqs=8)
-    assert bob == Key(name="bob", digest=digest("b"))
+    assert ann == Key(name="ann", digest=digest("a-key"), number=1, max_num_queued_reqs=8)
+    assert bob == Key(name="bob", digest=digest("b"), number=2)
     ring = KeyRing([ann, bob])
     assert ring.find(b"b") == bob and ring.find(b"a-key") == ann and ring.find(b"a") is None
     assert len(gather_keys(["third"], file, os.environ)) == 3

@@ -86,10 +86,10 @@ def test_finished_answers_cancel_nothing(server: Running) -> None:
 def test_a_later_prompt_that_cannot_be_submitted_cancels_the_earlier(server: Running) -> None:
     plain = server.engine.submit
 
-    def second_fails(ids: list[int], sampling: Any, *, stream: bool, background: bool) -> Any:
+    def second_fails(ids: list[int], sampling: Any, *, stream: bool, **more: Any) -> Any:
         if server.engine.submitted:
             raise UsageError("no more of these", param="prompt")
-        return plain(ids, sampling, stream=stream, background=background)
+        return plain(ids, sampling, stream=stream, **more)
 
     server.engine.submit = second_fails  # type: ignore[method-assign]
     answer = httpx.post(server.url + COMPLETIONS, json={"prompt": ["x", "y"]})

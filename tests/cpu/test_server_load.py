@@ -233,3 +233,28 @@ def test_timeouts_and_limits_that_cannot_be(server: Running) -> None:
     for bad in ({"max_num_queued_reqs": 0}, {"max_num_queued_tokens": -1}, {"request_seconds": 0.0}):
         with pytest.raises(UsageError):
             Limits(**bad).check()  # type: ignore[arg-type]
+
+
+# -- whose a request is
+
+
+def test_keys_are_tenants_and_salts_go_down(tokenizer: Tokenizer) -> None:
+    doors = Doors(keys=gather_keys(["one", "two"], None, {}))
+    with running_server(tokenizer, doors=doors) as server:
+        for key in ("one", "two"):
+            for salt in (None, "a", "a", "b"):
+                body = {"prompt": "x", "max_tokens": 1, "cache_salt": salt}
+                sent = httpx.post(server.url + COMPLETIONS, json=body, headers={"authorization": f"Bearer {key}"})
+                assert sent.status_code == 200
+        made = server.engine.submitted
+        assert [stream.tenant for stream in made] == [1] * 4 + [2] * 4
+        none, first, same, other = (stream.salt for stream in made[:4])
+        assert none == 0 and first == same and len({none, first, other}) == 3
+        assert [stream.salt for stream in made[4:]] == [none, first, same, other]
+    with running_server(tokenizer) as server, httpx.Client(base_url=server.url) as http:
+        messages = [{"role": "user", "content": "x"}]
+        assert http.post("/v1/chat/completions", json={"messages": messages, "cache_salt": "\0é"}).status_code == 200
+        assert server.engine.submitted[0].tenant == 0 and server.engine.submitted[0].salt > 0
+        for salt in ("", "x" * 1025, 7, ["a"]):
+            answer = http.post(COMPLETIONS, json={"prompt": "x", "cache_salt": salt})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")

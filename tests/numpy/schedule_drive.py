@@ -63,13 +63,15 @@ class Drive:
         watched: set[int] | None = None,
         samples: list[int] | None = None,
         background: bool = False,
+        tenant: int = 0,
+        salt: int = 0,
     ) -> int:
         number = len(self.asked)
         watch = np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes() if watched is not None else None
         packed = np.array(prompt, np.int32).tobytes()
         request = Request(
             request_id=number, prompt=packed, sampling=params, stream=stream, watch=watch, samples=samples,
-            background=background,
+            background=background, tenant=tenant, salt=salt,
         )  # fmt: skip
         self.scheduler.submit(request)
         longest = self.limits.max_model_len
@@ -129,6 +131,17 @@ class Drive:
             slots = self.device.slots[block].tolist()
             made = [stored(before, token) for before, token in zip(slots[:-1], tokens[1:], strict=True)]
             assert made == slots[1:], "the tree holds a block that isn't what it says"
+        self._check_salts()
+
+    def _check_salts(self) -> None:
+        """No block is in the tables of two salts."""
+        rows, salt_of = self.scheduler.rows, dict[int, int]()
+        held = [(self.asked[rows.request[row]].request.salt, rows.table[row, : rows.blocks[row]])
+                for row in np.flatnonzero(rows.state == 1).tolist()]  # fmt: skip
+        held += [(group.live.salt, group.blocks) for group in self.scheduler.groups]
+        for salt, blocks in held:
+            for block in blocks.tolist():
+                assert salt_of.setdefault(block, salt) == salt, "two salts share a block"
 
     def _names(self, plan: StepPlan) -> tuple[set[int], set[int]]:
         blocks = {0}
@@ -289,4 +302,7 @@ def submit_random(drive: Drive, rng: random.Random) -> int:
     watched = set(rng.sample(range(VOCAB), 6)) if rng.random() < 0.3 else None
     prompt = random_prompt(rng, longest)
     stream, background = rng.random() < 0.3, rng.random() < 0.3
-    return drive.submit(prompt, params, stream=stream, watched=watched, samples=samples, background=background)
+    tenant, salt = rng.choice([0, 0, 1, 2]), rng.choice([0, 0, 0, 7])
+    return drive.submit(
+        prompt, params, stream=stream, watched=watched, samples=samples, background=background, tenant=tenant, salt=salt
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.prefix_tree import NOWHERE, ROOT, PrefixTree
+from penstock.schedule.prefix_tree import NOWHERE, ROOT, PrefixTree, root_of
 
 Chain = tuple[int, ...]  # a word for each block, from the root on
 
@@ -169,3 +169,22 @@ def test_switched_off_it_keeps_nothing() -> None:
     tree.slot_token[blocks] = tokens_of((1, 2))
     tree.insert(keys, blocks.tolist(), ROOT)
     assert len(tree) == 0 and not pool.kept.any() and tree.match(tokens_of((1, 2)), keys).size == 0
+
+
+def test_chains_of_one_salt_are_not_found_by_another() -> None:
+    """Even where somebody made the keys equal: the place before a chain's first block is its salt's."""
+    twin = Twin(32)
+    chain = (1, 2, 3)
+    tokens = tokens_of(chain)
+    for salt in (0, 1, 77, 2**62 - 1):
+        root, keys = root_of(salt), twin.tree.keys(twin.tree.sums(tokens, base=salt))
+        assert twin.tree.match(tokens, keys, root).size == 0
+        blocks = twin.pool.take(3)
+        twin.tree.slot_token[blocks] = tokens
+        place = twin.tree.insert(keys, blocks.tolist(), twin.tree.place_of(blocks[:0], root))
+        assert twin.tree.match(tokens, keys, root).tolist() == blocks.tolist() and twin.tree.place_of(blocks) == place
+        for other in (0, 1, 77, 2**62 - 1):
+            if other != salt:
+                assert twin.tree.match(tokens, keys, root_of(other)).size == 0
+        twin.tree.check()
+    assert len({root_of(salt) for salt in (0, 1, 2, 2**62 - 1)}) == 4 and root_of(2**62 - 1) >= -(2**63)

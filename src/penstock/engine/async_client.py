@@ -181,12 +181,16 @@ class AsyncClient:
         stream: bool,
         samples: Sequence[int] | None = None,
         background: bool = False,
+        tenant: int = 0,
+        salt: int = 0,
     ) -> Stream:
-        """Sends a request; one in the background goes behind all others. Raises UsageError where it can never be
+        """Sends a request; request.Request says what the last three are. Raises UsageError where it can never be
         served, EngineError where the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
-        asked = self._client.submit(prompt_ids, sampling, stream=stream, samples=samples, background=background)
+        asked = self._client.submit(
+            prompt_ids, sampling, stream=stream, samples=samples, background=background, tenant=tenant, salt=salt
+        )
         if not self._streams:
             self._progress = time.monotonic()
         self._streams[asked.request_id] = made = Stream(asked, self._cancel)

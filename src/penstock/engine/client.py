@@ -72,6 +72,8 @@ class Client:
         stream: bool = False,
         samples: Sequence[int] | None = None,
         background: bool = False,
+        tenant: int = 0,
+        salt: int = 0,
     ) -> Asked:
         """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served."""
         span = (min(prompt_ids), max(prompt_ids)) if len(prompt_ids) else None
@@ -93,6 +95,8 @@ class Client:
                 watch=None if stops is None else np.packbits(stops.watch_bits()).tobytes(),
                 samples=None if samples is None else list(samples),
                 background=background,
+                tenant=tenant,
+                salt=salt,
             )
         )
         self.asked[request_id] = asked  # after sending, which may raise: what never went down is not waited for

@@ -2,15 +2,14 @@
 
     waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are left)
 
-First come, first served: a group that doesn't fit holds up those behind it. The forecast says what fits; nothing is
-reserved. Groups in the background stand behind all others at each of these places, leave some rows and blocks free for
-who comes next, and give rows up where others cannot get in (departure.give_way). It knows groups, rows, blocks and the
-tree; not how tokens come back, nor how steps are ordered.
+First come, first served, and fair between tenants (line.py): a group that doesn't fit holds up those behind it. The
+forecast says what fits; nothing is reserved. Groups in the background stand behind all others at each of these places,
+leave some rows and blocks free for who comes next, and give rows up where others cannot get in (departure.give_way). It
+knows groups, rows, blocks and the tree; not how tokens come back, nor how steps are ordered.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -21,7 +20,8 @@ from penstock.schedule.blocks import BlockPool
 from penstock.schedule.forecast import Forecast, LengthModel
 from penstock.schedule.groups import PREFILLING, READY, WAITING, ForkGroup
 from penstock.schedule.limits import Limits
-from penstock.schedule.prefix_tree import PrefixTree
+from penstock.schedule.line import Line
+from penstock.schedule.prefix_tree import PrefixTree, root_of
 from penstock.schedule.rows import BACKGROUND, RUNNING, Rows
 from penstock.schedule.step import Int32, Int64
 
@@ -65,8 +65,8 @@ class Admission:
 
     def __init__(self, limits: Limits, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel) -> None:
         self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
-        self.waiting: deque[ForkGroup] = deque()
-        self.behind: deque[ForkGroup] = deque()  # waiting too, in the background
+        self.waiting = Line()
+        self.behind = Line()  # waiting too, in the background
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
         self._starving: list[ForkGroup] = []  # ready, found no rows or blocks at the last look
@@ -82,18 +82,12 @@ class Admission:
         return sum(g.pending for line in self._lines for g in line)
 
     @property
-    def _lines(self) -> tuple[deque[ForkGroup] | list[ForkGroup], ...]:
+    def _lines(self) -> tuple[Line | list[ForkGroup], ...]:
         return self.waiting, self.behind, self.prefilling, self.ready
 
     def push(self, group: ForkGroup) -> None:
-        """To the end of the line; a group that was here before goes back to its place by arrival, near the front."""
-        arrival = group.live.arrival
-        line = self.behind if group.live.background else self.waiting
-        if not line or line[-1].live.arrival <= arrival:
-            line.append(group)
-        else:
-            where = next(i for i, other in enumerate(line) if other.live.arrival > arrival)
-            line.insert(where, group)
+        """To the end of its tenant's line; a group that was here before goes back to the front."""
+        (self.behind if group.live.background else self.waiting).push(group)
 
     def remove(self, group: ForkGroup) -> None:
         """Takes a cancelled group out of the line, wherever it stands."""
@@ -264,9 +258,10 @@ class Admission:
         if begun is not None and not (begun.live.background and self.waiting):
             return begun
         line = self.waiting or self.behind
-        if not line or not self._may_start(line[0], forecast, growing):
+        if not line or not self._may_start(line.head, forecast, growing):
             return begun
-        group = line.popleft()
+        group = line.head
+        line.pop(group.target + group.pending * self._expected(group))
         self._start(group, forecast)
         self.prefilling.insert(0, group)
         return group
@@ -298,15 +293,16 @@ class Admission:
         padded[: group.target] = group.tokens[: group.target]
         tokens = padded.reshape(-1, BLOCK_SIZE)
         if self.tree.enabled and not group.keys and group.full:
-            sums = self.tree.sums(tokens[: group.full])
+            sums = self.tree.sums(tokens[: group.full], base=group.live.salt)
             group.keys, group.base = self.tree.keys(sums), int(sums[-1])
-        known = self.tree.match(tokens[: group.full], self._may_share(group))
+        root = root_of(group.live.salt)
+        known = self.tree.match(tokens[: group.full], self._may_share(group), root)
         self.pool.share(known)
         fresh = self.pool.take(len(tokens) - known.size)
         self.tree.slot_token[fresh] = tokens[known.size :]
         group.blocks = np.concatenate((known, fresh))
         group.stored = known.size * BLOCK_SIZE
-        group.parent = self.tree.place_of(known)
+        group.parent = self.tree.place_of(known, root)
         self.queried_tokens += group.target
         self.cached_tokens += group.stored
         if not group.resumed:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.config import BLOCK_SIZE
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
-from penstock.schedule.prefix_tree import ROOT
+from penstock.schedule.prefix_tree import ROOT, root_of
 from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
 from penstock.schedule.scores import Scored
 from penstock.schedule.step import (
@@ -109,6 +109,8 @@ class LiveRequest:
     outstanding: int  # samples that have not ended
     row_of: Int32  # [n] sample index -> row, -1: none
     background: bool = False
+    tenant: int = 0
+    salt: int = 0
     news: bool = True  # PromptNews still to be sent
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
@@ -139,6 +141,8 @@ class LiveRequest:
             outstanding=params.n if samples is None else len(samples),
             row_of=np.full(params.n, -1, np.int32),
             background=request.background,
+            tenant=request.tenant,
+            salt=request.salt,
         )
 
     def begin(self) -> None:
@@ -234,7 +238,7 @@ class Groups:
 
     def add(self, live: LiveRequest, tokens: Int32, samples: Int32, sent: int) -> ForkGroup:
         slot = self._free.pop() if self._free else len(self._by_slot)
-        group = ForkGroup(slot, live, tokens, samples, sent)
+        group = ForkGroup(slot, live, tokens, samples, sent, parent=root_of(live.salt), base=live.salt)
         if slot == len(self._by_slot):
             self._by_slot.append(group)
         else:

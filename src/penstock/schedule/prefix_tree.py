@@ -24,6 +24,13 @@ UInt64 = NDArray[np.uint64]
 ROOT = 0  # the place before a chain's first block
 NOWHERE = -1  # a place that nothing can follow
 
+
+def root_of(salt: int) -> int:
+    """The place before the first blocks of a salt's chains: no two salts have one, so none finds another's blocks. Keys
+    differ too, by `base`; but a key only proposes."""
+    return NOWHERE - salt if salt else ROOT
+
+
 _LANES: UInt64 = np.random.default_rng(0x5045_4E53).integers(1, 2**63, BLOCK_SIZE, dtype=np.uint64) * np.uint64(
     2
 ) + np.uint64(1)
@@ -93,7 +100,7 @@ class PrefixTree:
         result: list[int] = _mixed(sums).tolist()
         return result
 
-    def match(self, tokens: Int32, keys: list[int]) -> Int32:
+    def match(self, tokens: Int32, keys: list[int], root: int = ROOT) -> Int32:
         """Blocks (not referenced yet) that hold the longest known beginning of `tokens [n, 16]`."""
         found: list[int] = []
         for key in keys if self.enabled else ():
@@ -104,13 +111,13 @@ class PrefixTree:
         blocks = np.array(found, np.int32)
         if not found:
             return blocks
-        parents = np.concatenate(([ROOT], self.place[blocks[:-1]]))
+        parents = np.concatenate(([root], self.place[blocks[:-1]]))
         right = (self.slot_token[blocks] == tokens[: blocks.size]).all(axis=1) & (self.parent[blocks] == parents)
         return blocks if right.all() else blocks[: int(np.argmin(right))]
 
-    def place_of(self, known: Int32) -> int:
+    def place_of(self, known: Int32, root: int = ROOT) -> int:
         """The place behind blocks that match() gave."""
-        return int(self.place[known[-1]]) if known.size else ROOT
+        return int(self.place[known[-1]]) if known.size else root
 
     def insert(self, keys: list[int], blocks: list[int], place: int) -> int:
         """Takes held blocks that follow `place`; gives the last one's place.

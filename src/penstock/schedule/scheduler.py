@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.errors import UsageError
-from penstock.request import Request, check_request
+from penstock.request import MAX_SALT, Request, check_request
 from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.columns import chunks_of, joins_of
@@ -216,6 +216,8 @@ class Scheduler:
     def _check(self, request: Request, tokens: Int32) -> None:
         span = (int(tokens.min()), int(tokens.max())) if tokens.size else None
         check_request(tokens.size, span, request.sampling, self.limits.max_model_len, self.limits.vocab_size)
+        if not 0 <= request.salt <= MAX_SALT:
+            raise UsageError(f"salt must be between 0 and {MAX_SALT}", param="cache_salt")
         samples = request.samples
         if samples is not None and (
             not samples or len(set(samples)) < len(samples) or min(samples) < 0 or max(samples) >= request.sampling.n

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient, Stream
     from penstock.server.batch_desk import Desk
 
+NO_TENANT = 0  # whose requests are where there are no keys
 CLOSED_BY_CLIENT = 499  # nobody reads it; it is for logs
 Result = TypeVar("Result")
 
@@ -110,8 +111,15 @@ class Running:
         self.streams: list[Stream] = []
         try:
             for prompt in call.prompts:
-                submit = service.client.submit
-                self.streams.append(submit(prompt.ids, call.sampling, stream=call.stream, background=background))
+                stream = service.client.submit(
+                    prompt.ids,
+                    call.sampling,
+                    stream=call.stream,
+                    background=background,
+                    tenant=call.tenant,
+                    salt=call.salt,
+                )
+                self.streams.append(stream)
         except BaseException:
             self.cancel()
             raise
@@ -292,6 +300,7 @@ async def post_completions(service: Service, request: Request) -> Response:
     ticket = service.queue.enter(key, *size_of(form))
     try:
         call = await completion_call(form, service.client.facts, service.client.tokenizer)
+        call.tenant = NO_TENANT if key is None else key.number
         ticket.settle(call.prompt_tokens)
         answer = CompletionAnswer(call, service.model, service.spellings)
         return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
@@ -310,6 +319,7 @@ async def post_chat(service: Service, request: Request) -> Response:
     ticket = service.queue.enter(key, *size_of(form))
     try:
         call = await chat_call(form, service.client.facts, service.client.tokenizer)
+        call.tenant = NO_TENANT if key is None else key.number
         ticket.settle(call.prompt_tokens)
         answer = ChatAnswer(call, service.model, service.spellings)
         return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)

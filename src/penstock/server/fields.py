@@ -63,7 +63,6 @@ BOTH: dict[str, Fate] = {
     "logits_processors": _refused("code from clients is not run"),
     "vllm_xargs": _refused("not served: leave it out"),
     "kv_transfer_params": _refused("not served: leave it out"),
-    "cache_salt": _refused("not served: start the server without prefix caching if prompts must not share blocks"),
     "request_id": _refused("ids of answers are made by the server; read `id` of the answer"),
     "mm_processor_kwargs": _refused("only text is served"),
 }

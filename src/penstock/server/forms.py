@@ -55,6 +55,7 @@ class Form(Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     timeout: float | None = None
+    cache_salt: str | None = None
 
 
 class CompletionForm(Form, kw_only=True):

@@ -12,7 +12,7 @@ import hmac
 import string
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Key:
 
     name: str
     digest: str
+    number: int = 0  # from 1 on, in the order of the keys
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
 
@@ -67,7 +68,7 @@ def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[st
             raise UsageError(f"two API keys have the same {'name' if what == 'name' else 'key'}: leave one out")
     if len(keys) > MOST:
         raise UsageError(f"there are more than {MOST} API keys: put a gateway in front that knows its users")
-    return tuple(keys)
+    return tuple(replace(key, number=number) for number, key in enumerate(keys, 1))
 
 
 def read_key_file(path: Path) -> list[Key]:
@@ -96,7 +97,7 @@ def _file_key(entry: Any, place: int) -> Key:
         raise UsageError(f"{where} needs a name of 1 to 64 characters")
     if ("key" in entry) == ("sha256" in entry):
         raise UsageError(f"{where} needs either key or sha256")
-    limits = {limit: entry.get(limit) for limit in _FIELDS[3:]}
+    limits: dict[str, Any] = {limit: entry.get(limit) for limit in _FIELDS[3:]}
     for limit, value in limits.items():
         if value is not None and (type(value) is not int or value < 1):
             raise UsageError(f"{limit} in {where} must be a whole number of at least 1")

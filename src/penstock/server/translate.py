@@ -7,13 +7,14 @@ facts; it submits nothing and builds no answer. Long texts are rendered and toke
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import ContextLengthError, TokenizerError
-from penstock.request import MAX_SAMPLES, SamplingParams
+from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
 from penstock.server.forms import ChatForm, CompletionForm, Form
 from penstock.server.refusals import HttpError
 from penstock.text.chat import render
@@ -26,6 +27,7 @@ MAX_CHOICES = 65_536  # prompts x n of one body
 LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
 MAX_STOPS = 1_024  # stop strings, and stop ids
 MAX_STOP_LENGTH = 1_024  # characters
+MAX_SALT_LENGTH = 1_024  # characters
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
@@ -61,6 +63,8 @@ class Call:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     timeout: float | None = None  # seconds from the body to the answer's end
+    tenant: int = 0  # whose it is, for the engine's line
+    salt: int = 0  # whose cached blocks it shares
 
     @property
     def choices(self) -> int:
@@ -199,6 +203,7 @@ def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: li
         return_token_ids=form.return_token_ids,
         tokens_as_ids=form.return_tokens_as_token_ids or not sampling.detokenize,
         timeout=form.timeout,
+        salt=_salt(form.cache_salt),
     )
 
 
@@ -265,6 +270,16 @@ def _bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
         _check_id(int(key), vocab_size, "logit_bias")
         out[int(key)] = value
     return out
+
+
+def _salt(text: str | None) -> int:
+    """The engine's number of a salt: two texts have one by an accident of 1 in 2^62."""
+    if text is None:
+        return 0
+    if not 0 < len(text) <= MAX_SALT_LENGTH:
+        raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "big") % MAX_SALT
 
 
 def _plain(role: str, content: str, name: str | None) -> dict[str, str]:

@@ -1,0 +1,96 @@
+"""The line: fork groups that wait, first come, first served, and fair between those who ask.
+
+Each tenant has a line of its own. The next to go is the first of the tenant that has been given least, in tokens; one
+that comes back after a pause starts level with the others, so that nobody saves up (start-time fair queueing: Goyal,
+Vin and Cheng, SIGCOMM 1996). With one tenant it is a plain line. What was here before, and had to give its place up,
+goes before all others, by arrival: it has been counted. It knows groups; no rows, no blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain
+
+from penstock.schedule.groups import ForkGroup
+
+
+class Line:
+    """Groups that wait. The order in which they go depends on what is pushed and what is charged, on nothing else."""
+
+    def __init__(self) -> None:
+        self._back: list[ForkGroup] = []  # those that were here before, by arrival
+        self._lines: dict[int, deque[ForkGroup]] = {}  # tenant -> its groups; no empty ones
+        self._given: dict[int, float] = {}  # tenant -> tokens, from where it started
+        self._level = 0.0  # what had been given to the tenant that went last
+        self._newest = -1
+        self._next: int | None = None  # the tenant that goes next, where that is known
+
+    def __bool__(self) -> bool:
+        return bool(self._back or self._lines)
+
+    def __len__(self) -> int:
+        return len(self._back) + sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[ForkGroup]:
+        return chain(self._back, *self._lines.values())
+
+    def __contains__(self, group: object) -> bool:
+        if not isinstance(group, ForkGroup):
+            return False
+        return group in self._back or group in self._lines.get(group.live.tenant, ())
+
+    def push(self, group: ForkGroup) -> None:
+        arrival, tenant = group.live.arrival, group.live.tenant
+        if arrival <= self._newest:
+            insort(self._back, group, key=lambda other: other.live.arrival)
+            return
+        self._newest = arrival
+        line = self._lines.get(tenant)
+        if line is not None:
+            line.append(group)
+            return
+        self._lines[tenant] = deque((group,))
+        self._given[tenant] = max(self._given.get(tenant, 0.0), self._level)
+        self._next = None
+
+    @property
+    def head(self) -> ForkGroup:
+        """The group that goes next. Of an empty line: an IndexError."""
+        return self._back[0] if self._back else self._lines[self._tenant()][0]
+
+    def pop(self, tokens: float) -> ForkGroup:
+        """Takes the head; `tokens` is what its tenant is given with it."""
+        if self._back:
+            return self._back.pop(0)
+        tenant = self._tenant()
+        group = self._lines[tenant].popleft()
+        self._level = self._given[tenant]
+        self._given[tenant] += tokens
+        self._drop_if_empty(tenant)
+        self._next = None
+        return group
+
+    def remove(self, group: ForkGroup) -> None:
+        """Takes a group out, wherever it stands. Raises ValueError where it isn't here."""
+        if group in self._back:
+            self._back.remove(group)
+            return
+        self._lines[group.live.tenant].remove(group)
+        self._drop_if_empty(group.live.tenant)
+
+    def _tenant(self) -> int:
+        if self._next is None:
+            if not self._lines:
+                raise IndexError("nobody waits in this line")
+            self._next = min(self._lines, key=lambda tenant: (self._given[tenant], self._lines[tenant][0].live.arrival))
+        return self._next
+
+    def _drop_if_empty(self, tenant: int) -> None:
+        if self._lines[tenant]:
+            return
+        del self._lines[tenant]
+        self._next = None
+        if not self._lines:
+            self._given, self._level = {}, 0.0

@@ -20,8 +20,8 @@ GROWS = 1.05  # a rung of the ladder that adds less than this is its last
 NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
 COUNTED = ("warm_up", "window", "longest", "enough", "at_once", "alone", "bisections")  # less of one is a short run
 PLENTY = 5400.0  # seconds in which a shape is measured by the full method
-GAIN = 4
-AT_ONCE_SHARE = 0.35  # of a shape's time that everything at once may take
+GAIN = 4  # of many requests at once over one: a low guess
+END_SHARE = 0.7  # of a shape's time, in a hurry
 STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
 FEWEST = 10  # requests that an open window holds on average, however long that takes: chance alone leaves none empty
 STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
@@ -154,7 +154,7 @@ def _alone(done: Sequence[Found]) -> float:
 def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Sequence[Found]) -> Plan | None:
     kinds = {each.plan.kind: each for each in done}
     if SINGLE not in kinds:
-        return Plan(SINGLE, SINGLE, start, settings.longest, concurrency=1, requests=settings.alone)
+        return Plan(SINGLE, SINGLE, start, _end_window(settings), concurrency=1, requests=settings.alone)
     if SATURATION not in kinds:
         before = next((each.plan for each in first if each.plan.kind == SATURATION), None)
         return replace(before, start=start) if before is not None else _at_once(settings, _alone(done))
@@ -169,13 +169,17 @@ def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Seque
 
 
 def _at_once(settings: Settings, alone: float) -> Plan:
-    """Everything at once. In a hurry no more than ends in time on a server that serves many GAIN times as fast as one:
-    requests that don't end have no rate."""
-    window = max(settings.longest, AT_ONCE_SHARE * (settings.budget or 0.0))
-    requests = settings.at_once
+    """Everything at once. In a hurry no more than ends in half its time on a server that serves many GAIN times as fast
+    as one: requests that don't end have no rate."""
+    window, requests = _end_window(settings), settings.at_once
     if settings.hurried and alone > 0:
-        requests = min(requests, max(FEWEST, int(GAIN * window / alone)))
+        requests = min(requests, max(FEWEST, int(GAIN * window / 2 / alone)))
     return Plan(SATURATION, SATURATION, 0, window, requests=requests)
+
+
+def _end_window(settings: Settings) -> float:
+    """How long the points at the two ends of the curve may take: without them there is nothing to show."""
+    return max(settings.longest, END_SHARE * (settings.budget or 0.0))
 
 
 # --- the ladder

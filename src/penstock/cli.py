@@ -14,6 +14,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli_almanac import almanac_app
+from penstock.cli_batch import batch_app
 from penstock.cli_bench import bench_calibrate, bench_compare, bench_import, bench_run
 from penstock.cli_options import engine_options, stopped_by_sigterm
 from penstock.cli_options import with_one_line as with_one_line  # cli_bench and cli_almanac take it from here
@@ -38,6 +39,7 @@ bench_app.command("compare")(bench_compare)
 bench_app.command("calibrate")(bench_calibrate)
 bench_app.command("import")(bench_import)
 app.add_typer(almanac_app, name="almanac")
+app.add_typer(batch_app, name="batch")
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")

@@ -13,6 +13,7 @@ from batch_fake import Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
 from penstock.server.batch_lines import BatchLimits
+from penstock.server.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 
 MOST = 4 << 20
@@ -178,6 +179,15 @@ def test_an_upload_that_breaks_off_leaves_nothing(server: Batching, tmp_path: Pa
         server.running.wait_for(lambda: on_disk(tmp_path))
     server.running.wait_for(lambda: not on_disk(tmp_path))
     assert list(server.openai.files.list()) == []
+
+
+def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path / "state", server_limits=Limits(body_seconds=0.2)) as server:
+        address = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1]))) as connection:
+            connection.sendall(head(3_000_000) + form(FILE, end=b""))
+            assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
+        server.running.wait_for(lambda: not on_disk(tmp_path))
 
 
 def test_one_byte_at_a_time(server: Batching) -> None:

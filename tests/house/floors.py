@@ -17,7 +17,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"llm", "server"}),
     frozenset({"build", "jobs", "deploy"}),
-    frozenset({"cli", "cli_almanac", "cli_bench", "cli_options", "__main__", "__init__"}),
+    frozenset({"cli", "cli_almanac", "cli_batch", "cli_bench", "cli_options", "__main__", "__init__"}),
 )
 FLOOR_OF: dict[str, int] = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 WORDS = FLOORS[0]  # the words that all rooms share: they may use each other

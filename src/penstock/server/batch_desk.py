@@ -34,7 +34,8 @@ class Desk:
     def __init__(self, service: Service, state: State, limits: BatchLimits | None = None) -> None:
         limits = limits or BatchLimits()
         rows = service.client.facts.max_num_seqs
-        self.state, self.limits, self.model = state, limits, service.model
+        self.state, self.limits = state, limits
+        self.model, self.body_seconds = service.model, service.limits.body_seconds
         self._tools = Tools(Caller(service), Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._ended = False

@@ -17,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_shelf import FILE_ID, new_file_id
 from penstock.server.batch_store import FileRow
+from penstock.server.limits import BODY_RATE, BodyTooSlowError
 from penstock.server.refusals import HttpError
 from penstock.server.upload import Upload, UploadParser, receive, too_large
 from penstock.server.whole import JSON, PIECE
@@ -40,7 +41,7 @@ class ConflictError(HttpError):
 
 async def post_file(desk: Desk, request: Request, owner: str) -> Response:
     """POST /v1/files. Raises HttpError."""
-    most = desk.limits.max_file_bytes
+    most, seconds = desk.limits.max_file_bytes, desk.body_seconds
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise too_large(most)
@@ -48,25 +49,33 @@ async def post_file(desk: Desk, request: Request, owner: str) -> Response:
     state, file_id = desk.state, new_file_id()
     draft = await state.call(state.shelf.draft, file_id)
     try:
-        upload = await receive(_bounded(request, most), parser, draft, asyncio.to_thread)
+        async with asyncio.timeout(seconds) as patience:
+            upload = await receive(_bounded(request, most, seconds, patience), parser, draft, asyncio.to_thread)
         filename = _check_upload(upload)
         row = FileRow(
             id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size
         )
         await asyncio.to_thread(draft.keep)
         await state.call(state.store.add_file, row)
+    except TimeoutError:  # the disk gives none
+        message = f"the file took longer than {seconds:g} s, and a second more for each 16 KiB"
+        raise BodyTooSlowError(f"{message}: send it faster", headers={"connection": "close"}) from None
     finally:
         draft.drop()
     return reply(file_object(row))
 
 
-async def _bounded(request: Request, most: int) -> AsyncIterator[bytes]:
-    """The body's pieces, up to what a file and its form may have."""
+async def _bounded(
+    request: Request, most: int, seconds: float, patience: asyncio.Timeout
+) -> AsyncIterator[bytes]:
+    """The body's pieces, up to what a file and its form may have, as long as they keep coming."""
+    begun = asyncio.get_running_loop().time()
     size = 0
     async for piece in request.stream():
         size += len(piece)
         if size > most + FORM_BYTES:
             raise too_large(most)
+        patience.reschedule(begun + seconds + size / BODY_RATE)
         yield piece
 
 

@@ -1,0 +1,95 @@
+"""The commands of batches on a server: parse, import, call. It knows what they are called; the work is jobs.batch's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli_options import with_one_line
+
+batch_app = typer.Typer(
+    help="Batches on a server: a file of requests in, a file of answers out.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Url = Annotated[str, typer.Option(envvar="PENSTOCK_URL", help="The server; it was started with --state-dir.")]
+Key = Annotated[str | None, typer.Option(envvar="PENSTOCK_API_KEY", help="Of a server that asks for one.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="What `penstock batch submit` printed.")]
+URL = "http://127.0.0.1:8000"
+
+
+@batch_app.command("submit")
+def submit_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Requests, a JSON line each, as OpenAI's batches have.")],
+    *,
+    endpoint: Annotated[
+        str | None, typer.Option(help="/v1/completions or /v1/chat/completions. Left out: the first line's url.")
+    ] = None,
+    url: Url = URL,
+    api_key: Key = None,
+) -> None:
+    """Upload a file and start a batch of it; prints the batch's id."""
+
+    def call() -> None:
+        from penstock.jobs.batch import submit
+        from penstock.jobs.remote import Remote
+
+        print(submit(Remote(url, api_key), file, endpoint))
+
+    with_one_line(call)
+
+
+@batch_app.command("watch")
+def watch_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
+    """Say how far a batch is until it is over.
+
+    The exit code is 0 for one that is completed. A server may end and start again meanwhile."""
+
+    def call() -> None:
+        from penstock.jobs.batch import troubles_of, watch
+        from penstock.jobs.remote import Remote
+
+        batch = watch(Remote(url, api_key), batch_id)
+        for trouble in troubles_of(batch):
+            print(f"penstock: {trouble}", file=sys.stderr)
+        if batch.get("status") != "completed":
+            raise typer.Exit(1)
+
+    with_one_line(call)
+
+
+@batch_app.command("cancel")
+def cancel_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
+    """Stop a batch; what is done by then can be fetched."""
+
+    def call() -> None:
+        from penstock.jobs.batch import line_of
+        from penstock.jobs.remote import Remote
+
+        print(line_of(Remote(url, api_key).cancel(batch_id)))
+
+    with_one_line(call)
+
+
+@batch_app.command("fetch")
+def fetch_command(
+    batch_id: Id,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File for the answers; NAME.errors.jsonl for the failed.")],
+    *,
+    url: Url = URL,
+    api_key: Key = None,
+) -> None:
+    """Write the rows of a batch that is over."""
+
+    def call() -> None:
+        from penstock.jobs.batch import fetch
+        from penstock.jobs.remote import Remote
+
+        for path, lines in fetch(Remote(url, api_key), batch_id, out):
+            print(f"{path}: {lines:,} rows")
+
+    with_one_line(call)

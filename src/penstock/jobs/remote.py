@@ -1,0 +1,196 @@
+"""Files and batches of a server, asked over HTTP: what `penstock batch` is made of.
+
+Any server that speaks OpenAI's API will do. Files go up and come down in pieces, so their size doesn't matter here.
+It knows HTTP and OpenAI's objects; no engine, and nothing of how a server keeps them. Every fault is one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from penstock.errors import JournalError, PenstockError, UsageError
+
+PIECE = 1 << 20
+ANSWER_SECONDS = 120.0  # that a server may take for one answer; a piece of a file counts as one
+LONGEST_ANSWER = 256 << 20  # bytes of an object
+
+Json = dict[str, Any]
+
+
+class RemoteError(PenstockError):
+    """What a server answered that isn't what was asked for; `status` is HTTP's."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, param: str | None = None, status: int = 0) -> None:
+        super().__init__(message, param=param)
+        self.status = status
+
+
+class NoAnswerError(RemoteError):
+    """A server that cannot be reached, or whose answer broke off: it may be there again later."""
+
+
+class Remote:
+    """One server. `url` with or without /v1; a connection a request, so that a server may come and go meanwhile."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        try:
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname, parts.port
+        except ValueError as error:
+            raise UsageError(f"{url!r} is no address of a server: try http://127.0.0.1:8000", param="url") from error
+        if parts.scheme not in ("http", "https") or not self._host or parts.query or parts.fragment:
+            raise UsageError(f"{url!r} is no address of a server: try http://127.0.0.1:8000", param="url")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise UsageError("the API key must be printable ASCII", param="api_key")
+        self.url = url
+        self._safe = parts.scheme == "https"
+        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+    # --- files
+
+    def upload(self, path: Path) -> Json:
+        """Sends a file for a batch and gives its object. Raises RemoteError, UsageError."""
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"{path} cannot be read ({reason}): name a file of JSON lines", param="file") from error
+        with file:
+            boundary = secrets.token_hex(16)
+            name = "".join(letter for letter in path.name if letter.isprintable() and letter not in '"\\')
+            head, tail = _form(boundary, name)
+            size = len(head) + os.fstat(file.fileno()).st_size + len(tail)
+
+            def body() -> Iterator[bytes]:
+                yield head
+                while piece := file.read(PIECE):
+                    yield piece
+                yield tail
+
+            kind = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(size)}
+            with self._ask("POST", "/files", body(), kind) as answer:
+                return _object(answer)
+
+    def download(self, file_id: str, out: Path) -> int:
+        """A file's content, whole or not at all: beside `out` first, synced, then moved over it. Gives its bytes."""
+        draft = out.with_name(out.name + ".part")
+        try:
+            with self._ask("GET", f"/files/{quote(file_id, safe='')}/content") as answer, draft.open("wb") as file:
+                size = 0
+                while piece := _read(answer, PIECE):
+                    file.write(piece)
+                    size += len(piece)
+                if answer.length:
+                    raise NoAnswerError("the server broke off amid a file: try again")
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(out)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise JournalError(f"{out} cannot be written ({(error.strerror or str(error)).lower()})") from error
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        return size
+
+    # --- batches
+
+    def create(self, file_id: str, endpoint: str) -> Json:
+        """Raises RemoteError."""
+        asked = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
+        with self._ask("POST", "/batches", json.dumps(asked).encode(), {"Content-Type": "application/json"}) as answer:
+            return _object(answer)
+
+    def batch(self, batch_id: str) -> Json:
+        """Raises RemoteError."""
+        with self._ask("GET", f"/batches/{quote(batch_id, safe='')}") as answer:
+            return _object(answer)
+
+    def cancel(self, batch_id: str) -> Json:
+        """Raises RemoteError."""
+        with self._ask("POST", f"/batches/{quote(batch_id, safe='')}/cancel", b"") as answer:
+            return _object(answer)
+
+    # --- how
+
+    @contextlib.contextmanager
+    def _ask(
+        self, method: str, path: str, body: bytes | Iterator[bytes] | None = None, headers: dict[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer, if its status is 200. Raises RemoteError."""
+        kind = http.client.HTTPSConnection if self._safe else http.client.HTTPConnection
+        connection = kind(self._host or "", self._port, timeout=ANSWER_SECONDS)
+        try:
+            try:
+                connection.connect()
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused amid it: the answer says why
+                    connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                raise NoAnswerError(
+                    f"{self.url} does not answer ({_words(error)}): start a server with --state-dir there, or name "
+                    "another --url"
+                ) from error
+            if answer.status != 200:
+                raise RemoteError(_refusal(answer), status=answer.status)
+            yield answer
+        finally:
+            connection.close()
+
+
+def _form(boundary: str, name: str) -> tuple[bytes, bytes]:
+    """What stands before a file and behind it."""
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
+        "Content-Type: application/jsonl\r\n\r\n"
+    )
+    return head.encode("utf-8", "replace"), f"\r\n--{boundary}--\r\n".encode()
+
+
+def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
+    try:
+        return answer.read(size)
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswerError(f"the server broke off amid its answer ({_words(error)}): try again") from error
+
+
+def _object(answer: http.client.HTTPResponse) -> Json:
+    data = _read(answer, LONGEST_ANSWER)
+    if answer.length:  # it was to be longer
+        raise NoAnswerError("the server broke off amid its answer: try again")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RemoteError("what answers there is no server of OpenAI's API: check --url") from error
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+        raise RemoteError("what answers there is no server of OpenAI's API: check --url")
+    return found
+
+
+def _refusal(answer: http.client.HTTPResponse) -> str:
+    """What the server says, in one line."""
+    said: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        said = json.loads(_read(answer, PIECE))
+    error = said.get("error") if isinstance(said, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(message, str) or not message:
+        return f"the server answered {answer.status} {answer.reason} and didn't say why: check --url"
+    return f"the server refused: {message[:1000]}"
+
+
+def _words(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+    return text.lower()

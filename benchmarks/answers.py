@@ -183,9 +183,9 @@ async def _answer(service: exchange.Service, call: Call, stream: bool) -> int:
     running = exchange.Running(service, call)
     answer = CompletionAnswer(call, service.model, service.spellings)
     if stream:
-        await exchange.EventStream(service, running, answer)._write(_sink)
+        await exchange.EventStream(service, running, answer, None)._write(_sink)
         return 0
-    return sum(map(len, await exchange._whole(service, running, answer)))
+    return sum(map(len, await exchange.whole(service, running, answer)))
 
 
 def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> float:

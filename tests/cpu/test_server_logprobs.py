@@ -245,8 +245,8 @@ async def run_call(tokenizer: Tokenizer, call: Call, news: list[Deltas], chat: b
     async def send(message: Any) -> None:
         sent.append(message["body"])
 
-    work = exchange.EventStream(service, running, answer)._write(send) if call.stream else None
-    task = asyncio.ensure_future(work or exchange._whole(service, running, answer))  # type: ignore[arg-type]
+    work = exchange.EventStream(service, running, answer, None)._write(send) if call.stream else None
+    task = asyncio.ensure_future(work or exchange.whole(service, running, answer))  # type: ignore[arg-type]
     for step in news:
         end.take(step)
         await asyncio.sleep(0)
@@ -347,7 +347,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
                 return plain(*given)  # type: ignore[no-any-return]
 
             monkeypatch.setattr(answer, "choice", counted)
-            tasks.append(asyncio.ensure_future(exchange._whole(service, exchange.Running(service, call), answer)))
+            tasks.append(asyncio.ensure_future(exchange.whole(service, exchange.Running(service, call), answer)))
         end.take(news)
         while not all(task.done() for task in tasks):
             written.append(0)

@@ -306,9 +306,8 @@ class AsyncClient:
                     self._process.kill()
 
     def _hung(self) -> EngineError:
-        return EngineError(
-            f"the engine completed no step for {self.step_timeout:g} s though it had work, and was ended"
-        )
+        late = f"the engine completed no step for {self.step_timeout:g} s though it had work, and was ended"
+        return EngineError(f"{late} (where steps take that long, raise --step-timeout)")
 
     def _fail(self, error: PenstockError) -> None:
         if self._dead is None:

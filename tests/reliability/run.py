@@ -217,7 +217,7 @@ def main() -> int:
 
 
 def _write(rows: list[str], seconds: float | None) -> None:
-    """Into the page: a whole table where all parts ran, in so many seconds; else these rows in the one that is there."""
+    """Into the page: a whole table where all parts ran, in so many seconds; else these rows in the one there is."""
     before, rest = PAGE.read_text().split(BEGIN)
     mark, rest = rest.split("\n", 1)
     table, after = rest.split(END, 1)

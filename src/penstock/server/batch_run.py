@@ -32,7 +32,6 @@ from penstock.server.batch_store import BatchRow, FileRow, encoded
 from penstock.server.refusals import ShuttingDownError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a failed write is tried again
-NOTE_EVERY = 2.0  # seconds between counts written to the database
 RATE_SPAN = 60.0  # seconds that the measured rate looks back
 
 Result = TypeVar("Result")
@@ -50,7 +49,6 @@ class BatchRun:
         self.stopped = asyncio.Event()  # set when a client has cancelled the batch
         self._ending = asyncio.Event()  # the server ends
         self._seen: deque[tuple[float, int]] = deque()  # (when, lines done)
-        self._noted = time.monotonic()
         self.completed, self.failed = row.completed, row.failed
         if row.status == "cancelling":
             self.stopped.set()
@@ -125,7 +123,7 @@ class BatchRun:
         except JournalError as error:
             raise DamagedError from error
         try:
-            self._count(results)
+            await self._count(results)
             if not self.stopped.is_set():
                 await self._compute(results)
         finally:
@@ -133,15 +131,8 @@ class BatchRun:
         await self._name(results)
 
     async def _compute(self, results: Results) -> None:
-        async def counted() -> None:
-            self._count(results)
-            if time.monotonic() - self._noted > NOTE_EVERY:
-                self._noted = time.monotonic()
-                with contextlib.suppress(sqlite3.Error, OSError):  # the next one notes it: the journals are what counts
-                    values = {"completed": self.completed, "failed": self.failed}
-                    await self._state.attempt(self._state.store.note, self.id, **values)
-
         path = self._state.shelf.path(self._row.input_file_id)
+        counted = partial(self._count, results)
         await self._insist(lambda: Compute(self._tools, path, results, self._save, counted).run(self.stopped))
 
     async def _name(self, results: Results) -> None:
@@ -176,7 +167,13 @@ class BatchRun:
 
     # --- how
 
-    def _count(self, results: Results) -> None:
+    async def _count(self, results: Results) -> None:
+        """Shows what is on the disk; the database has it first, so that no later server shows less."""
+        values = {"completed": results.completed, "failed": results.failed}
+        try:
+            await self._state.attempt(self._state.store.note, self.id, **values)
+        except (sqlite3.Error, OSError):
+            return  # the next one shows it; the journals are what counts
         self.completed, self.failed = results.completed, results.failed
         now = time.monotonic()
         self._seen.append((now, self.completed + self.failed))

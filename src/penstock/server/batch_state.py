@@ -67,12 +67,12 @@ class State:
 
 
 @contextlib.contextmanager
-def opened(folder: Path | None) -> Iterator[State | None]:
+def opened(folder: Path | str | None) -> Iterator[State | None]:
     """The state of a folder, closed behind; None where there is no folder. Raises as State."""
     if folder is None:
         yield None
         return
-    state = State(folder)
+    state = State(Path(folder))
     try:
         yield state
     finally:

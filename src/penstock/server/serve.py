@@ -59,7 +59,7 @@ def serve(
     allowed_hosts: Sequence[str] = (),
     limits: Limits | None = None,
     api_server_count: int = 1,
-    state_dir: Path | None = None,
+    state_dir: Path | str | None = None,
     access_log: str | None = None,
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,

@@ -1,0 +1,104 @@
+"""Batches on a whole service, in processes of its own: real channel, scheduler and loop over an engine that computes
+nothing. The server is killed, told to end, and started again; tokens are what they would be alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_runner import Orders, expected
+from service import Serving, make_folder, wait_until
+
+from penstock.jobs.batch import fetch, submit, watch
+from penstock.jobs.remote import Remote
+
+LINES, TOKENS = 200, 12
+
+
+def requests(path: Path) -> None:
+    with path.open("w") as file:
+        for number in range(LINES):
+            body = {"model": "fake", "prompt": [number % 250, 7, number // 250], "max_tokens": TOKENS, "seed": number}
+            body |= {"n": 1 + number % 2, "return_token_ids": True}
+            row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(row) + "\n")
+
+
+def check(path: Path, words: list[int]) -> None:
+    """Every line once, each sample's tokens its own."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(int(row["custom_id"]) for row in rows) == list(range(LINES))
+    for row in rows:
+        number = int(row["custom_id"])
+        for choice in row["response"]["body"]["choices"]:
+            prompt, sample = [number % 250, 7, number // 250], choice["index"]
+            assert choice["token_ids"] == expected(prompt, TOKENS, words, number, sample), f"line {number}"
+
+
+def done(remote: Remote, batch_id: str) -> int:
+    return int(remote.batch(batch_id)["request_counts"]["completed"])
+
+
+def kill(serving: Serving) -> None:
+    serving.process.kill()
+    serving.process.wait()
+
+
+def tell(serving: Serving) -> None:
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("end", [kill, tell], ids=["killed", "told to end"])
+def test_a_batch_outlives_its_server(tmp_path: Path, end: Callable[[Serving], None]) -> None:
+    words = make_folder(tmp_path, Orders(step_seconds=0.005), rows=16)
+    requests(tmp_path / "in.jsonl")
+    more: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "limits": {"drain_seconds": 1.0}}
+    with Serving(tmp_path, **more) as first:
+        batch_id = submit(Remote(first.url), tmp_path / "in.jsonl", None)
+        assert wait_until(lambda: done(Remote(first.url), batch_id) > 40, 60) is not None
+        end(first)
+        engine = first.engine
+    assert wait_until(lambda: not Path(f"/proc/{engine}").exists() or _zombie(engine), 5) is not None
+    with Serving(tmp_path, **more) as second:
+        remote = Remote(second.url)
+        assert done(remote, batch_id) > 40, "what was counted is on the disk"
+        with open(os.devnull, "w") as nowhere:
+            assert watch(remote, batch_id, nowhere, 0.1)["status"] == "completed"
+        fetch(remote, batch_id, tmp_path / "out.jsonl")
+        check(tmp_path / "out.jsonl", words)
+        assert wait_until(second.at_rest, 5) is not None
+
+
+def _zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+
+
+def test_online_requests_find_rows_beside_a_batch(tmp_path: Path) -> None:
+    """Long lines hold all rows that they may; short requests, more at once than rows are kept, are done in their own
+    time and not in a line's."""
+    make_folder(tmp_path, Orders(step_seconds=0.004), rows=16, longest=512)
+    body = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True}
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for number in range(60):
+            row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(row) + "\n")
+    with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
+        remote = Remote(serving.url)
+        batch_id = submit(remote, tmp_path / "in.jsonl", None)
+        assert wait_until(lambda: serving.metrics().get("penstock:num_requests_running") == 14.0, 30) is not None
+        began = time.monotonic()
+        asked = {"model": "fake", "prompt": [[9, number] for number in range(10)], "max_tokens": 4}
+        answer = httpx.post(serving.url + "/v1/completions", json=asked, timeout=60)
+        took = time.monotonic() - began
+        assert answer.status_code == 200 and len(answer.json()["choices"]) == 10
+        assert done(remote, batch_id) == 0, f"they waited for no line to end ({took:.2f} s)"
+        assert wait_until(lambda: serving.metrics()["penstock:num_preemptions_total"] >= 8, 5) is not None
+        remote.cancel(batch_id)

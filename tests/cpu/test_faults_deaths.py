@@ -1,7 +1,7 @@
 """A service whose engine, server or parent dies, hangs or is stopped under load: the issue's times, and no orphan.
 
-The harness is tests/reliability's: real processes, channel and scheduler over a runner that computes nothing. Its times
-are measured, and bounds of seconds are the point here: what takes them is a wait of ours, not this machine's speed.
+The harness is tests/reliability's: real processes, channel and scheduler over a runner that computes nothing. Bounds of
+seconds are the point here: what takes them is a wait of ours, not this machine's speed. They have slack all the same.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from fake_runner import Orders, expected
 from service import COMPLETIONS, Serving, make_folder, wait_until
 
 QUICK = 1.0  # a step timeout for tests
+SLACK = 3.0  # of a machine that runs other tests meanwhile; `make reliability` holds the times themselves
 
 
 @pytest.mark.parametrize("what", [*FAULTS, "server"])
 def test_a_part_that_dies_ends_all(tmp_path: Path, what: str) -> None:
     (outcome,) = loop(tmp_path, what, 1)
-    assert outcome.faults() == [] and sum(outcome.kinds.values()) == 24
+    assert outcome.faults(SLACK) == [] and sum(outcome.kinds.values()) == 24
     if what == "memory":
         assert "MemoryError: told that the device has no memory left" in outcome.said
 
@@ -31,7 +32,7 @@ def test_a_part_that_dies_ends_all(tmp_path: Path, what: str) -> None:
 def test_hangs_end_and_say_where(tmp_path: Path) -> None:
     for what in ("hang", "hang_with_lock"):
         (outcome,) = loop(tmp_path, what, 1, step_timeout=QUICK)
-        assert outcome.faults() == []
+        assert outcome.faults(SLACK) == []
         assert "completed no step for 1 s" in outcome.said
         assert "Timeout (0:00:00.25" in outcome.said and "in fetch" in outcome.said  # the stacks, where it hangs
 
@@ -39,14 +40,14 @@ def test_hangs_end_and_say_where(tmp_path: Path) -> None:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_stopped_engine_is_a_hang(tmp_path: Path, servers: int) -> None:
     (outcome,) = loop(tmp_path, "stop", 1, step_timeout=QUICK, servers=servers)
-    assert outcome.faults() == []
+    assert outcome.faults(SLACK) == []
     assert "completed no step for 1 s though it had work, and was ended" in outcome.said.splitlines()[0]
 
 
 @pytest.mark.parametrize("what", ["parent", "engine"])
 def test_of_several_servers_none_stays(tmp_path: Path, what: str) -> None:
     (outcome,) = loop(tmp_path, what, 1, servers=2)
-    assert outcome.faults() == []
+    assert outcome.faults(SLACK) == []
 
 
 def test_a_stopped_engine_goes_with_a_killed_server(tmp_path: Path) -> None:

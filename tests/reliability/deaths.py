@@ -79,14 +79,14 @@ class Outcome:
     said: str
     kinds: dict[str, int] = field(default_factory=dict)
 
-    def faults(self) -> list[str]:
-        """What is not as the issue wants it."""
+    def faults(self, slack: float = 1.0) -> list[str]:
+        """What is not as it has to be; `slack` stretches the times, for a machine that has others to serve."""
         wrong = [f"{self.what}: {count} waiters ended {kind}" for kind, count in self._bad().items()]
         if self.what == "worker":  # the other servers' requests get their time
             return wrong + ([f"worker: {self.left} processes left behind"] if self.left or not self.code else [])
-        if self.told > TOLD_WITHIN:
+        if self.told > TOLD_WITHIN * slack:
             wrong.append(f"{self.what}: the last waiter heard after {self.told:.1f} s")
-        if self.ended > EXIT_WITHIN or self.code == 0:
+        if self.ended > EXIT_WITHIN * slack or self.code == 0:
             wrong.append(f"{self.what}: the process ended after {self.ended:.1f} s with code {self.code}")
         return wrong + ([f"{self.what}: {self.left} processes left behind"] if self.left else [])
 

@@ -100,3 +100,20 @@ def test_a_long_prompt_of_it_lets_others_begin() -> None:
     turn(driven, 6)
     assert driven.asked[number].ended
     driven.finish()
+
+
+def test_its_prompts_come_in_small_pieces_while_there_is_company() -> None:
+    driven = drive(rows=64, blocks=2_000)
+    driven.submit([4, 5, 6], SHORT)
+    turn(driven, 1)
+    for number in range(20):
+        driven.submit([number] * 300, SHORT, background=True)
+    plan = driven.step()
+    assert plan is not None and plan.chunks is not None and plan.chunks.tokens.size == 256 // 8
+    driven.finish()
+    for number in range(20):
+        driven.submit([100 + number] * 300, SHORT, background=True)
+    driven.scheduler.admission._alone_from = 0  # 512 steps later
+    plan = driven.step()
+    assert plan is not None and plan.chunks is not None and plan.chunks.tokens.size == 256
+    driven.finish()

@@ -28,6 +28,7 @@ from penstock.schedule.step import Int32, Int64
 _SPARE = 100  # one block in so many is kept free of forecasts
 _AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
 _KEPT = 8  # one row and one block in so many that the background leaves free
+_COMPANY = 512  # steps behind an arrival for which the background prefills one token in _KEPT: steps stay short
 
 
 @dataclass(slots=True)
@@ -69,6 +70,8 @@ class Admission:
         self.behind = Line()  # waiting too, in the background
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
+        self._came = False  # somebody, since the last look; not in the background
+        self._alone_from = 0  # the first step in which the background may prefill all that a step holds
         self._starving: list[ForkGroup] = []  # ready, found no rows or blocks at the last look
         self.starved = False  # whether any found none, or did not even begin; not in the background
         self.order = 0
@@ -88,6 +91,7 @@ class Admission:
     def push(self, group: ForkGroup) -> None:
         """To the end of its tenant's line; a group that was here before goes back to the front."""
         (self.behind if group.live.background else self.waiting).push(group)
+        self._came = self._came or not group.live.background
 
     def remove(self, group: ForkGroup) -> None:
         """Takes a cancelled group out of the line, wherever it stands."""
@@ -101,6 +105,8 @@ class Admission:
         self.starved = False
         if not (self.ready or self.prefilling or self.waiting or self.behind):
             return out
+        if self._came:
+            self._came, self._alone_from = False, number + _COMPANY
         budget = self.limits.max_batched_tokens - active
         forecast = self._forecast()
         self._join(number, out, budget, forecast)
@@ -235,11 +241,15 @@ class Admission:
         self.order += rows.size
 
     def _prefill(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
+        behind = budget if number >= self._alone_from else self.limits.max_batched_tokens // _KEPT
         while out.tokens < budget:
             group = self._next(forecast, out.growing)
-            if group is None:
+            if group is None or (group.live.background and behind <= 0):
                 return
             count = min(group.target - group.stored, budget - out.tokens)
+            if group.live.background:
+                count = min(count, behind)
+                behind -= count
             if count:
                 stop = group.stored + count
                 out.chunks.append(Chunk(group, group.stored, stop, group.blocks[: -(-stop // BLOCK_SIZE)]))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 END_PATIENCE = 10.0  # seconds that an engine gets to end when it is told to
 LOOKS = 10  # at the engine's steps, within a step timeout; at most one a second
+BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
 PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
 
 
@@ -37,6 +38,7 @@ class Stream:
         self.asked = asked
         self._cancel = cancel
         self._news: list[Delta] = []  # what the reader hasn't taken
+        self._merge_at = BEHIND  # deltas that wait for the reader, from which on they are merged
         self._end: PenstockError | bool = False  # whether, and with what, it has ended
         self._waiter: asyncio.Future[None] | None = None  # the reader's, while there is nothing for it
 
@@ -84,6 +86,8 @@ class Stream:
         """News; the list is the stream's from here on. None come after the end."""
         if self._news:
             self._news += news
+            if len(self._news) > self._merge_at:
+                self._merge()
         else:
             self._news = news
         self._wake()
@@ -93,6 +97,25 @@ class Stream:
         if self._end is False:
             self._end = True if error is None else error
         self._wake()
+
+    def _merge(self) -> None:
+        """The reader is far behind: a sample's deltas become one, so that what waits is bounded by the samples and
+        their tokens. Those with logprobs stay: their columns are shared with others', and cost as much in one piece."""
+        last: dict[int, Delta] = {}
+        kept: list[Delta] = []
+        for delta in self._news:
+            before = last.get(delta.index)
+            if before is None or before.logprobs is not None or delta.logprobs is not None:
+                last[delta.index] = delta
+                kept.append(delta)
+                continue
+            before.text += delta.text
+            before.token_ids += delta.token_ids
+            before.finish_reason, before.stop_reason, before.error = (
+                delta.finish_reason, delta.stop_reason, delta.error,
+            )  # fmt: skip
+        self._news = kept
+        self._merge_at = max(BEHIND, 2 * len(kept))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -11,10 +12,12 @@ import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
 from server_fake import make_tokenizer, running_server
 
-from penstock.errors import CapacityError
+from penstock.config import Config
+from penstock.errors import CapacityError, UsageError
 from penstock.server.batch_state import State
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
+from penstock.server.serve import serve
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -256,6 +259,41 @@ def test_without_a_state_folder_it_says_how(tokenizer: Tokenizer) -> None:
 def test_a_folder_has_one_server(server: Batching, tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match="in use by another server"):
         State(tmp_path / "state")
+
+
+def _file(folder: Path) -> None:
+    folder.write_text("no folder")
+
+
+def _no_database(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "state.sqlite").write_bytes(b"no database" * 100)
+
+
+def _another_version(folder: Path) -> None:
+    State(folder).close()
+    database = sqlite3.connect(folder / "state.sqlite")
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+
+
+def _no_room_for_files(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "files").write_text("no folder")
+
+
+@pytest.mark.parametrize("make", [_file, _no_database, _another_version, _no_room_for_files])
+def test_what_is_no_state_folder_is_refused_in_one_line(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "state")
+    for _ in range(2):  # the lock is let go
+        with pytest.raises(UsageError, match="folder") as error:
+            State(tmp_path / "state")
+        assert "\n" not in str(error.value) and error.value.param == "state_dir"
+
+
+def test_several_servers_keep_no_state(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="leave --state-dir or --api-server-count out"):
+        serve(Config.of(model="demo"), port=0, api_server_count=2, state_dir=tmp_path)
 
 
 def test_files_belong_to_their_key(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from penstock.cli_options import with_one_line
 
 batch_app = typer.Typer(
-    help="Batches on a server: a file of requests in, a file of answers out.",
+    help="Batches on a server: files of requests in, of answers out.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

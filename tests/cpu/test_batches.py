@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
-from server_fake import make_tokenizer, running_server
+from server_fake import FakeEngine, make_tokenizer, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
@@ -164,6 +165,36 @@ def test_an_engine_that_dies_fails_no_line(tokenizer: Tokenizer, tmp_path: Path)
         assert first.openai.batches.retrieve(batch_id).status == "in_progress"
     with batching(tokenizer, tmp_path) as second:
         assert second.until_over(batch_id).request_counts.completed == 2
+
+
+def test_a_line_that_kills_the_engine_is_found(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = FakeEngine.submit
+
+    def submit(engine: FakeEngine, ids: list[int], *values: Any, **named: Any) -> Any:
+        made = plain(engine, ids, *values, **named)
+        engine.alive = engine.alive and len(ids) != len("kill")
+        return made
+
+    def sit() -> Any:
+        """A server until its engine dies, or the batch is over."""
+        with batching(tokenizer, tmp_path) as server:
+            server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
+            return server.openai.batches.retrieve(batch_id)
+
+    with batching(tokenizer, tmp_path) as server:
+        server.running.hold(True)
+        batch_id = server.submit(jsonl([line(str(i), prompt="kill" if i == 5 else "a") for i in range(40)]))
+    monkeypatch.setattr(FakeEngine, "submit", submit)
+    starts = 1
+    while (batch := sit()).status != "completed":
+        starts += 1
+        assert starts < 8, "it would be started for ever"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (39, 1)
+    with batching(tokenizer, tmp_path) as server:
+        (row,) = server.rows(batch.error_file_id)
+        assert row["custom_id"] == "5" and row["response"]["body"]["error"]["code"] == "engine_died"
 
 
 def test_batches_share_the_engine(server: Batching) -> None:

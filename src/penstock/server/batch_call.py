@@ -29,6 +29,10 @@ class LineCall:
         self._caller, self._line, self._call, self._answer = caller, line, call, answer
 
     @property
+    def custom_id(self) -> str:
+        return self._line.custom_id
+
+    @property
     def sequences(self) -> int:
         return self._call.choices
 
@@ -48,6 +52,13 @@ class LineCall:
         except Exception as error:  # noqa: BLE001 - a line that raises ends alone
             return self._caller.failed(self._line, error)
         return Outcome(self._line.custom_id, 200, self._answer.id, body)
+
+
+def outcome_of_killer(custom_id: str) -> Outcome:
+    """The outcome of a line with which the engine died, again and again."""
+    message = "the engine died twice while this line ran alone: change it, and tell whoever runs the server"
+    request_id = f"req_{secrets.token_hex(16)}"
+    return Outcome(custom_id, 500, request_id, error_body(message, kind="server_error", code="engine_died"))
 
 
 class Caller:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.errors import EngineError
 from penstock.server.batch_call import Caller, LineCall
 from penstock.server.batch_gate import Gate, Outbox
 from penstock.server.batch_lines import BatchLimits, parse_line, read_lines
@@ -33,7 +34,8 @@ class Tools:
 
 class Compute:
     """Runs the lines of `path` that `results` doesn't have. save: brings outcomes to the disk, however often it has
-    to try; counted is called after each time."""
+    to try; counted is called after each time. careful: one line at a time, with the engine to itself, so that a line
+    that kills it is known: `killer` is its custom_id."""
 
     def __init__(
         self,
@@ -42,9 +44,13 @@ class Compute:
         results: Results,
         save: Callable[[Callable[[], None]], Awaitable[None]],
         counted: Callable[[], Awaitable[None]],
+        *,
+        careful: bool,
     ) -> None:
         self._tools, self._path, self._results, self._save, self._counted = tools, path, results, save, counted
         self._outbox: Outbox[Outcome] = Outbox(OUTBOX_BYTES)
+        self._careful = careful
+        self.killer: str | None = None
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Until all lines have a result, or `stopped`. However it ends, what was computed is written first, if that
@@ -76,17 +82,22 @@ class Compute:
                     if isinstance(call, Outcome):
                         await self._outbox.put(call)
                         continue
-                    await self._tools.gate.enter(call.sequences, len(data))
-                    rows.create_task(self._row(call, len(data)))
+                    weight = self._tools.gate.most if self._careful else (call.sequences, len(data))
+                    await self._tools.gate.enter(*weight)
+                    rows.create_task(self._row(call, weight))
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
-    async def _row(self, call: LineCall, size: int) -> None:
+    async def _row(self, call: LineCall, weight: tuple[int, int]) -> None:
         """Its place in the gate is free once its outcome has one in the outbox: a slow disk slows the engine down."""
         try:
             await self._outbox.put(await call.outcome())
+        except EngineError:
+            if self._careful and self.killer is None:  # the next line may be let in before all of this is ended
+                self.killer = call.custom_id
+            raise
         finally:
-            self._tools.gate.leave(call.sequences, size)
+            self._tools.gate.leave(*weight)
 
     async def _write(self) -> None:
         while await self._outbox.some(GROUP_SECONDS):

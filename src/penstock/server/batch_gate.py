@@ -18,7 +18,7 @@ class Gate:
     """
 
     def __init__(self, sequences: int, bytes: int) -> None:
-        self._most = (sequences, bytes)
+        self.most = (sequences, bytes)
         self._taken = (0, 0)
         self._line: deque[tuple[tuple[int, int], asyncio.Future[None]]] = deque()
 
@@ -53,7 +53,7 @@ class Gate:
     def _fits(self, weight: tuple[int, int]) -> bool:
         if self._taken == (0, 0):
             return True
-        return all(taken + more <= most for taken, more, most in zip(self._taken, weight, self._most, strict=True))
+        return all(taken + more <= most for taken, more, most in zip(self._taken, weight, self.most, strict=True))
 
     def _take(self, weight: tuple[int, int]) -> None:
         self._taken = (self._taken[0] + weight[0], self._taken[1] + weight[1])

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.errors import CapacityError, EngineError, JournalError, PenstockError
+from penstock.server.batch_call import outcome_of_killer
 from penstock.server.batch_compute import Compute, Tools
 from penstock.server.batch_lines import Check, survey
 from penstock.server.batch_results import ERRORS, OUTPUT, Results
@@ -31,6 +32,7 @@ from penstock.server.batch_state import State
 from penstock.server.batch_store import BatchRow, FileRow, encoded
 from penstock.server.refusals import ShuttingDownError
 
+CAREFUL_AFTER = 2  # deaths of the engine, without a line done between them
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a failed write is tried again
 RATE_SPAN = 60.0  # seconds that the measured rate looks back
 
@@ -67,6 +69,8 @@ class BatchRun:
         if len(self._seen) < 2 or self.stopped.is_set():
             return None
         (first, before), (last, done) = self._seen[0], self._seen[-1]
+        if done == before:
+            return None
         left = (self._row.total - done) * (last - first) / (done - before)
         return round(time.time() - (time.monotonic() - last) + left)
 
@@ -131,9 +135,46 @@ class BatchRun:
         await self._name(results)
 
     async def _compute(self, results: Results) -> None:
-        path = self._state.shelf.path(self._row.input_file_id)
-        counted = partial(self._count, results)
-        await self._insist(lambda: Compute(self._tools, path, results, self._save, counted).run(self.stopped))
+        careful = await self._blame(results)
+        path, counted = self._state.shelf.path(self._row.input_file_id), partial(self._count, results)
+        begun = results.completed + results.failed
+        killers: list[str | None] = [None]
+
+        async def compute() -> None:
+            run = Compute(self._tools, path, results, self._save, counted, careful=careful)
+            try:
+                await run.run(self.stopped)
+            finally:
+                killers[0] = run.killer
+
+        try:
+            await self._insist(compute)
+        except EngineError:
+            if not self._ending.is_set():
+                await self._note_death(killers[0], results.completed + results.failed > begun)
+            raise
+
+    async def _blame(self, results: Results) -> bool:
+        """Whether lines have to run one at a time. A line with which the engine died twice while it ran alone gets its
+        outcome: the batch, and the server, go on without it."""
+        row = self._row
+        if row.suspect is None or results.has(row.suspect):
+            return row.deaths >= CAREFUL_AFTER
+        if row.suspect_deaths < 2:
+            return True
+        await self._save(partial(results.put, [outcome_of_killer(row.suspect)]))
+        await self._count(results)
+        return row.deaths >= CAREFUL_AFTER
+
+    async def _note_death(self, killer: str | None, progress: bool) -> None:
+        """Remembers with what the engine died, for the server that is started next."""
+        row = self._row
+        values: dict[str, Any] = {"deaths": 0 if progress else row.deaths + 1}
+        if killer is not None:
+            times = row.suspect_deaths + 1 if killer == row.suspect else 1
+            values |= {"suspect": killer, "suspect_deaths": times}
+        with contextlib.suppress(sqlite3.Error, OSError):  # it is noted at the next one
+            await self._state.attempt(self._state.store.note, self.id, **values)
 
     async def _name(self, results: Results) -> None:
         """Closed results get the ids that their files will have."""

@@ -29,7 +29,8 @@ CREATE TABLE batches (
     endpoint TEXT NOT NULL, input_file_id TEXT NOT NULL, metadata TEXT, status TEXT NOT NULL, errors TEXT,
     output_file_id TEXT, error_file_id TEXT, in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER,
     failed_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
-    total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0
+    total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
+    deaths INTEGER NOT NULL DEFAULT 0, suspect TEXT, suspect_deaths INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX batches_status ON batches (status);
 """
@@ -50,7 +51,11 @@ class FileRow:
 
 @dataclass(slots=True, kw_only=True)
 class BatchRow:
-    """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines."""
+    """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines.
+
+    deaths: of the engine, one after the other, amid this batch and without a line done between them. suspect: the
+    custom_id of the line that ran alone when the engine died last, so many times.
+    """
 
     number: int = 0
     id: str
@@ -72,6 +77,9 @@ class BatchRow:
     total: int = 0
     completed: int = 0
     failed: int = 0
+    deaths: int = 0
+    suspect: str | None = None
+    suspect_deaths: int = 0
 
     @property
     def over(self) -> bool:

@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -200,6 +201,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a twentieth of each")
     parser.add_argument("--no-page", action="store_true", help="print the table alone")
     asked = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would tests
     chosen = [part for part in PARTS if not asked.only or any(word in part.name for word in asked.only)]
     began, rows, bad = time.monotonic(), [], 0
     for part in chosen:

@@ -92,9 +92,10 @@ class _Port:
 
 
 def report(made: Soak) -> str:
-    who = ", ".join(f"{name} {made.growth(name) / 2**20:+.1f} MB/h" for name in made.samples)
+    share = made.minutes / 60 / 2**20
+    who = ", ".join(f"{name} {made.growth(name) * share:+.1f} MB" for name in made.samples)
     whole, cut = made.tally.whole, sum(made.tally.cut.values())
-    return f"{made.minutes:g} minutes, {whole} whole and {cut} cut requests: {who}"
+    return f"{made.minutes:g} minutes, {whole:,} whole and {cut:,} cut requests: {who}"
 
 
 if __name__ == "__main__":

@@ -132,6 +132,11 @@ MILLION = "{% set s = 'a' * 1000000 %}"
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ lipsum(1000) }}",
+        "{{ 'a' * 300000000 }}",
+        MILLION + "{{ s.translate({97: 'x' * 1000}) | length }}",
+        MILLION + "{{ ('\t' * 1000000).expandtabs(9999) | length }}",
+        MILLION + "{{ s.encode('utf-32').decode('latin1').encode('utf-32').decode('latin1') | length }}",
+        MILLION + "{{ s | wordwrap(1) | length }}",
     ],
 )
 def test_bombs_are_refused(template: str) -> None:

@@ -26,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.errors import UsageError
 
+_MOST_WRAPPED = 100_000  # characters; one long word takes the square of its length (100,000: 0.4 s)
 _MOST_INT = 10_000  # no template pads, indents or repeats by more than that
 _WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 # Filters that hand on what they are given; all others may write it out as text first.
@@ -206,6 +207,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, (str, bytes, int, list, tuple)):
             _check_ints([*args, *kwargs.values()])
             name = getattr(__obj, "__name__", "")
+            if isinstance(owner, (str, bytes)):
+                __self._check_method(owner, name, [*args, *kwargs.values()])
             if name == "join" and isinstance(owner, str) and args:
                 return __self.concat(_between(owner, args[0]))
             if name == "replace" and len(args) >= 2:
@@ -227,6 +230,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 _check_ints(others)
             if name == "replace" and len(others) >= 2:
                 self._check_replace(value, others[0], others[1])
+            elif name == "wordwrap" and len(str(value)) > _MOST_WRAPPED:
+                raise UsageError(f"the chat template wraps a text of more than {_MOST_WRAPPED} characters; send less")
             elif name == "format":
                 self._check_format(str(value), others)
             elif name == "indent":
@@ -235,6 +240,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return function(*args, **kwargs)
 
         return bounded
+
+    def _check_method(self, owner: str | bytes, name: str, values: list[Any]) -> None:
+        """What a method makes of a text is bounded by the text: some encode it to a few times its size."""
+        budget = self._budget.get()
+        budget.step()
+        budget.size(len(owner))
+        if name == "expandtabs":
+            tabs = owner.count("\t") if isinstance(owner, str) else owner.count(b"\t")
+            budget.size(len(owner) + tabs * max([8, *(value for value in values if isinstance(value, int))]))
+        elif name == "translate" and values and isinstance(values[0], dict):
+            longest = max((len(new) for new in values[0].values() if isinstance(new, str)), default=1)
+            budget.size(len(owner) * max(longest, 1))
 
     def _check_replace(self, text: Any, old: Any, new: Any) -> None:
         text, old, new = str(text), str(old), str(new)

@@ -169,10 +169,10 @@ class Report:
         )
 
 
-def kill_and_resume(folder: Path, *, kills: int, lines: int, seed: int = 0, longest: float = 0.3) -> Report:
+def kill_and_resume(folder: Path, *, kills: int, lines: int, seed: int = 0, longest: float = 0.5) -> Report:
     """Kills a batch again and again, then lets it end, and reads what it left."""
     draw, log = random.Random(seed), folder / "submitted"
-    rate = 2 * lines / (kills * longest)  # so that it comes to its end at about the last kill
+    rate = 2.4 * lines / (kills * longest)  # so that it comes to its end at about the last kill
     batch_id = make_batch(folder / "state", lines)
     report = Report(lines=lines)
     log.touch()

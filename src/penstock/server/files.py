@@ -65,9 +65,7 @@ async def post_file(desk: Desk, request: Request, owner: str) -> Response:
     return reply(file_object(row))
 
 
-async def _bounded(
-    request: Request, most: int, seconds: float, patience: asyncio.Timeout
-) -> AsyncIterator[bytes]:
+async def _bounded(request: Request, most: int, seconds: float, patience: asyncio.Timeout) -> AsyncIterator[bytes]:
     """The body's pieces, up to what a file and its form may have, as long as they keep coming."""
     begun = asyncio.get_running_loop().time()
     size = 0

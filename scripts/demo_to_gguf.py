@@ -1,6 +1,6 @@
 """Writes the demo model as GGUF, with the converter that comes with llama.cpp's sources.
 
-    python scripts/demo_to_gguf.py LLAMA_CPP OUT.gguf      with an interpreter that has torch, transformers, sentencepiece
+    python scripts/demo_to_gguf.py LLAMA_CPP OUT.gguf    in a Python that has torch, transformers, sentencepiece
 
 The converter knows tokenizers by a hash and doesn't know the demo's; it is told to take it for GPT-2's. The bench sends
 ids, which no tokenizer touches; texts would be cut otherwise than by ours where digits stand together.

@@ -76,7 +76,7 @@ class ScheduleOptions:
     """What runs next, and how."""
 
     prefix_groups: PrefixGroups = _knob(
-        "auto", "Attend a shared prefix once for its group: `auto` where that saves time by measure, `always`, `off` never."
+        "auto", "Attend a shared prefix once for its group: `auto` where that saves time as measured, `always`, `off`."
     )
     steps_ahead: int = _knob(1, "Steps launched before an earlier one is read. 0 reads each at once.", low=0, high=3)
     preempt_every: int = _knob(0, "For tests: preempt a row every so many steps. 0: only when blocks run out.", low=0)

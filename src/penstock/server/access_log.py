@@ -78,8 +78,8 @@ def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[st
     account: Account | None = scope.get("state", {}).get("account")
     if account is not None:
         line |= {
-            "stream": account.call.stream,
-            "n": account.call.sampling.n,
+            "stream": account.stream,
+            "n": account.n,
             "prompt_tokens": account.prompt_tokens,
             "output_tokens": account.made,
             "first_token_seconds": None if account.first is None else round(account.first, 6),

@@ -18,7 +18,10 @@ class Account:
     """A call's tokens, ends and times. background: nobody waits for it, so its times are no latencies."""
 
     def __init__(self, metrics: Metrics, call: Call, *, background: bool) -> None:
-        self.call = call
+        # Not the call itself: this lives with the connection, whose cycle the collector may leave for minutes, and a
+        # call holds its prompts.
+        self.stream, self.n, self.choices = call.stream, call.sampling.n, call.choices
+        self._most = call.sampling.max_tokens
         self.prompt_tokens = sum(len(prompt.ids) for prompt in call.prompts)
         self.made = 0  # tokens
         self.first: float | None = None  # seconds until the first of them was here, or drawn where none is streamed
@@ -29,8 +32,8 @@ class Account:
 
     def note(self, at: int, deltas: Sequence[Delta]) -> None:
         """News of prompt `at`; 0.6 us a delta, of which a streamed token is one."""
-        now, streamed, samples = time.perf_counter(), self.call.stream and not self._background, self._samples
-        if self.first is None and self.call.stream:
+        now, streamed, samples = time.perf_counter(), self.stream and not self._background, self._samples
+        if self.first is None and self.stream:
             self.first = now - self._start
         for delta in deltas:
             tokens = len(delta.token_ids)
@@ -57,18 +60,20 @@ class Account:
         metrics.asked.observe(self.prompt_tokens)
         metrics.made.observe(self.made)
         metrics.longest.observe(longest)
-        metrics.samples.observe(self.call.sampling.n)
-        if self.call.sampling.max_tokens is not None:
-            metrics.most.observe(self.call.sampling.max_tokens)
+        metrics.samples.observe(self.n)
+        if self._most is not None:
+            metrics.most.observe(self._most)
         if not self._background:
             self._observe_times(streams, longest)
+        self._samples.clear()
 
     def cut(self) -> None:
         """It was cancelled, or failed, before all samples had ended."""
-        left = self.call.choices - sum(self.ends.values())
+        left = self.choices - sum(self.ends.values())
         if left > 0:
             self._metrics.finished["abort"] += left
             self.ends["abort"] = left
+        self._samples.clear()
 
     def _observe_times(self, streams: Sequence[Stream], longest: int) -> None:
         metrics, now, decoded = self._metrics, time.perf_counter(), 0.0

@@ -55,7 +55,7 @@ def bench_run(
     options: Annotated[str, typer.Option(help="More words for the engine's server, in one text.")] = "",
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")] = None,
     configuration: Annotated[str | None, typer.Option(help="A word for these options in the record.")] = None,
-    python: Annotated[str, typer.Option(help="The interpreter that has the engine.")] = sys.executable,
+    python: Annotated[str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")] = None,
     engine_name: Annotated[str | None, typer.Option(help="What serves at the URL.")] = None,
     engine_version: Annotated[str | None, typer.Option(help="Its version.")] = None,
     machine: Annotated[Path | None, typer.Option(help="A .json in the record's form, of a server elsewhere.")] = None,
@@ -116,6 +116,7 @@ def _subject(given: dict[str, Any]) -> Subject:
     from penstock.errors import UsageError
 
     url, engine, named = given["url"], given["engine"], given["model"]
+    python = given["python"] or sys.executable
     if (url is None) == (engine is None):
         raise UsageError("say what to measure: a URL, or --engine NAME; not both", param="engine")
     only = ("engine_name", "engine_version", "api_key", "machine") if engine else ("options", "env", "starts")
@@ -128,8 +129,8 @@ def _subject(given: dict[str, Any]) -> Subject:
     folder = given["folder"] or packaged or (Path(model) if Path(model).is_dir() else None)
     vocabulary = given["vocabulary"] or model_config(folder).get("vocab_size") or FEWEST_IDS
     return Subject(
-        name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=given["python"],
-        version=known.version_of(given["python"]) if known else given["engine_version"] or "unknown",
+        name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=python,
+        version=known.version_of(python) if known else given["engine_version"] or "unknown",
         engine=given["engine_name"] or "unknown", folder=folder, options=tuple(shlex.split(given["options"])),
         environment=(_inherited() if known else {}) | _environment(given["env"] or []),
         api_key=given["api_key"], vocabulary=vocabulary,

@@ -73,8 +73,9 @@ class Connection(asyncio.Protocol):
         self._post, post.connection = post, self
         self._answer, self._framed, self._whole = None, False, False
         self.used += 1
-        self._transport.write(b"%b%d\r\n\r\n%b" % (self._owner.head, len(post.body), post.body))
-        post.actual = post.heard = monotonic()
+        words = b"%b%d\r\n\r\n%b" % (self._owner.head, len(post.body), post.body)
+        post.actual = post.heard = monotonic()  # before: whoever is descheduled behind a write sees a faster server
+        self._transport.write(words)
 
     def data_received(self, data: bytes) -> None:
         self._now = now = monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +24,7 @@ from penstock.server.account import Account
 from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue, Ticket
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from penstock.server.doors import key_of
-from penstock.server.forms import read_chat, read_completion
+from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.limits import Intake, Limits
 from penstock.server.metrics import Metrics
 from penstock.server.refusals import (
@@ -42,11 +42,14 @@ from penstock.server.whole import JSON, Pace, Whole
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient, Stream
+    from penstock.engine.open import EngineFacts
     from penstock.server.batch_desk import Desk
+    from penstock.text.tokenizer import Tokenizer
 
 NO_TENANT = 0  # whose requests are where there are no keys
 CLOSED_BY_CLIENT = 499  # nobody reads it; it is for logs
 Result = TypeVar("Result")
+Form = TypeVar("Form", CompletionForm, ChatForm)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -292,36 +295,33 @@ async def whole(service: Service, running: Running, answer: Answer) -> list[byte
 
 async def post_completions(service: Service, request: Request) -> Response:
     """POST /v1/completions. Raises PenstockError."""
-    key = key_of(request.scope)
-    service.queue.knock(key)
-    form = read_completion(await service.intake.read(request))
-    deadline = service.deadline(form.timeout)
-    service.check_model(form.model)
-    ticket = service.queue.enter(key, *size_of(form))
-    try:
-        call = await completion_call(form, service.client.facts, service.client.tokenizer)
-        call.tenant = NO_TENANT if key is None else key.number
-        ticket.settle(call.prompt_tokens)
-        answer = CompletionAnswer(call, service.model, service.spellings)
-        return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
-    except BaseException:
-        ticket.leave()
-        raise
+    return await _post(service, request, read_completion, completion_call, CompletionAnswer)
 
 
 async def post_chat(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions. Raises PenstockError."""
+    return await _post(service, request, read_chat, chat_call, ChatAnswer)
+
+
+async def _post(
+    service: Service,
+    request: Request,
+    read: Callable[[bytearray], Form],
+    call_of: Callable[[Form, EngineFacts, Tokenizer | None], Awaitable[Call]],
+    answer_of: Callable[[Call, str, Spellings], Answer],
+) -> Response:
+    """A request from its body on. The queue is asked before the body is read, and again before it is tokenised."""
     key = key_of(request.scope)
     service.queue.knock(key)
-    form = read_chat(await service.intake.read(request))
+    form = read(await service.intake.read(request))
     deadline = service.deadline(form.timeout)
     service.check_model(form.model)
     ticket = service.queue.enter(key, *size_of(form))
     try:
-        call = await chat_call(form, service.client.facts, service.client.tokenizer)
+        call = await call_of(form, service.client.facts, service.client.tokenizer)
         call.tenant = NO_TENANT if key is None else key.number
         ticket.settle(call.prompt_tokens)
-        answer = ChatAnswer(call, service.model, service.spellings)
+        answer = answer_of(call, service.model, service.spellings)
         return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
     except BaseException:
         ticket.leave()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from penstock.almanac.samples import OK, Samples
 from penstock.bench.arrivals import Known, load_of, one_load, warm_load
 from penstock.bench.load import Load, Progress, Seen, run_load
 from penstock.bench.method import CLOSED, OPEN, SINGLE, Plan, next_plan
-from penstock.bench.peers import Peer
 from penstock.bench.run_folder import Failed, Measured, RunFolder
 from penstock.bench.serving import HOST, Server, free_port, tail_of
 from penstock.bench.subject import Run, Subject
@@ -248,25 +247,16 @@ def _seconds(plan: Plan, samples: Samples) -> float:
 # --- servers
 
 
-def _serving(subject: Subject, log: Path) -> AbstractContextManager[tuple[Target, Server | None]]:
+@contextmanager
+def _serving(subject: Subject, log: Path) -> Iterator[tuple[Target, Server | None]]:
     """The server that answers: ours to start and end, or one that is there already."""
-    if subject.peer is None:
-        return nullcontext((target_of(subject.url or "", model=subject.model, api_key=subject.api_key), None))
-    return _Started(subject, subject.peer, log)
-
-
-class _Started(AbstractContextManager[tuple[Target, Server | None]]):
-    def __init__(self, subject: Subject, peer: Peer, log: Path) -> None:
-        port = free_port()
-        served = peer.served_as(subject.model)
-        words = peer.words(subject.python, subject.model, HOST, port) + list(subject.options)
-        environment = {**peer.environment, **subject.environment}
-        self._server = Server(words, port, served, log, environment, peer.ready, peer.signal)
-        self._target = Target(HOST, port, peer.path, served)
-
-    def __enter__(self) -> tuple[Target, Server]:
-        self._server.__enter__()
-        return self._target, self._server
-
-    def __exit__(self, *ended: Any) -> None:
-        self._server.__exit__(*ended)
+    peer = subject.peer
+    if peer is None:
+        yield target_of(subject.url or "", model=subject.model, api_key=subject.api_key), None
+        return
+    port = free_port()
+    served = peer.served_as(subject.model)
+    words = peer.words(subject.python, subject.model, HOST, port) + list(subject.options)
+    environment = {**peer.environment, **subject.environment}
+    with Server(words, port, served, log, environment, peer.ready, peer.signal) as server:
+        yield Target(HOST, port, peer.path, served), server

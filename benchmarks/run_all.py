@@ -112,8 +112,10 @@ def take(result: dict[str, Any], path: tuple[str, ...]) -> float:
 def machine() -> dict[str, Any]:
     import torch
 
+    from penstock.bench.machine import processor
+
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
@@ -121,15 +123,6 @@ def machine() -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "when": time.strftime("%Y-%m-%d %H:%M"),
     }
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def line(says: str, measured: str, unit: str, aim: str) -> str:

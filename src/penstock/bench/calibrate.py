@@ -25,7 +25,9 @@ import numpy as np
 from penstock import __version__
 from penstock.almanac.samples import OK
 from penstock.bench.load import LAG, Ask, Load, Seen, run_load
+from penstock.bench.machine import processor
 from penstock.bench.null_server import NullServer, Plan
+from penstock.bench.run_folder import write_whole
 from penstock.bench.target import Target
 from penstock.errors import RecordError
 
@@ -86,7 +88,7 @@ def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[s
         rungs.append(_rung(count, seconds))
         say(line(rungs[-1]))
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Ceiling(machine_key(), _cpu(), cores, platform.python_version(), __version__, now, rungs)
+    return Ceiling(machine_key(), processor(), cores, platform.python_version(), __version__, now, rungs)
 
 
 def line(rung: Rung) -> str:
@@ -180,16 +182,8 @@ def _requests(processes: int, seconds: float) -> tuple[int, Seen]:
 
 def machine_key() -> str:
     """Of this machine's name, CPU and cores: a word for a file's name."""
-    told = f"{platform.node()}/{_cpu()}/{os.cpu_count()}"
+    told = f"{platform.node()}/{processor()}/{os.cpu_count()}"
     return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def _cpu() -> str:
-    try:
-        names = [text for text in Path("/proc/cpuinfo").read_text().splitlines() if text.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0].split(":", 1)[1].strip() if names else platform.processor() or platform.machine()
 
 
 def ceiling_path() -> Path:
@@ -201,9 +195,7 @@ def write_ceiling(ceiling: Ceiling, path: Path | None = None) -> Path:
     """Into the user's cache folder, or `path`; where it was written."""
     path = ceiling_path() if path is None else path
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".part")
-    aside.write_bytes(msgspec.json.format(msgspec.json.encode(ceiling), indent=2))
-    aside.replace(path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(ceiling), indent=2).decode())
     return path
 
 

@@ -47,7 +47,7 @@ def _first(error: OSError | ValidationError) -> str:
 def this_machine() -> Machine:
     return Machine(
         gpu=_gpu(),
-        cpu=_cpu(),
+        cpu=processor(),
         cores=os.cpu_count() or 1,
         memory_mib=_memory_mib(),
         system=f"{platform.system()} {platform.release()}",
@@ -79,10 +79,11 @@ def _mib(text: str) -> int:
     return int(float(text)) if re.fullmatch(r"\d+(\.\d+)?", text) else 0
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """The model's name, or what the platform calls the kind."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M) if info.exists() else None
-    return (found[1] if found else platform.processor() or UNKNOWN).strip()
+    return (found[1] if found else platform.processor() or platform.machine() or UNKNOWN).strip()
 
 
 def _memory_mib() -> int:

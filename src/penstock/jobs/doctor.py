@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import __version__
+from penstock.bench.machine import processor
 from penstock.config import BLOCK_SIZE, Config
 from penstock.demo import model_folder
 from penstock.errors import CapacityError
@@ -65,7 +66,7 @@ def machine() -> Facts:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts = [
         ("system", f"{platform.system()} {platform.release()} ({platform.machine()})"),
-        ("processor", f"{_processor()}, {cpus} to use, {torch.get_num_threads()} threads of torch"),
+        ("processor", f"{processor()}, {cpus} to use, {torch.get_num_threads()} threads of torch"),
         ("memory", f"{_size(free_memory(torch.device('cpu')))} free"),
     ]
     for index in range(torch.cuda.device_count()):
@@ -154,15 +155,6 @@ def _shape(folder: Path, dtype: torch.dtype) -> Decoder:
 
     ops = choose(torch.device("cpu"), torch.float32)
     return Decoder(read_model_config(folder), ops, dtype, torch.device("meta"))
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _device(device: torch.device) -> str:

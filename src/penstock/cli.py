@@ -17,7 +17,6 @@ from penstock.cli_almanac import almanac_app
 from penstock.cli_batch import batch_app
 from penstock.cli_bench import bench_calibrate, bench_compare, bench_import, bench_run
 from penstock.cli_options import engine_options, stopped_by_sigterm
-from penstock.cli_options import with_one_line as with_one_line  # cli_bench and cli_almanac take it from here
 from penstock.config import Config
 
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's

@@ -77,9 +77,9 @@ def bench_run(
 
     Writes a folder a shape: raw samples, record.json, report.html, table.txt. `penstock almanac add` takes it from
     there."""
+    given = dict(locals())
     from penstock.cli_options import stopped_by_sigterm, with_one_line
 
-    given = {name: value for name, value in locals().items() if name not in ("with_one_line", "stopped_by_sigterm")}
     with_one_line(lambda: stopped_by_sigterm(lambda: _run(given)))
 
 

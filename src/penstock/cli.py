@@ -259,7 +259,7 @@ def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
 def shapes(
     *,
     shape: Annotated[
-        str, typer.Option(help="llama-3.2-1b (with llama-3-8b for one work), llama-3-8b, or tiny.")
+        str, typer.Option(help="llama-3.2-1b (with llama-3-8b for one work), llama-3-8b, llama-40m, or tiny.")
     ] = "llama-3.2-1b",
     work: Annotated[list[str] | None, typer.Option(help="A work by its name; may be given again. `all`: all.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.json, which gathers, for models and logs.")] = Path(

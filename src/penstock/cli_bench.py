@@ -54,6 +54,9 @@ def bench_run(
     ladder: Annotated[bool | None, typer.Option(help="Also 2, 4, 8, ... at a time.")] = None,
     options: Annotated[str, typer.Option(help="More words for the engine's server, in one text.")] = "",
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")] = None,
+    server_cores: Annotated[
+        int | None, typer.Option(help="Of an engine that we start. Left out: all but one a client process.", min=1)
+    ] = None,
     configuration: Annotated[str | None, typer.Option(help="A word for these options in the record.")] = None,
     python: Annotated[str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")] = None,
     engine_name: Annotated[str | None, typer.Option(help="What serves at the URL.")] = None,
@@ -84,6 +87,9 @@ def bench_run(
 
 
 def _run(given: dict[str, Any]) -> None:
+    from dataclasses import replace
+
+    from penstock.bench.cores import cores_here, server_share
     from penstock.bench.machine import machine_of
     from penstock.bench.runs import run_all
     from penstock.bench.subject import Run
@@ -93,9 +99,15 @@ def _run(given: dict[str, Any]) -> None:
     settings = _settings(given, len(works))
     processes = given["processes"] or _processes()
     subject = _subject(given)
+    if subject.peer is not None:
+        share = server_share(cores_here(), processes, given["server_cores"])
+        subject = replace(subject, cores=tuple(share))
+    machine = machine_of(given["machine"], given["url"])
+    if subject.cores:
+        machine = machine.model_copy(update={"server_cores": len(subject.cores)})
     run_all(Run(
         subject=subject, works=works, settings=settings, out=given["out"], seed=given["seed"], processes=processes,
-        machine=machine_of(given["machine"], given["url"]), ceiling=_ceiling(processes), price=given["price"],
+        machine=machine, ceiling=_ceiling(processes), price=given["price"],
         configuration=given["configuration"] or ("tuned" if given["options"] or given["env"] else "default"),
     ))  # fmt: skip
 
@@ -119,7 +131,8 @@ def _subject(given: dict[str, Any]) -> Subject:
     python = given["python"] or sys.executable
     if (url is None) == (engine is None):
         raise UsageError("say what to measure: a URL, or --engine NAME; not both", param="engine")
-    only = ("engine_name", "engine_version", "api_key", "machine") if engine else ("options", "env", "starts")
+    there, ours = ("engine_name", "engine_version", "api_key", "machine"), ("options", "env", "starts", "server_cores")
+    only = there if engine else ours
     if said := [name for name in only if given[name] and not (name == "api_key" and _from_environment())]:
         other = "a URL" if engine else "--engine"
         raise UsageError(f"--{said[0].replace('_', '-')} goes with {other} alone: leave it out", param=said[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -60,6 +61,8 @@ def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine:
     assert (record.engine.name, record.model.name, record.model.weights) == ("fake", "Tiny", "random")
     assert record.engine.configuration.name == "tuned" and record.engine.configuration.environment["VLLM_X"] == "1"
     assert record.method.goals == [1.0] and record.method.short and record.method.price_per_hour == 3
+    cores = os.cpu_count() or 1
+    assert record.machine.server_cores == (None if cores == 1 else max(1, cores - max(1, cores // 4)))
     assert record.engine.version == ".".join(map(str, sys.version_info[:3]))
     assert run(engine, tmp_path / "b").exit_code == 0
     compared = penstock("bench", "compare", tmp_path / "a", tmp_path / "b" / "8x4")

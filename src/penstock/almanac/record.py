@@ -74,9 +74,14 @@ class Machine(Form):
     gpu: Gpu | None
     cpu: Line
     cores: Annotated[int, Field(ge=1, le=100_000)]
+    server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = None  # the client had the others; None: all for both
     memory_mib: Count
     system: Line
     python: Word
+
+    @property
+    def cores_told(self) -> str:
+        return f"{f'{self.server_cores} of ' if self.server_cores else ''}{self.cores} cores"
 
 
 class Shape(Form):

@@ -161,7 +161,7 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "dtype": (a.model.dtype, b.model.dtype),
         "GPU": (_gpu(a), _gpu(b)),
         "CPU": (a.machine.cpu, b.machine.cpu),
-        "cores": (a.machine.cores, b.machine.cores),
+        "cores": (a.machine.cores_told, b.machine.cores_told),
         "prompts": (a.shape.prompts, b.shape.prompts),
         "temperature": (a.shape.temperature, b.shape.temperature),
         "requests at once": (_at_once(a), _at_once(b)),

@@ -1,4 +1,5 @@
-"""Keeps a server no longer than the run that started it: `python -m penstock.bench.guard SIGNAL COMMAND...`.
+"""Keeps a server no longer than the run that started it: `python -m penstock.bench.guard SIGNAL CORES COMMAND...`
+(CORES: `0,2,3`, on which it runs; `all`: wherever it may).
 
 It leads the server's process group and holds a pipe from the run. When the pipe ends, for the run was killed, it ends
 the group: by the signal, then for good. It exits with the server's code. It knows a command; not what it serves.
@@ -17,11 +18,13 @@ PATIENCE = 15.0  # seconds from the signal to the end for good
 
 
 def main() -> int:
-    number = signal.Signals[sys.argv[1]]
+    number, cores = signal.Signals[sys.argv[1]], sys.argv[2]
+    if cores != "all":
+        os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: None)  # the group's signals are the server's; a handler isn't passed on to it
     try:
-        server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
+        server = subprocess.Popen(sys.argv[3:], stdin=subprocess.DEVNULL)
     except OSError as error:
         print(f"the server could not be started: {error}", file=sys.stderr)
         return 127

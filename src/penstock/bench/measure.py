@@ -258,5 +258,5 @@ def _serving(subject: Subject, log: Path) -> Iterator[tuple[Target, Server | Non
     served = peer.served_as(subject.model)
     words = peer.words(subject.python, subject.model, HOST, port) + list(subject.options)
     environment = {**peer.environment, **subject.environment}
-    with Server(words, port, served, log, environment, peer.ready, peer.signal) as server:
+    with Server(words, port, served, log, environment, peer.ready, peer.signal, subject.cores) as server:
         yield Target(HOST, port, peer.path, served), server

@@ -70,7 +70,7 @@ def title(record: Record) -> str:
 def machine(record: Record) -> str:
     gpu = record.machine.gpu
     if gpu is None:
-        return f"{record.machine.cpu}, {record.machine.cores} cores"
+        return f"{record.machine.cpu}, {record.machine.cores_told}"
     return gpu.name if gpu.count == 1 else f"{gpu.count} x {gpu.name}"
 
 
@@ -197,7 +197,7 @@ def facts(record: Record) -> list[tuple[str, str]]:
         ("its environment", " ".join(f"{name}={value}" for name, value in engine.configuration.environment.items())),
         ("model", f"{record.model.name}, {record.model.dtype}, {record.model.weights} weights, "
                   f"{f'{record.model.parameters:,} parameters' if record.model.parameters else 'parameters unknown'}"),
-        ("machine", f"{f'{machine(record)}; ' if gpu else ''}{record.machine.cpu}, {record.machine.cores} cores, "
+        ("machine", f"{f'{machine(record)}; ' if gpu else ''}{record.machine.cpu}, {record.machine.cores_told}, "
                     f"{record.machine.memory_mib:,} MiB, {record.machine.system}"),
         ("GPU's driver and clocks", f"{gpu.driver}; {gpu.clocks}" if gpu else "no GPU"),
         ("prompts", f"{record.shape.prompts}, seed {client.seed}, temperature {record.shape.temperature:g}"),

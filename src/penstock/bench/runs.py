@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from penstock.almanac.record import Record
+from penstock.bench.cores import away_from
 from penstock.bench.live import Live
 from penstock.bench.measure import Shape
 from penstock.bench.report import print_table, write_report
@@ -25,7 +26,8 @@ def run_all(run: Run) -> list[Record]:
     """The records, also written. Raises EngineError at the end if nothing at all could be measured. An interrupt ends
     the server, leaves the points that are done, and says how to go on."""
     try:
-        records = [_one(run, work) for work in run.works]
+        with away_from(list(run.subject.cores)):
+            records = [_one(run, work) for work in run.works]
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
             f"stopped: the points that are done are in {run.out}; the same command goes on from there"

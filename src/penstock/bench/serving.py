@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -45,7 +46,7 @@ def tail_of(log: Path) -> str:
 @dataclass
 class Server:
     """Leave the context to end it. model: its name there. log: where it writes what it says. ready: a path that answers
-    200 once it serves. stop: the signal that asks it to end."""
+    200 once it serves. stop: the signal that asks it to end. cores: which it runs on; empty: wherever it may."""
 
     command: list[str]
     port: int
@@ -54,11 +55,13 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict)
     ready: str = "/health"
     stop: signal.Signals = signal.SIGTERM
+    cores: Sequence[int] = ()
     ready_seconds: float = 0.0
 
     def __enter__(self) -> Server:
         begin = time.monotonic()
-        guarded = [sys.executable, "-m", "penstock.bench.guard", self.stop.name, *self.command]
+        cores = ",".join(map(str, self.cores)) or "all"
+        guarded = [sys.executable, "-m", "penstock.bench.guard", self.stop.name, cores, *self.command]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 guarded, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **self.environment},

@@ -26,6 +26,7 @@ class Subject:
     folder: with config.json and tokenizer.json of the model, if there is one here.
     version: of the engine.                 engine: its name, where no peer file has it.
     options, environment: words and variables for the server beside the peer's own.
+    cores: that the server we start runs on; empty: wherever it may.
     ids: prompts are token ids, drawn below `vocabulary`; else texts, made with `tokenizer`.
     """
 
@@ -39,6 +40,7 @@ class Subject:
     python: str = sys.executable
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()
     api_key: str | None = None
     tokenizer: Path | None = None
     vocabulary: int = 0
@@ -88,6 +90,7 @@ def fingerprint(run: Run, work: Workload) -> dict[str, Any]:
         "model": subject.model,
         "options": subject.options,
         "environment": subject.environment,
+        "cores": subject.cores,
         "prompts": "ids" if subject.ids else "text",
         "vocabulary": subject.vocabulary,
         "shape": work.name,

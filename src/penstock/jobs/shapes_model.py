@@ -111,6 +111,10 @@ SHAPES = {
             name="llama-3-8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336,
             vocab=128_256, tied=False, theta=500_000.0, context=8192, ends=1000,
         ),
+        Shape(  # of no real model: what two cores can serve, and larger than the demo
+            name="llama-40m", hidden=512, layers=12, heads=8, kv_heads=4, head_dim=64, intermediate=1536,
+            vocab=4096, tied=True, theta=10_000.0, context=4096, ends=32,
+        ),
         Shape(
             name="tiny", hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128,
             vocab=4096, tied=True, theta=10_000.0, context=2048, ends=256, max_model_len=1024,

@@ -59,7 +59,7 @@ def model_label(record: Record) -> str:
 def machine_label(record: Record) -> str:
     gpu = record.machine.gpu
     if gpu is None:
-        return f"{record.machine.cpu or 'CPU'}, {record.machine.cores} cores"
+        return f"{record.machine.cpu or 'CPU'}, {record.machine.cores_told}"
     return f"{gpu.count} x {gpu.name}"
 
 

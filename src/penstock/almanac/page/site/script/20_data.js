@@ -116,7 +116,11 @@ function modelLabel({ model }) {
 
 function machineLabel({ machine }) {
   const { gpu } = machine;
-  return gpu ? `${gpu.count} x ${gpu.name}` : `${machine.cpu || "CPU"}, ${machine.cores} cores`;
+  return gpu ? `${gpu.count} x ${gpu.name}` : `${machine.cpu || "CPU"}, ${coresTold(machine)}`;
+}
+
+function coresTold(machine) {
+  return `${machine.server_cores ? `${machine.server_cores} of ` : ""}${machine.cores} cores`;
 }
 
 /** The line of the index that a reader's own record would have. */

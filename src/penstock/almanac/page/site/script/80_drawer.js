@@ -98,7 +98,7 @@ function whatRan(record) {
     ["Model", `${model.name}, ${model.dtype}, ${model.weights} weights${model.parameters ? `, ${number(model.parameters / 1e9)} billion parameters` : ""}`], ["From", model.source],
     ["Shape", `${shape.name}: ${shape.kind}, ${number(shape.input)} in, ${number(shape.output)} out${(shape.n ?? 1) > 1 ? `, ${shape.n} samples` : ""}, temperature ${shape.temperature ?? 0}, prompts as ${shape.prompts}`], ["Data", shape.source],
     ["GPU", gpu ? `${gpu.count} x ${gpu.name}, ${thousands.format(gpu.memory_mib)} MiB` : "none"], ["Driver", gpu?.driver], ["Clocks", gpu?.clocks],
-    ["CPU", `${machine.cpu}, ${machine.cores} cores, ${thousands.format(machine.memory_mib)} MiB`], ["System", `${machine.system}, Python ${machine.python}`],
+    ["CPU", `${machine.cpu}, ${coresTold(machine)}, ${thousands.format(machine.memory_mib)} MiB`], ["System", `${machine.system}, Python ${machine.python}`],
   ];
 }
 

@@ -1,0 +1,40 @@
+"""Which of this machine's cores the measured server has, and which the client: each its own, so that neither waits for
+the other. It knows sets of cores; not who runs on them.
+
+On two cores without this, every point of a CPU engine had a client that was short: the engine took both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.errors import UsageError
+
+
+def cores_here() -> list[int]:
+    """What this process may run on, ascending. Where the system cannot say or pin (macOS): none."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def server_share(cores: list[int], processes: int, asked: int | None) -> list[int]:
+    """The server's cores: `asked` of them, or all but one a client process; the first ones. Empty: none is pinned, for
+    there is one core or no pinning. Raises UsageError where the client would have none."""
+    if asked is not None and not 0 < asked < len(cores):
+        have = f"this machine has {len(cores)}" if cores else "this system pins none"
+        raise UsageError(f"--server-cores {asked}: {have}, and the client needs one too", param="server_cores")
+    return cores[: asked or max(1, len(cores) - processes)] if len(cores) > 1 else []
+
+
+@contextmanager
+def away_from(server: list[int]) -> Iterator[None]:
+    """This thread, and whatever it starts, on the other cores. server: empty changes nothing."""
+    before = cores_here()
+    if server:
+        os.sched_setaffinity(0, set(before) - set(server))
+    try:
+        yield
+    finally:
+        if server:
+            os.sched_setaffinity(0, before)

@@ -177,7 +177,7 @@ def test_all_at_once_is_an_open_loop_of_zeros() -> None:
 
 def test_the_point_ends_when_the_window_has_what_it_wants() -> None:
     """Requests after the window are load that is cut: the answers of 100 s are not waited for."""
-    asks = [Ask(0.1 * at, body(1 if at < 5 else 1000), 4, 1 if at < 5 else 1000) for at in range(10)]
+    asks = [Ask(0.1 * at, body(4 if at < 5 else 1000), 4, 4 if at < 5 else 1000) for at in range(10)]
     with NullServer(Plan(gap=Draw("fixed", 0.1))) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, window=(0.15, 0.45)))
     assert samples.window.tolist() == ([False] * 2 + [True] * 3 + [False] * 5)[: len(samples)]

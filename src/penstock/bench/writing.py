@@ -30,6 +30,7 @@ from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError
 
 SECRETS = ("--api-key",)
+HOUSE = Path(__file__).parent.parent  # the package
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
 
 
@@ -186,13 +187,22 @@ def parameters(folder: Path | None) -> int | None:
 
 
 def commit() -> str | None:
-    """Of the checkout that this package lies in, if it is one."""
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    """Of the archive that this package came out of (`git archive` writes it into archived.txt), or of the checkout that
+    it lies in; None for neither."""
+    asked = ["git", "-C", str(HOUSE), "rev-parse", "--short=12", "HEAD"]
+    if told := archived(HOUSE / "archived.txt"):
+        return told
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
+
+
+def archived(file: Path) -> str | None:
+    """The commit that `git archive` wrote; None where the file is as it was checked in."""
+    told = re.search(r"^[0-9a-f]{12}", file.read_text(), re.M) if file.is_file() else None
+    return told[0] if told else None
 
 
 def word(text: str) -> str:

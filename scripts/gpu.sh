@@ -8,6 +8,7 @@
 #   scripts/gpu.sh [--wheels FOLDER] sanitize [TOOL...]   the kernels' sweeps under compute-sanitizer
 #   scripts/gpu.sh [--wheels FOLDER] shapes [ARGUMENTS]   speed of random models (penstock bench shapes)
 #   scripts/gpu.sh [--wheels FOLDER] side [ARGUMENTS]     beside vLLM (benchmarks/side_by_side.py)
+#   scripts/gpu.sh [--wheels FOLDER] records [ARGUMENTS]  runs for the almanac (scripts/gpu_records.sh)
 #   scripts/gpu.sh [--wheels FOLDER] -- COMMAND...        run any command
 #
 # The machine's own python3 must hold torch with CUDA, and numpy, safetensors and tokenizers. What else is needed comes
@@ -43,6 +44,7 @@ case "$check" in
     pytest) exec "$python" -m pytest -q "$@" ;;
     shapes) exec "$python" -m penstock bench shapes "$@" ;;
     side) exec "$python" benchmarks/side_by_side.py "$@" ;;
+    records) exec scripts/gpu_records.sh "$@" ;;
     --) exec "$@" ;;
     *)
         sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2

@@ -117,6 +117,23 @@ def test_starts_that_differ_widen(starts: int, least: float, effect: float) -> N
     assert np.mean(covered) >= least
 
 
+@pytest.mark.parametrize(("phi", "least"), [(0.0, 0.92), (0.6, 0.88)])
+def test_a_whole_windows_interval_covers_whatever_its_course(phi: float, least: float) -> None:
+    """A ramp of five times the noise is no noise: it covers the mean of the course, and is as narrow as without it."""
+    course = np.linspace(5, 15, 200) + 3 * np.sin(np.linspace(0, 4, 200))
+    ends = [intervals.steady_ends([course + each]) for each in correlated(phi, 200, 400, 11)]
+    hit = [one.low <= course.mean() <= one.high for one in ends if one.low is not None and one.high is not None]
+    assert len(hit) == 400 and least <= np.mean(hit) <= 0.99
+    widths = [one.high - one.low for one in ends if one.low is not None and one.high is not None]
+    flat = [intervals.steady_ends([each]) for each in correlated(phi, 200, 400, 11)]
+    without = [one.high - one.low for one in flat if one.low is not None and one.high is not None]
+    assert np.mean(widths) < 1.2 * np.mean(without)
+
+
+def test_a_course_of_few_values_has_no_interval() -> None:
+    assert intervals.steady_ends([np.arange(39.0)]) == Ends(None, None) == intervals.steady_ends([])
+
+
 def test_one_start_says_nothing_of_starts() -> None:
     assert intervals.across_starts(1.0, Ends(0.9, 1.1), [1.0]) == Ends(0.9, 1.1)
     assert intervals.across_starts(1.0, Ends(None, 1.1), [1.0, 5.0]) == Ends(None, 1.1)

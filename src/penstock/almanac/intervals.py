@@ -2,7 +2,8 @@
 
     share      Clopper-Pearson: never covers less than stated (Wilson dips to 90 % near 0 and 1; docs/metrics.md)
     quantile   order statistics, by the same binomial: the ranks between which the true quantile lies
-    mean       moving-block bootstrap over the series in order of issue, or of time
+    mean       moving-block bootstrap over the series in order of issue, or of time; where there is a course (everything
+               at once), second differences
     starts     where a point was measured on several starts of the server, what they differ by more than they should
 
 Neighbours in a queue wait together. A series of n such requests is worth fewer independent ones: `effective` says how
@@ -30,6 +31,7 @@ Z = 1.959964  # of the normal distribution, two-sided 95 %
 T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
      2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860)  # fmt: skip
 FEWEST = 10  # values in a mean; with fewer nothing is said
+PIECES = 20  # of a course that isn't steady
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,23 @@ def mean_ends(series: Sequence[Floats], dice: Dice) -> Ends:
     alone = (sum(float(((each - each.mean()) ** 2).sum()) for each in series) / count / worth) ** 0.5
     stretch = max(alone / spread, 1.0) * t_value(int(worth) - 1) / Z
     return Ends(value + stretch * float(low), value + stretch * float(high))
+
+
+def steady_ends(series: Sequence[Floats]) -> Ends:
+    """Of the mean over all series, whatever slow course they take: the course (prompts first, then tokens) comes again in
+    a repetition, only how a stretch leaves the line of its two neighbours is chance. Each series is cut into stretches,
+    PIECES in all; a sixth of the mean square of their second differences is a stretch's variance (Gasser, Sroka and
+    Jennen-Steinmetz 1986), with half as many degrees of freedom."""
+    each_has = max(PIECES // max(len(series), 1), 4)
+    cut = [np.array_split(each, each_has) for each in series if len(each) >= 2 * each_has]
+    if not cut or len(cut) < len(series):
+        return Ends(None, None)
+    means = [np.array([float(piece.mean()) for piece in pieces]) for pieces in cut]
+    bends = np.concatenate([np.diff(each, 2) for each in means])
+    value = float(np.concatenate(list(series)).mean())
+    deviation = (float((bends**2).mean()) / 6 / sum(len(each) for each in means)) ** 0.5
+    away = t_value(len(bends) // 2) * deviation
+    return Ends(value - away, value + away)
 
 
 # --- several starts

@@ -76,7 +76,7 @@ def rates_of(samples: Samples, window: Window, dice: Dice) -> tuple[Rate | None,
         return None, None, None
     if window.steady:
         return tuple(_steady(each, window, dice) for each in kinds)  # type: ignore[return-value]
-    noise = _noise_of_plateau(kinds[1], window, dice)
+    noise = _noise_of_plateau(kinds[1], window)
     return tuple(_whole(each, window, noise) for each in kinds)  # type: ignore[return-value]
 
 
@@ -166,9 +166,10 @@ def _whole(arrivals: _Arrivals, window: Window, noise: Ends) -> Rate:
     return Rate(value, intervals.across_starts(value, Ends(value * noise.low, value * noise.high), by_start))
 
 
-def _noise_of_plateau(arrivals: _Arrivals, window: Window, dice: Dice) -> Ends:
-    """The rate's interval over the rate, while the point ran at its own speed: ramp and tail are no noise. One number a
-    start came out; how much it could have been another is seen in how its middle varies."""
+def _noise_of_plateau(arrivals: _Arrivals, window: Window) -> Ends:
+    """The rate's interval over the rate, while the point ran at its own speed: ramp and tail are no noise, nor is the
+    course between. One number a start came out; how much it could have been another is seen in how neighbouring
+    stretches of its middle differ."""
     series: list[Floats] = []
     for start in window.starts:
         own = arrivals.start == start
@@ -182,7 +183,7 @@ def _noise_of_plateau(arrivals: _Arrivals, window: Window, dice: Dice) -> Ends:
             return Ends(None, None)
         bins = max(BINS // len(window.starts), 20)
         series.append(np.histogram(times, bins, (low, high), weights=amounts)[0] / float(high - low) * bins)
-    return _over_mean(intervals.mean_ends(series, dice), series)
+    return _over_mean(intervals.steady_ends(series), series)
 
 
 def _over_mean(ends: Ends, series: Sequence[Floats]) -> Ends:

@@ -232,8 +232,8 @@ def mean_ends(series: Sequence[Floats], dice: Dice) -> Ends:
 
 
 def steady_ends(series: Sequence[Floats]) -> Ends:
-    """Of the mean over all series, whatever slow course they take: the course (prompts first, then tokens) comes again in
-    a repetition, only how a stretch leaves the line of its two neighbours is chance. Each series is cut into stretches,
+    """Of the mean over all series, whatever slow course they take: the course (prompts first, then tokens) comes in
+    a repetition too, only how a stretch leaves the line of its two neighbours is chance. Each series is cut into stretches,
     PIECES in all; a sixth of the mean square of their second differences is a stretch's variance (Gasser, Sroka and
     Jennen-Steinmetz 1986), with half as many degrees of freedom."""
     each_has = max(PIECES // max(len(series), 1), 4)

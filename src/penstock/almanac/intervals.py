@@ -232,10 +232,11 @@ def mean_ends(series: Sequence[Floats], dice: Dice) -> Ends:
 
 
 def steady_ends(series: Sequence[Floats]) -> Ends:
-    """Of the mean over all series, whatever slow course they take: the course (prompts first, then tokens) comes in
-    a repetition too, only how a stretch leaves the line of its two neighbours is chance. Each series is cut into stretches,
-    PIECES in all; a sixth of the mean square of their second differences is a stretch's variance (Gasser, Sroka and
-    Jennen-Steinmetz 1986), with half as many degrees of freedom."""
+    """Of the mean over all series, whatever slow course they take: the course (prompts first, then tokens) comes in a
+    repetition too, only how a stretch leaves the line of its two neighbours is chance.
+
+    Each series is cut into stretches, PIECES in all; a sixth of the mean square of their second differences is a
+    stretch's variance (Gasser, Sroka and Jennen-Steinmetz 1986), with half as many degrees of freedom."""
     each_has = max(PIECES // max(len(series), 1), 4)
     cut = [np.array_split(each, each_has) for each in series if len(each) >= 2 * each_has]
     if not cut or len(cut) < len(series):

@@ -4,7 +4,7 @@
 #
 #   scripts/gpu.sh records OUT TOKENIZER.json penstock|vllm...
 #
-# OUT/ENGINE/SHAPE holds each run; then `penstock almanac add OUT/ENGINE`. vLLM is run by VLLM_PYTHON (default python3),
+# OUT/ENGINE/SHAPE holds each run; then `penstock almanac add OUT/ENGINE`. vLLM is run by PYTHON_OF_VLLM (default python3),
 # with the settings that it ran best with here (docs/performance.md).
 set -euo pipefail
 out=${1:?a folder} tokenizer=${2:?a tokenizer.json} && shift 2
@@ -32,7 +32,7 @@ for engine in "$@"; do
         vllm)
             measure vllm "--load-format dummy --dtype bfloat16 --max-model-len 4096 --max-num-seqs 8192
                 --max-num-batched-tokens 32768 --gpu-memory-utilization 0.75 --async-scheduling
-                --compilation-config '{\"cudagraph_capture_sizes\": [1,2,4,$sizes]}'" --python "${VLLM_PYTHON:-python3}"
+                --compilation-config '{\"cudagraph_capture_sizes\": [1,2,4,$sizes]}'" --python "${PYTHON_OF_VLLM:-python3}"
             ;;
         *) echo "no settings for $engine here: penstock or vllm" >&2 && exit 2 ;;
     esac

@@ -12,6 +12,7 @@ almanac_app = typer.Typer(help="The almanac: how fast is any engine.", no_args_i
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
 RECORDS = Path("almanac/records")
 NO_RECORDS = ("run.json", "failures.json")  # what else lies in a run's folder
+BEGIN = "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock almanac add RUN`"
 
 
 @almanac_app.command("build")
@@ -55,17 +56,19 @@ def add_command(
 @almanac_app.command("validate")
 def validate_command(
     paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH...]", help="Records, or folders of them.")
+        list[Path] | None,
+        typer.Argument(metavar="[PATH...]", help="Records, runs, or folders of them. Left out: almanac/records."),
     ] = None,
     *,
     raw: Annotated[Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")] = None,
 ) -> None:
     """Say of each record whether it can be believed; those that can't are named, and the exit code is 1.
 
-    Beside its raw data every number of a record is derived again."""
+    Beside its raw data every number of a record is derived again. Of the almanac's own folder the places are checked
+    too: one file a run, each where it belongs, and nothing else."""
     from penstock.cli_options import with_one_line
 
-    with_one_line(lambda: _validate(paths or [RECORDS], raw))
+    with_one_line(lambda: _validate(paths, raw) if paths or raw else _validate_almanac(RECORDS))
 
 
 def _add(runs: list[Path], records: Path) -> None:
@@ -94,15 +97,28 @@ def _folders(runs: list[Path]) -> list[Path]:
     return found
 
 
-def _validate(paths: list[Path], raw: Path | None) -> None:
+def _validate_almanac(root: Path) -> None:
+    from penstock.almanac.collect import read_all
+    from penstock.errors import UsageError
+
+    if not root.is_dir():
+        raise UsageError(f"there is no folder {root} here: {BEGIN}", param="path")
+    records, problems = read_all(root)
+    for name, problem in problems.items():
+        typer.echo(f"penstock: refused {name}: {problem}", err=True)
+    typer.echo(f"{len(records)} of {len(records) + len(problems)} records can be believed")
+    if problems:
+        raise typer.Exit(1)
+
+
+def _validate(paths: list[Path] | None, raw: Path | None) -> None:
     from penstock.almanac.collect import RAW
     from penstock.almanac.validate import validate
     from penstock.errors import RecordError, UsageError
 
-    files = [file for path in paths for file in (sorted(path.rglob("*.json")) if path.is_dir() else [path])]
-    files = [file for file in files if file.name not in NO_RECORDS and "points" not in file.parts]
+    files = [file for path in paths or [] for file in _records_in(path)]
     if not files or (raw is not None and len(files) > 1):
-        told = f"there is no record in {', '.join(map(str, paths))}" if not files else "--raw belongs to one record"
+        told = "--raw belongs to one record" if raw else f"there is no record in {', '.join(map(str, paths or []))}"
         raise UsageError(f"{told}: name a record, a run's folder or a folder of records", param="path")
     refused = 0
     for file in files:
@@ -115,6 +131,14 @@ def _validate(paths: list[Path], raw: Path | None) -> None:
     typer.echo(f"{len(files) - refused} of {len(files)} records can be believed")
     if refused:
         raise typer.Exit(1)
+
+
+def _records_in(path: Path) -> list[Path]:
+    """A file is one itself; of a folder whatever is no other file of a run."""
+    if not path.is_dir():
+        return [path]
+    inside = [file.relative_to(path) for file in sorted(path.rglob("*.json"))]
+    return [path / file for file in inside if file.name not in NO_RECORDS and "points" not in file.parts]
 
 
 def _build(records: Path, out: Path) -> None:
@@ -143,3 +167,5 @@ def _tell(records: int, refused: list[tuple[str, str]]) -> None:
     for name, reason in refused:
         typer.echo(f"penstock: refused {name}: {reason}", err=True)
     typer.echo(f"{records} records" + (f", {len(refused)} files refused" if refused else ""))
+    if not records:
+        typer.echo(f"the page has nothing to show yet: {BEGIN}")

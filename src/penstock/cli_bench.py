@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Variables that engines and their libraries heed; keys are left out whatever they begin with.
 HEEDED = ("OMP_", "KMP_", "MKL_", "GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VLLM_")
 MINUTES = 30.0
+MOST_GOALS = 20
 FEWEST_IDS = 1000  # that every model's vocabulary has
 
 
@@ -42,10 +43,12 @@ def bench_run(
     goal: Annotated[list[float] | None, typer.Option(help="First token within so many seconds; again.")] = None,
     quantile: Annotated[float | None, typer.Option(help="By which share of the requests.", min=0.01, max=0.999)] = None,
     starts: Annotated[int | None, typer.Option(help="Starts of the server.", min=1, max=100)] = None,
-    warm_up: Annotated[float | None, typer.Option(help="Seconds before a window.", min=0.1)] = None,
-    window: Annotated[float | None, typer.Option(help="Seconds of a point, at least.", min=0.5)] = None,
-    longest: Annotated[float | None, typer.Option(help="Seconds of a point, at most.", min=1.0)] = None,
-    drain: Annotated[float | None, typer.Option(help="Seconds that a window's requests may go on.", min=0.1)] = None,
+    warm_up: Annotated[float | None, typer.Option(help="Seconds before a window.", min=0.1, max=1e5)] = None,
+    window: Annotated[float | None, typer.Option(help="Seconds of a point, at least.", min=0.5, max=1e5)] = None,
+    longest: Annotated[float | None, typer.Option(help="Seconds of a point, at most.", min=1.0, max=1e5)] = None,
+    drain: Annotated[
+        float | None, typer.Option(help="Seconds that a window's requests may go on, at least.", min=0.1)
+    ] = None,
     stall: Annotated[float | None, typer.Option(help="Seconds a server may be silent.", min=1.0)] = None,
     enough: Annotated[int | None, typer.Option(help="Requests near a crossing.", min=1)] = None,
     at_once: Annotated[int | None, typer.Option(help="Requests of the saturated point.", min=1)] = None,
@@ -72,9 +75,11 @@ def bench_run(
     text: Annotated[bool, typer.Option(help="Send texts even where ids would do.")] = False,
     vocabulary: Annotated[int | None, typer.Option(help="Ids that prompts are drawn from.", min=32)] = None,
     random_weights: Annotated[bool, typer.Option(help="The model's weights are random: said in the record.")] = False,
-    price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0)] = None,
-    processes: Annotated[int | None, typer.Option(help="Client processes. Left out: a quarter of the cores.")] = None,
-    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.", min=0)] = 0,
+    price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Client processes. Left out: a quarter of the cores.", min=1, max=1024)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of prompts and arrivals.", min=0, max=2**63 - 1)] = 0,
 ) -> None:
     """Measure a server: highest rate, lowest latency, and the rates at which first tokens come in time.
 
@@ -87,9 +92,10 @@ def bench_run(
 
 
 def _run(given: dict[str, Any]) -> None:
+    import os
     from dataclasses import replace
 
-    from penstock.bench.cores import cores_here, server_share
+    from penstock.bench.cores import clients_at_once, cores_here, server_share
     from penstock.bench.machine import machine_of
     from penstock.bench.runs import run_all
     from penstock.bench.subject import Run
@@ -99,15 +105,15 @@ def _run(given: dict[str, Any]) -> None:
     settings = _settings(given, len(works))
     processes = given["processes"] or _processes()
     subject = _subject(given)
-    if subject.peer is not None:
-        share = server_share(cores_here(), processes, given["server_cores"])
-        subject = replace(subject, cores=tuple(share))
-    machine = machine_of(given["machine"], given["url"])
-    if subject.cores:
-        machine = machine.model_copy(update={"server_cores": len(subject.cores)})
+    cores = cores_here()
+    share = server_share(cores, processes, given["server_cores"]) if subject.peer is not None else []
+    subject = replace(subject, cores=tuple(share))
+    machine = machine_of(given["machine"], given["url"], {**os.environ, **subject.environment})
+    if share:
+        machine = machine.model_copy(update={"server_cores": len(share), "cores": len(cores)})
     run_all(Run(
         subject=subject, works=works, settings=settings, out=given["out"], seed=given["seed"], processes=processes,
-        machine=machine, ceiling=_ceiling(processes), price=given["price"],
+        machine=machine, ceiling=_ceiling(clients_at_once(cores, share, processes)), price=given["price"],
         configuration=given["configuration"] or ("tuned" if given["options"] or given["env"] else "default"),
     ))  # fmt: skip
 
@@ -115,7 +121,9 @@ def _run(given: dict[str, Any]) -> None:
 def _processes() -> int:
     import os
 
-    return max(1, (os.cpu_count() or 1) // 4)
+    from penstock.bench.cores import cores_here
+
+    return max(1, (len(cores_here()) or os.cpu_count() or 1) // 4)
 
 
 def _subject(given: dict[str, Any]) -> Subject:
@@ -124,14 +132,15 @@ def _subject(given: dict[str, Any]) -> Subject:
 
     from penstock.bench.peers import peer
     from penstock.bench.subject import Subject
-    from penstock.bench.writing import model_config
+    from penstock.bench.writing import model_config, option_files
     from penstock.errors import UsageError
 
     url, engine, named = given["url"], given["engine"], given["model"]
     python = given["python"] or sys.executable
     if (url is None) == (engine is None):
         raise UsageError("say what to measure: a URL, or --engine NAME; not both", param="engine")
-    there, ours = ("engine_name", "engine_version", "api_key", "machine"), ("options", "env", "starts", "server_cores")
+    there = ("engine_name", "engine_version", "api_key", "machine")
+    ours = ("options", "env", "starts", "server_cores", "python")
     only = there if engine else ours
     if said := [name for name in only if given[name] and not (name == "api_key" and _from_environment())]:
         other = "a URL" if engine else "--engine"
@@ -140,14 +149,17 @@ def _subject(given: dict[str, Any]) -> Subject:
     packaged = _packaged(named) if engine else None
     model = str(packaged) if packaged and engine != "penstock" else named
     folder = given["folder"] or packaged or (Path(model) if Path(model).is_dir() else None)
+    ids, options = not given["text"] and (known is None or known.ids), tuple(shlex.split(given["options"]))
+    if given[unread := "tokenizer" if ids else "vocabulary"]:
+        told = f"--{unread} is of no use where prompts go as {'ids' if ids else 'texts'}: leave it out"
+        raise UsageError(told, param=unread)
     vocabulary = given["vocabulary"] or model_config(folder).get("vocab_size") or FEWEST_IDS
     return Subject(
         name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=python,
         version=known.version_of(python) if known else given["engine_version"] or "unknown",
-        engine=given["engine_name"] or "unknown", folder=folder, options=tuple(shlex.split(given["options"])),
-        environment=(_inherited() if known else {}) | _environment(given["env"] or []),
-        api_key=given["api_key"], vocabulary=vocabulary,
-        tokenizer=given["tokenizer"] or folder, ids=not given["text"] and (known is None or known.ids),
+        engine=given["engine_name"] or "unknown", folder=folder, options=options,
+        environment=(_inherited() if known else {}) | _environment(given["env"] or []), files=option_files(options),
+        api_key=given["api_key"], vocabulary=vocabulary, tokenizer=given["tokenizer"] or folder, ids=ids,
         dtype=given["dtype"], random_weights=given["random_weights"],
     )  # fmt: skip
 
@@ -213,6 +225,8 @@ def _settings(given: dict[str, Any], shapes: int) -> Settings:
     settings = replace(usual, budget=budget, **said)
     if wrong := [goal for goal in settings.goals if not 0 < goal < 1e6]:
         raise UsageError(f"--goal {wrong[0]} is no time: give seconds above 0", param="goal")
+    if len(settings.goals) > MOST_GOALS:
+        raise UsageError(f"{len(settings.goals)} goals: a record holds {MOST_GOALS}, leave some out", param="goal")
     if settings.longest < settings.window:
         raise UsageError(f"--longest {settings.longest:g} is less than --window {settings.window:g}", param="longest")
     return replace(settings, starts=1) if given["url"] else settings
@@ -266,7 +280,7 @@ def bench_import(
     random_weights: Annotated[bool, typer.Option(help="The model's weights were random.")] = False,
     machine: Annotated[Path | None, typer.Option(help="A .json in the record's form. Left out: this machine.")] = None,
     goal: Annotated[list[float] | None, typer.Option(help="First token within so many seconds; again.")] = None,
-    price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0)] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)] = None,
 ) -> None:
     """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no point is ranked."""
     from penstock.cli_options import with_one_line

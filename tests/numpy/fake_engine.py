@@ -4,8 +4,8 @@ slots=4        requests served at once, others queue       first=0.01, gap=0.001
 context=N      more tokens than that are refused with 400
 dies_above=N   it ends when more than N requests are there at once; says=TEXT is its last word
 dies_after=N   it ends at the request after the Nth        silent_above=N   it says nothing while more are there
-less=N         it sends N tokens fewer than asked          count=FILE       its process id is added at each start
-begins=no      it ends before it serves
+less=N         it sends N tokens fewer than asked          ending=WORD      the finish_reason that it tells
+begins=no      it ends before it serves                    count=FILE       its process id is added at each start
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Engine:
         for at in range(tokens):
             while self.there > self.number("silent_above"):
                 await asyncio.sleep(0.05)
-            finish = "length" if at == tokens - 1 else None
+            finish = self.told.get("ending", "length") if at == tokens - 1 else None
             event = {"choices": [{"index": 0, "text": "a", "finish_reason": finish}]}
             writer.write(chunk(b"data: " + json.dumps(event).encode() + b"\n\n"))
             await asyncio.sleep(self.number("gap", 0.001))

@@ -11,7 +11,8 @@ from hostile_server import DONE, EVENTS, event, usage_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.answer import Refusal, Stream, Whole, judge
+from penstock.bench.answer import Refusal, Stream, Whole
+from penstock.bench.judging import OWN_LIMIT, judge
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -122,6 +123,19 @@ def test_a_whole_body_is_judged_by_its_usage() -> None:
     for asked, word in (((3, 9), "length"), ((4, 8), "length")):
         verdict = judge(answer, *asked)
         assert verdict is not None and verdict[0] == word
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("length", f"{OWN_LIMIT} at 6 tokens in and out"), ("stop", "ignore_eos is not heeded"), (None, "were asked for")],
+)
+def test_an_answer_that_is_too_short_tells_how_it_ended(reason: str | None, told: str) -> None:
+    stream = Stream()
+    stream.feed(event() + event("b") + event("c", reason) + usage_event(prompt_tokens=3, total_tokens=6) + DONE, 1.0)
+    stream.finish()
+    verdict = judge(stream, 3, 9)
+    assert verdict is not None and verdict[0] == "length" and "3 tokens out, 9 were" in verdict[1]
+    assert told in verdict[1] and (OWN_LIMIT in verdict[1]) is (reason == "length")
 
 
 def test_a_refusal_shows_its_beginning() -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
 from bench_runs import ENGINE
+from made_records import write_records
 from test_vllm_import import told
 from typer.testing import CliRunner, Result
 
 from penstock.almanac.record import Record
 from penstock.bench.calibrate import Ceiling, Rung, machine_key, write_ceiling
+from penstock.bench.cores import cores_here
 from penstock.cli import app
 
 QUICK = ["--short", "--no-ladder", "--warm-up", "0.2", "--window", "0.6", "--longest", "5", "--drain", "0.3",
@@ -61,8 +62,9 @@ def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine:
     assert (record.engine.name, record.model.name, record.model.weights) == ("fake", "Tiny", "random")
     assert record.engine.configuration.name == "tuned" and record.engine.configuration.environment["VLLM_X"] == "1"
     assert record.method.goals == [1.0] and record.method.short and record.method.price_per_hour == 3
-    cores = os.cpu_count() or 1
-    assert record.machine.server_cores == (None if cores == 1 else max(1, cores - max(1, cores // 4)))
+    cores = len(cores_here())
+    assert record.machine.server_cores == (None if cores < 2 else max(1, cores - max(1, cores // 4)))
+    assert cores < 2 or record.machine.cores == cores
     assert record.engine.version == ".".join(map(str, sys.version_info[:3]))
     assert run(engine, tmp_path / "b").exit_code == 0
     compared = penstock("bench", "compare", tmp_path / "a", tmp_path / "b" / "8x4")
@@ -73,6 +75,22 @@ def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine:
     again = penstock("almanac", "add", tmp_path / "a", "--records", records)
     assert again.exit_code == 1 and "in the almanac already" in again.stderr
     assert penstock("almanac", "validate", records, tmp_path / "a").exit_code == 0
+
+
+def test_the_almanac_of_this_folder_is_validated_with_its_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = penstock("almanac", "validate")
+    assert nothing.exit_code == 2 and "no folder almanac/records here" in nothing.stderr
+    write_records(tmp_path / "almanac" / "records", 3, rows=60)
+    assert "3 of 3 records can be believed" in penstock("almanac", "validate").stdout
+    first = sorted((tmp_path / "almanac" / "records").rglob("*.json"))[0]
+    first.rename(first.with_name("elsewhere.json"))
+    moved = penstock("almanac", "validate")
+    assert moved.exit_code == 1 and "belongs at" in moved.stderr and "2 of 3" in moved.stdout
+    inside = write_records(tmp_path / "points" / "of-mine", 1, rows=60)
+    assert "1 of 1" in penstock("almanac", "validate", tmp_path / "points" / "of-mine").stdout and len(inside) == 1
 
 
 def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Path, engine: Path) -> None:
@@ -96,7 +114,7 @@ def test_a_shape_that_is_refused_leaves_the_others(tmp_path: Path, engine: Path)
     assert found.exit_code == 0 and "the context is 100" in found.stdout
     assert record_in(tmp_path / "a").points
     lost = Record.model_validate_json((tmp_path / "a" / "60x60" / "record.json").read_text())
-    assert not lost.points and lost.failures[0].kind == "refused"
+    assert not lost.points and lost.failures[0].kind == "context too short"
     assert (tmp_path / "a" / "60x60" / "report.html").read_text().count("the context is 100") >= 1
 
 
@@ -143,6 +161,10 @@ def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:
         (("http://127.0.0.1:1", "--window", "99", "--longest", "9"), "--longest 9 is less than --window 99"),
         (("--engine", "vllm", "--python", "/nowhere/python"), "vllm cannot be asked for its version"),
         (("--engine", "penstock", "--env", "X"), "--env 'X' is no NAME=VALUE"),
+        (("http://127.0.0.1:1", "--python", "p"), "--python goes with --engine alone"),
+        (("http://127.0.0.1:1", "--tokenizer", "t"), "--tokenizer is of no use where prompts go as ids"),
+        (("http://127.0.0.1:1", "--text", "--vocabulary", "99"), "--vocabulary is of no use where prompts go as texts"),
+        (("http://127.0.0.1:1", *(f"--goal={at}" for at in range(1, 22))), "21 goals: a record holds 20"),
     ],
 )
 def test_what_cannot_be_asked_is_told_in_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.cores import away_from, cores_here, server_share
+from penstock.bench.cores import away_from, clients_at_once, cores_here, server_share
 from penstock.bench.serving import Server, free_port
 from penstock.errors import UsageError
 
@@ -37,6 +37,11 @@ def test_the_server_has_all_but_one_a_client(
 def test_a_client_without_a_core_is_refused(cores: list[int], asked: int) -> None:
     with pytest.raises(UsageError, match="client needs one too"):
         server_share(cores, 1, asked)
+
+
+def test_a_ceiling_is_of_as_many_processes_as_have_a_core() -> None:
+    assert clients_at_once([0, 1], [0], 2) == 1 and clients_at_once([0, 1, 2, 3], [0], 2) == 2
+    assert clients_at_once([0], [], 3) == 3  # none is pinned: as `bench calibrate` measured it
 
 
 @several

@@ -92,6 +92,8 @@ def test_gpus_are_those_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         gpu = this_machine().gpu
         assert (gpu.count if gpu is not None else None) == count
+    hidden = this_machine({"CUDA_VISIBLE_DEVICES": "0"}).gpu  # by --env, whatever this process may see
+    assert hidden is not None and hidden.count == 1
 
 
 @pytest.mark.parametrize(("rows", "code"), [("", 0), ("no devices were found", 9), ("a, b\\n", 0)])

@@ -17,6 +17,7 @@ import pytest
 from bench_runs import ENGINE, MACHINE, QUICK, fake_peer, measured, run_of
 from made_samples import LOOK, samples_of
 
+from penstock.almanac.samples import read_parquet
 from penstock.almanac.validate import validate
 from penstock.bench.measure import fault_of
 from penstock.bench.method import CLOSED, OPEN, SATURATION, SINGLE, Plan
@@ -59,6 +60,8 @@ def test_a_point_that_kills_the_server_costs_itself_alone(tmp_path: Path) -> Non
     told = folder.failed()[0].failure
     assert told.message.startswith("the server ended") and "going down" in told.log
     assert "\x1b" not in told.log and "\x07" not in told.log and "\u200b" not in told.log
+    kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")  # of no figure, but there to look into
+    assert len(kept) == QUICK.at_once and "cut" in set(kept.outcome)
     run = run_of(tmp_path, "dies_above=20", f"count={starts}")
     record = write_record(run, workload("8x4"), folder)
     assert validate(folder.path / "record.json", folder.path / "raw.parquet").failures == record.failures
@@ -81,7 +84,7 @@ def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
 def test_a_shape_that_is_refused_is_told_with_the_servers_words(tmp_path: Path) -> None:
     run = run_of(tmp_path, "context=100")
     folder = measured(run, "90x20")
-    assert failures(folder) == [(None, "refused")] and not folder.measured
+    assert failures(folder) == [(None, "context too short")] and not folder.measured
     assert "110 tokens, the context is 100" in folder.failed()[0].failure.message
     record = write_record(run, workload("90x20"), folder)
     assert validate(folder.path / "record.json").failures == record.failures and not record.points
@@ -112,17 +115,31 @@ def test_a_silent_server_is_stalled_and_the_point_ends_before_its_time(tmp_path:
     assert failures(folder)[0] == (SATURATION, "stalled") and SINGLE in kinds(folder)
     assert re.search(r"nothing came for 2 s; \d+ of \d+ requests", folder.failed()[0].failure.message)
     assert time.monotonic() - begin < 200
+    kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")
+    assert len(kept) == QUICK.at_once and "unfinished" in set(kept.outcome) and set(kept.point) == {SATURATION}
 
 
-def test_lies_about_length_are_wrong_output(tmp_path: Path) -> None:
-    folder = measured(run_of(tmp_path, "less=1"))
-    assert failures(folder) == [(None, "wrong output")]
-    assert "3" in folder.failed()[0].failure.message and "4" in folder.failed()[0].failure.message
+@pytest.mark.parametrize(("ending", "kind"), [("length", "context too short"), ("stop", "wrong output")])
+def test_answers_that_are_cut_are_told_by_how_they_ended(tmp_path: Path, ending: str, kind: str) -> None:
+    """A server that cuts at its context says `length`, before as much as was asked for; another end is a wrong one."""
+    folder = measured(run_of(tmp_path, "less=1", f"ending={ending}"))
+    assert failures(folder) == [(None, kind)]
+    told = folder.failed()[0].failure.message
+    assert "3 tokens out, 4 were asked for" in told
+    assert ("11 tokens in and out" if ending == "length" else "ignore_eos is not heeded") in told
+
+
+def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path) -> None:
+    """One slot that drops nobody: four requests of the warm-up are in its queue when that is over."""
+    folder = measured(run_of(tmp_path, "slots=1", "first=0.3", settings=replace(QUICK, bisections=0, at_once=10)))
+    single = next(one.samples for one in folder.measured if one.plan.kind == SINGLE)
+    waits = single.end - single.intended
+    assert len(waits) == 3 and waits.max() < 2 * np.median(waits)
 
 
 def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:
     """One slot, a quarter of a second each: at the rate of everything at once the queue is not served in time."""
-    settings = replace(QUICK, goals=(8.0,), at_once=8, enough=4, drain=0.1)
+    settings = replace(QUICK, goals=(8.0,), at_once=8, enough=4, drain=0.1, bisections=2)
     folder = measured(run_of(tmp_path, "slots=1", "first=0.25", settings=settings))
     assert failures(folder) == [] and OPEN in kinds(folder)
     assert all(0 <= one.found((8.0,)).met[8.0] <= 1 for one in folder.measured)
@@ -139,7 +156,7 @@ def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:
         (OPEN, ["unfinished"] * 4 + ["status"] * 3 + ["cut"] * 2, "status"),
         (SATURATION, ["length"] * 8 + ["ok"], None),
         (SATURATION, ["length"] * 5 + ["cut"], "length"),
-        (OPEN, [], None),
+        (OPEN, [], "unfinished"),
     ],
 )
 def test_what_makes_a_point_a_failure(kind: str, outcomes: list[str], fault: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -180,7 +181,44 @@ def test_windows_see_a_steady_state_of_slow_requests() -> None:
     alone = 1 / next(each.request_rate for each in found if each.plan.kind == SINGLE)
     steady = [each.plan for each in found if each.plan.kind in (OPEN, CLOSED)]
     assert alone > 40 and {plan.start for plan in steady} == {0, 1}
-    assert all(plan.opens == alone and plan.window >= 3 * alone for plan in steady)
+    assert all(plan.opens >= alone and plan.window >= 3 * alone for plan in steady)
+
+
+def test_a_window_opens_when_as_many_are_under_way_as_the_rate_keeps() -> None:
+    """Requests take 4 s by themselves and 50 s with 450 at once: after 4 s of arrivals nothing is steady."""
+    settings, found = Settings(goals=(1.0,), starts=1, warm_up=2.0), list[Found]()
+
+    def tried(rate: float, met: float, loaded: float) -> Plan:
+        plan = next_plan(settings, found)
+        assert plan is not None
+        found.append(Found(plan, rate, {1.0: met}, loaded=loaded))
+        return plan
+
+    assert [tried(0.25, 1.0, 4.0).kind, tried(9.0, 0.0, 50.0).kind] == [SINGLE, SATURATION]
+    first = tried(6.75, 1.0, 12.0)
+    assert first.rate == 0.75 * 9.0 and first.opens < 20
+    takes = first.opens / 1.5  # what a request takes when rate x takes of them are under way
+    assert takes == pytest.approx(4 + (50 - 4) * (first.rate * takes - 1) / (450 - 1))
+    assert tried(9.0, 0.0, 40.0).opens == 50.0  # at the highest rate as with everything at once
+    between = tried(7.8, 0.0, 30.0)
+    assert between.rate is not None and 6.75 < between.rate < 9.0 and first.opens < between.opens < 40.0
+    assert min(first.opens, between.opens) > 2 * 4.0
+
+
+def test_the_window_of_a_closed_loop_sees_requests_end_however_many_share_the_server() -> None:
+    """A rung adds a third, so one of k takes ever longer: its slots are all taken in a window of three times alone."""
+    rates, found = {1: 0.1}, list[Found]()
+    while (plan := next_plan(Settings(goals=GOALS, starts=1, bisections=0), found)) is not None:
+        users = plan.concurrency or plan.requests
+        rates[users] = 0.1 * 4 ** (math.log2(users) / 5) if plan.kind == CLOSED else rates.get(users, 1.0)
+        found.append(Found(plan, rates[users], dict.fromkeys(GOALS, 0.0)))
+    rungs = [each.plan for each in found if each.plan.kind == CLOSED]
+    assert len(rungs) > 6
+    for plan in rungs:
+        users = plan.concurrency or 0
+        assert plan.opens + plan.window > users / rates[users]
+        load = load_of(plan, Settings(), Known(10.0, rates[users]), repeat(Prompted(b"", 5, 7)), 0)
+        assert load.stop_after - load.window[1] >= users / rates[users]
 
 
 def test_a_short_run_says_so() -> None:
@@ -227,6 +265,8 @@ def test_the_load_of_each_kind() -> None:
     assert single.closed == 1 and len(single.asks) == 5 and all(math.isnan(ask.intended) for ask in single.asks)
     opened = load_of(plan_of(OPEN, rate=8.0), settings, known, iter(prompts()), 0)
     assert opened.window == (10.0, 70.0) and opened.stop_after == 70.0 + 8 * 6.0
+    slow = load_of(plan_of(OPEN, rate=8.0), settings, Known(6.0, 4.0, loaded=80.0), iter(prompts()), 0)
+    assert slow.stop_after == 70.0 + 1.25 * 80.0  # below the highest rate no request is cut for being one of many
     assert 8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2  # they go on arriving until the window's have ended
     closed = load_of(plan_of(CLOSED, concurrency=4), settings, known, iter(prompts()), 0)
     assert closed.closed == 4 and len(closed.asks) >= 4 / 6.0 * closed.stop_after

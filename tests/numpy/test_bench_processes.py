@@ -87,6 +87,17 @@ def test_an_interrupted_load_leaves_no_process(monkeypatch: pytest.MonkeyPatch) 
     assert len(started) == 2 and all(process.poll() is not None for process in started)
 
 
+def test_a_load_ends_when_whoever_hears_it_has_enough() -> None:
+    """Its samples are there all the same: what went on is unfinished."""
+    with HostileServer() as server:
+        load = load_of(["good", "nothing"])
+        samples, _ = run_load(
+            target_of(server.url), load, point="p", start=0, processes=2,
+            progress=lambda now: bool(now.ended and now.in_flight),
+        )  # fmt: skip
+    assert sorted(samples.outcome) == ["ok", "unfinished"]
+
+
 def test_certificates_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file of certificates"):
         target_of("https://h", ca_file=str(tmp_path / "none.pem"))

@@ -33,7 +33,7 @@ def test_shapes_by_their_names() -> None:
     assert [work.name for work in named(["9x9", "512x512"], "almanac")] == [
         "9x9", "512x512", *(name for name in SUITES["almanac"] if name != "512x512"),
     ]  # fmt: skip
-    for wrong in ("128", "0x5", "128x", "x", "128x1024x2", "monkeys:0", "1e3x5", "", "shape.txt"):
+    for wrong in ("128", "0x5", "128x", "x", "128x1024x2", "monkeys:0", "monkeys:1000000", "1e3x5", "", "shape.txt"):
         with pytest.raises(UsageError, match="there is no shape"):
             workload(wrong)
     with pytest.raises(UsageError, match="there is no suite 'other': there is almanac"):

@@ -169,7 +169,7 @@ class Look(Form):
     lag_p99: Time  # of its event loops
     busy: Share  # CPU of its busiest process
     headroom: Annotated[float, Field(ge=0, le=1e9)] | None  # ceiling over what was asked of it; None: not calibrated
-    late_p99: Time  # actual start behind the intended
+    late_p99: Time  # a request was taken up so long after its intended start
     short: bool
 
 
@@ -205,10 +205,13 @@ class Point(Form):
 
 
 class Failure(Form):
-    """point: None where the server did not even start."""
+    """point: None where none could be measured. context too short: refused for its length, or cut at
+    the server's own."""
 
     point: Word | None
-    kind: Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused"]
+    kind: Literal[
+        "out of memory", "crashed", "did not start", "stalled", "wrong output", "refused", "context too short"
+    ]  # fmt: skip
     message: Line
     log: Text
 

@@ -81,13 +81,14 @@ _body = msgspec.json.Decoder(Body).decode
 
 class Answer:
     """What both kinds share. times: arrival of each event with output, float64. fault: (outcome, message), the first
-    thing that was wrong."""
+    thing that was wrong. reason: the last finish_reason that a stream told."""
 
-    __slots__ = ("fault", "times", "usage")
+    __slots__ = ("fault", "reason", "times", "usage")
 
     def __init__(self) -> None:
         self.times = array("d")
         self.usage: Usage | None = None
+        self.reason: str | None = None
         self.fault: tuple[str, str] | None = None
 
     def feed(self, data: bytes, now: float) -> None:
@@ -224,6 +225,7 @@ class Stream(Answer):
                 brings = True
             if choice.finish_reason is not None:
                 self.finished += 1
+                self.reason = choice.finish_reason
         if brings:
             self.times.append(now)
         if event.usage is not None:
@@ -282,26 +284,3 @@ class Refusal(Answer):
 
     def finish(self) -> None:
         self.fail("status", f"status {self._status}: {self._kept[:_QUOTED]!r}")
-
-
-def judge(answer: Answer, asked_prompt: int, asked_output: int) -> tuple[str, str] | None:
-    """(outcome, message) of a whole answer that isn't what it should be; -1: of no fixed length."""
-    if answer.fault is not None:
-        return answer.fault
-    usage = answer.usage
-    if usage is None:
-        return "usage", "it told no usage"
-    prompt, output = usage.prompt_tokens, usage.completion_tokens
-    if len(answer.times) > output:
-        return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    if isinstance(answer, Stream) and output and not answer.times:
-        return "usage", f"no event with output, but a usage of {output} tokens"
-    if usage.total_tokens is not None and usage.total_tokens != prompt + output:
-        return "usage", f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all"
-    if usage.cached > prompt:
-        return "usage", f"a usage of {usage.cached} cached tokens of a prompt of {prompt}"
-    if asked_output not in (-1, output):
-        return "length", f"{output} tokens out, {asked_output} were asked for"
-    if asked_prompt not in (-1, prompt):
-        return "length", f"{prompt} tokens in, {asked_prompt} were sent"
-    return None

@@ -23,16 +23,19 @@ from penstock.errors import UsageError
 AT_ONCE = 1e-3  # the window of requests that are all meant for second 0
 MOST_ASKS = 200_000
 DRAIN = 8  # times a request that is alone: one beside many takes longer, and a cut one has missed every goal
+ROOM = 1.25  # times what requests took, after their first token, at the point where that was longest
 WARM_SLOTS = 4
 WARM_RATE = 50  # asks a second that a warm-up has ready
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of the server so far. alone: seconds of a request by itself. highest: requests a second at any point."""
+    """Of the server so far. alone: seconds of a request by itself. highest: requests a second at any point. loaded:
+    seconds from a first token to the end, on average, at the point where that was longest."""
 
     alone: float
     highest: float
+    loaded: float = 0.0
 
 
 def load_of(plan: Plan, settings: Settings, known: Known | None, prompts: Iterator[Prompted], seed: int) -> Load:
@@ -46,9 +49,10 @@ def load_of(plan: Plan, settings: Settings, known: Known | None, prompts: Iterat
         return Load(asks, 1, plan.window, settings.stall, (0.0, plan.window), stream=True)
     assert known is not None  # the planner asks for a single point first
     begin, end = plan.opens, plan.opens + plan.window
-    until = end + max(settings.drain, DRAIN * known.alone)
+    until = end + max(settings.drain, DRAIN * known.alone, ROOM * known.loaded)
     if plan.kind == CLOSED:
         slots = plan.concurrency or 1
+        until = max(until, end + 2 * slots / known.highest)  # one among many takes as long as all of them do
         count = _bounded(plan, slots + math.ceil(min(1.2 * slots / known.alone, 3 * known.highest) * until))
         asks = [_ask(math.nan, next(prompts)) for _ in range(count)]
         return Load(asks, slots, until, until, (begin, end), stream=True)

@@ -1,6 +1,7 @@
 """One connection of a client process: a request out, an answer in, times stamped as bytes come.
 
-httptools parses HTTP; what the body says is answer.py's. It knows one request at a time; not which comes next.
+httptools parses HTTP; what the body says is answer.py's, whether that is what was asked for judging.py's. It knows one
+request at a time; not which comes next.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Protocol, cast
 
 import httptools
 
-from penstock.bench.answer import Answer, Refusal, Stream, Whole, judge
+from penstock.bench.answer import Answer, Refusal, Stream, Whole
+from penstock.bench.judging import judge
 
 RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote
 NEVER = float("nan")

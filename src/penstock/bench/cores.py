@@ -27,6 +27,11 @@ def server_share(cores: list[int], processes: int, asked: int | None) -> list[in
     return cores[: asked or max(1, len(cores) - processes)] if len(cores) > 1 else []
 
 
+def clients_at_once(cores: list[int], server: list[int], processes: int) -> int:
+    """How many of the client processes have a core of their own: what their ceiling is that of."""
+    return min(processes, len(cores) - len(server)) if server else processes
+
+
 @contextmanager
 def away_from(server: list[int]) -> Iterator[None]:
     """This thread, and whatever it starts, on the other cores. server: empty changes nothing."""

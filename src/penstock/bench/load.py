@@ -108,7 +108,7 @@ class Seen:
         """With the headroom that a calibrated ceiling gives: the smaller of events' and requests'."""
         asked = ((ceiling_events, self.events_per_second), (ceiling_requests, self.requests_per_second))
         rooms = [ceiling / rate for ceiling, rate in asked if ceiling is not None and rate > 0]
-        headroom = min(1e9, *rooms, 1e9) if rooms else None
+        headroom = min(1e9, *rooms) if rooms else None
         cramped = self.busy > BUSY if headroom is None else headroom < HEADROOM
         short = cramped or self.lag_p99 > LAG or self.late_p99 > self.late_limit
         busy, late = min(1.0, self.busy), self.late_p99
@@ -122,16 +122,16 @@ def run_load(
     point: str,
     start: int,
     processes: int,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], bool | None] | None = None,
 ) -> tuple[Samples, Seen]:
     """Sends the load's asks and hears the answers. A request that fails is a line of the samples, whatever the reason;
-    one that was never due has none. Raises EngineError when a client process of ours ends by itself."""
+    one that was never due has none. progress: told a few times a second; when it says True, the point ends there and
+    what goes on is unfinished. Raises EngineError when a client process of ours ends by itself."""
     specs = shares(target, load, processes)
     clients = Clients(specs)
 
-    def hear(seconds: float, news: list[News], firsts: list[float]) -> None:
-        if progress is not None:
-            progress(together(len(load.asks), seconds, news, firsts))
+    def hear(seconds: float, news: list[News], firsts: list[float]) -> bool | None:
+        return progress(together(len(load.asks), seconds, news, firsts)) if progress is not None else None
 
     try:
         parts = clients.run(hear)

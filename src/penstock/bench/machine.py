@@ -8,21 +8,24 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from penstock.almanac.record import Gpu, Machine
 from penstock.bench.target import target_of
-from penstock.errors import UsageError
+from penstock.errors import EngineError, UsageError
 
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
 UNKNOWN = "unknown"
+PATIENCE = 60  # seconds for nvidia-smi
 HERE = ("127.0.0.1", "localhost", "::1")
 
 
-def machine_of(file: Path | None, url: str | None) -> Machine:
-    """The machine that serves: as a file tells it, or this one. Raises UsageError for a file that is none."""
+def machine_of(file: Path | None, url: str | None, environment: Mapping[str, str] = os.environ) -> Machine:
+    """The machine that serves: as a file tells it, or this one, as a server with these variables sees it. Raises
+    UsageError for a file that is none."""
     if file is not None:
         try:
             return Machine.model_validate_json(file.read_bytes())
@@ -34,7 +37,7 @@ def machine_of(file: Path | None, url: str | None) -> Machine:
             f"{', '.join(Machine.model_fields)}",
             param="machine",
         )
-    return this_machine()
+    return this_machine(environment)
 
 
 def _first(error: OSError | ValidationError) -> str:
@@ -44,9 +47,9 @@ def _first(error: OSError | ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def this_machine() -> Machine:
+def this_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     return Machine(
-        gpu=_gpu(),
+        gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES")),
         cpu=processor(),
         cores=os.cpu_count() or 1,
         memory_mib=_memory_mib(),
@@ -55,16 +58,20 @@ def this_machine() -> Machine:
     )
 
 
-def _gpu() -> Gpu | None:
+def _gpu(visible: str | None) -> Gpu | None:
+    """visible: which GPUs the server may see, None: all. What is hidden from it is none of its machine. Raises
+    EngineError where the driver doesn't answer: nobody would know what was measured."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"nvidia-smi has not answered within {PATIENCE} s: the GPU's driver hangs") from error
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.strip().splitlines()]
     if done.returncode or not rows or len(rows[0]) != 6:
         return None
     name, memory, driver, sm, mem, most = rows[0]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # what is hidden from the engine is none of its machine
     count = (
         len(rows) if visible is None else len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
     )

@@ -22,6 +22,7 @@ from penstock.almanac.rates import issued
 from penstock.almanac.record import Failure
 from penstock.almanac.samples import OK, Samples
 from penstock.bench.arrivals import Known, load_of, one_load, warm_load
+from penstock.bench.judging import OWN_LIMIT
 from penstock.bench.load import Load, Progress, Seen, run_load
 from penstock.bench.method import CLOSED, OPEN, SINGLE, Plan, next_plan
 from penstock.bench.run_folder import Failed, Measured, RunFolder
@@ -30,6 +31,7 @@ from penstock.bench.subject import Run, Subject
 from penstock.bench.target import Target, target_of
 from penstock.bench.texts import Texts
 from penstock.bench.workload import Draw, Prompted, Speech, Workload, prompts
+from penstock.bench.writing import plain, without_folders
 from penstock.errors import EngineError, UsageError
 
 MOST_FAILURES = 3  # of points; then the shape is given up
@@ -39,32 +41,31 @@ DYING = 3.0  # seconds from broken connections to the end of a process that dies
 UNFINISHED = "unfinished"  # the point's end cut it off: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_CONTEXT = re.compile(r"context", re.I)  # every engine that refuses a request for its length speaks of that
 
-Kind = Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused"]
+Kind = Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused", "context too short"]
 Tell = Callable[[Plan, Load, Progress | None], None]  # None: the point begins
 
 
-class _SilentError(Exception):
-    """The server owes answers and says nothing."""
-
-
 class _Watch:
-    """Hears the progress of a point: tells it on, and ends the point when the server has long been silent."""
+    """Hears the progress of a point: tells it on, and ends the point when the server owes answers and has long been
+    silent. silence: what to say of that; empty: it was not."""
 
     def __init__(self, patience: float, tell: Callable[[Progress], None]) -> None:
         self._patience, self._tell = patience, tell
         self._heard, self._since = (0, 0), 0.0
+        self.silence = ""
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: Progress) -> bool:
         self._tell(now)
         heard = (now.events, now.ended)
         if heard != self._heard or not now.in_flight:
             self._heard, self._since = heard, now.seconds
         elif now.seconds - self._since > self._patience:
-            raise _SilentError(
+            self.silence = (
                 f"nothing came for {self._patience:g} s; {now.ended} of {now.sent} requests were answered before"
             )
+        return bool(self.silence)
 
 
 class Shape:
@@ -104,7 +105,8 @@ class Shape:
         """Points of a start, on one process of the server, until it has failed."""
         if not self._takes_one(target, server):
             return
-        self._load(target, warm_load(self._settings, self._asked(target, f"warm-up.{start}")), "warm-up", start)
+        warm = warm_load(self._settings, self._asked(target, f"warm-up.{start}"))
+        self._settle(self._load(target, warm, "warm-up", start)[0], target)
         while (plan := self._next()) is not None and plan.start == start:
             self._tried = True
             if not self._point(plan, target, server):
@@ -128,30 +130,22 @@ class Shape:
         load = load_of(plan, self._settings, self._known(), self._asked(target, plan.key), self._run.seed)
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
-        try:
-            samples, seen = self._load(target, load, plan.name, plan.start, watch)
-        except _SilentError as error:
-            return self._fail(plan, "stalled", str(error), server.tail() if server else "")
-        message = "; ".join(f"{word}: {text}" for word, text in seen.troubles.items() if word != UNFINISHED)
-        if server is not None and _lost(samples) and server.ended(DYING):
-            return self._fail(plan, _death(server), f"the server ended. {message}", server.tail())
-        if (fault := fault_of(plan, samples)) is not None:
-            kind = _kind(fault, message, server)
-            told = message or f"no request ended within {plan.window:g} s: give more --longest or fewer --at-once"
-            return self._fail(plan, kind, told, server.tail() if server else "")
+        samples, seen = self._load(target, load, plan.name, plan.start, watch)
+        if (wrong := _wrong(plan, samples, seen, server, watch.silence)) is not None:
+            return self._fail(plan, *wrong, server.tail() if server else "", samples)
         look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
         self._folder.add(Measured(plan, samples, look, _seconds(plan, samples), self._took()))
-        if (samples.outcome == UNFINISHED).any():
-            self._settle(target)
+        self._settle(samples, target)
         return True
 
-    def _settle(self, target: Target) -> None:
-        """Until a request gets through what an overloaded point left behind, for not every server drops the requests of
-        clients that are gone. One that cannot is told by the next point."""
-        self._load(target, one_load(self._settings, self._asked(target, "settle")), "one", 0)
+    def _settle(self, before: Samples, target: Target) -> None:
+        """Where requests were cut off by a point's end: until one gets through what they left behind, for not every
+        server drops the requests of clients that are gone. One that cannot is told by the next point."""
+        if (before.outcome == UNFINISHED).any():
+            self._load(target, one_load(self._settings, self._asked(target, "settle")), "one", 0)
 
     def _load(
-        self, target: Target, load: Load, point: str, start: int, hear: Callable[[Progress], None] | None = None
+        self, target: Target, load: Load, point: str, start: int, hear: Callable[[Progress], bool] | None = None
     ) -> tuple[Samples, Seen]:
         return run_load(target, load, point=point, start=start, processes=self._run.processes, progress=hear)
 
@@ -162,8 +156,9 @@ class Shape:
         if single is None:
             return None
         ok = single.of(single.outcome == OK)
-        highest = max(one.found(()).request_rate for one in done)
-        return Known(max(float((ok.end - issued(ok)).mean()), 1e-4), highest)
+        found = [one.found(()) for one in done]
+        highest, loaded = max(each.request_rate for each in found), max(each.loaded for each in found)
+        return Known(max(float((ok.end - issued(ok)).mean()), 1e-4), highest, loaded)
 
     def _asked(self, target: Target, salt: str) -> Iterator[Prompted]:
         """Requests of the shape. No two runs, points or goes of a point have a prompt in common."""
@@ -181,11 +176,14 @@ class Shape:
             self._texts = Texts(self._run.subject.tokenizer)
         return self._texts.of(length, draw)
 
-    def _fail(self, plan: Plan | None, kind: Kind, message: str, log: str) -> bool:
-        said = plain(" ".join(message.split()))[:MESSAGE]
+    def _fail(
+        self, plan: Plan | None, kind: Kind, message: str, log: str, samples: Samples | None = None
+    ) -> Literal[False]:
+        """Keeps what went wrong, and the samples of a point."""
+        said = without_folders(plain(" ".join(message.split())))[:MESSAGE]
         point = plan.name if plan is not None else None
         failure = Failure(point=point, kind=kind, message=said, log=plain(log))
-        self._folder.add_failure(Failed(plan, failure, self._took()))
+        self._folder.add_failure(Failed(plan, failure, self._took()), samples)
         return False
 
     def _took(self) -> float:
@@ -197,10 +195,29 @@ class Shape:
 # --- what went wrong
 
 
+def _wrong(plan: Plan, samples: Samples, seen: Seen, server: Server | None, silence: str) -> tuple[Kind, str] | None:
+    """Why a point is none, in a word and in a line; None: it is one."""
+    if silence:
+        return "stalled", silence
+    message = "; ".join(f"{word}: {text}" for word, text in seen.troubles.items() if word != UNFINISHED)
+    if server is not None and _lost(samples) and server.ended(DYING):
+        return _death(server), f"the server ended. {message}"
+    if (fault := fault_of(plan, samples)) is None:
+        return None
+    nothing = (
+        f"no request ended within {plan.window:g} s: give more --longest or fewer --at-once"
+        if samples.window.any()
+        else f"no request was due in its window of {plan.window:g} s: give a longer --window"
+    )
+    return _kind(fault, message, server), message or nothing
+
+
 def fault_of(plan: Plan, samples: Samples) -> str | None:
     """The outcome for which a point is no point; None when it is one. Overload is no fault: a queue that is never
-    served within the window is what a point above the highest rate looks like."""
+    served within the window is what a point above the highest rate looks like. A window without a request is one."""
     inside = samples.of(samples.window)
+    if not len(inside):
+        return UNFINISHED
     if (inside.outcome == OK).any():
         return None
     faults = inside.outcome[inside.outcome != UNFINISHED].astype(str)
@@ -222,18 +239,15 @@ def _kind(outcome: str, message: str, server: Server | None) -> Kind:
         return _death(server)
     if outcome in ("stalled", UNFINISHED):
         return "stalled"
+    if outcome == "length" and OWN_LIMIT in message:
+        return "context too short"
     if outcome == "refused" or (outcome == "status" and _REFUSED.search(message)):
-        return "refused"
+        return "context too short" if outcome == "status" and _CONTEXT.search(message) else "refused"
     return "wrong output"
 
 
 def _death(server: Server) -> Kind:
     return "out of memory" if _MEMORY.search(server.tail()) else "crashed"
-
-
-def plain(text: str) -> str:
-    """Somebody's log, fit for a record: no colours, nothing that a terminal obeys."""
-    return "".join(c for c in _COLOURS.sub("", text) if c.isprintable() or c in "\n\t")
 
 
 def _seconds(plan: Plan, samples: Samples) -> float:

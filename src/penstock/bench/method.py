@@ -24,7 +24,9 @@ GAIN = 4  # of many requests at once over one: a low guess
 END_SHARE = 0.7  # of a shape's time, in a hurry
 STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
 FEWEST = 10  # requests that an open window holds on average, however long that takes: chance alone leaves none empty
-STRIDE = 1.5  # from a rate that still meets a goal to the next one that may not
+BEGIN = 0.75  # of the highest rate: the first open one. At the highest itself queues take longest to be steady
+STRIDE = 1.5  # from a rate that still meets a goal, and is above the highest, to the next one that may not
+SETTLES = 1.5  # times a request at a rate: until as many are under way as it keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Settings:
     """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
 
     window: a point's shortest.     longest: a point's longest, however few its requests.
-    drain: how long the window's requests may go on after it; 8 times one that is alone, if that is more.
+    drain: how long the window's requests may go on after it, at least: longer where requests are (arrivals.py).
     enough: requests that a point near a crossing should have.
     at_once: sequences of the saturation point, n to a request.     alone: requests of the single one.
     bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
@@ -115,13 +117,14 @@ class Plan:
 class Found:
     """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it.
     failed: the point could not be measured at all; it is not tried again, and bounds what others try. took: seconds of
-    the shape's time, with what was done for it."""
+    the shape's time, with what was done for it. loaded: seconds from a first token to the end, on average."""
 
     plan: Plan
     request_rate: float
     met: dict[float, float]
     failed: bool = False
     took: float = 0.0
+    loaded: float = 0.0
 
 
 def failed(plan: Plan, goals: Sequence[float], took: float = 0.0) -> Found:
@@ -139,10 +142,11 @@ def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
 
 
 def _fits(settings: Settings, plan: Plan, found: Sequence[Found]) -> bool:
-    """Whether there is time for it, at its least. The two ends of the curve are measured whatever they take."""
+    """Whether there is time for it; the window's last requests go on behind it about as long as the first ones before
+    it. The two ends of the curve are measured whatever they take."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
         return True
-    return sum(each.took for each in found) + plan.opens + plan.window < settings.budget
+    return sum(each.took for each in found) + 2 * plan.opens + plan.window < settings.budget
 
 
 def _alone(done: Sequence[Found]) -> float:
@@ -194,7 +198,8 @@ def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
     if concurrency >= settings.at_once:
         return None
     alone = _alone(done)
-    window, opens = max(settings.window, STEADY * alone), max(settings.warm_up, alone)
+    takes = concurrency / rungs[-1].request_rate  # of one among so many, if they end no faster
+    window, opens = max(settings.window, STEADY * alone, takes), max(settings.warm_up, alone, takes)
     return Plan(f"{CLOSED}-{concurrency}", CLOSED, 0, window, concurrency=concurrency, opens=opens)
 
 
@@ -217,25 +222,53 @@ def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
     """The middle of the first goal's bracket that is still wide, the loosest goal first; so many tries in all."""
     if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
         return None
-    highest = max(each.request_rate for each in done)
+    highest = _digits(max(each.request_rate for each in done))
     for goal in sorted(settings.goals, reverse=True):
         pair = bracket(settings, done, goal)
         if pair is None:
             continue
         meets, fails = pair
         if fails is None:
-            return _open(settings, STRIDE * meets or highest, _alone(done))
+            higher = BEGIN * highest if not meets else highest if meets < highest else STRIDE * meets
+            return _open(settings, higher, done)
         if fails - meets > NARROW * fails:
-            return _open(settings, (meets + fails) / 2, _alone(done))
+            return _open(settings, (meets + fails) / 2, done)
     return None
 
 
-def _open(settings: Settings, rate: float, alone: float) -> Plan:
-    """Poisson arrivals at a rate, for as long as enough of them take, within the bounds."""
-    rate = float(f"{rate:.3g}")
+def _open(settings: Settings, rate: float, done: Sequence[Found]) -> Plan:
+    """Poisson arrivals at a rate, for as long as enough of them take, within the bounds. Before the window opens, as
+    many requests must be under way as the rate keeps there."""
+    rate, alone = _digits(rate), _alone(done)
     least = max(FEWEST / rate, STEADY * alone)
     window = max(min(settings.longest, max(settings.window, settings.enough / rate)), least)
-    return Plan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate=rate, opens=max(settings.warm_up, alone))
+    opens = max(settings.warm_up, alone, min(_loaded(done, rate), settings.longest))
+    return Plan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate=rate, opens=opens)
+
+
+def _digits(rate: float) -> float:
+    """As it stands in a point's name."""
+    return float(f"{rate:.3g}")
+
+
+def _loaded(done: Sequence[Found], rate: float) -> float:
+    """Seconds from a first token to the end at a rate, at most; 0: nobody knows. One of N takes base + slope N (a line
+    through one alone and everything at once), and a rate keeps N = rate x that under way (Little's law). Never more
+    than at a higher rate, or with everything at once."""
+    single, whole = (
+        next((each for each in done if each.plan.kind == kind and not each.failed), None)
+        for kind in (SINGLE, SATURATION)
+    )
+    bounds = [each.loaded for each in done if not each.failed and (each.plan.rate or 0.0) >= rate]
+    if single is None or whole is None:
+        return min(bounds, default=0.0)
+    flying = whole.request_rate * whole.loaded
+    if flying > 1:
+        slope = (whole.loaded - single.loaded) / (flying - 1)
+        base = single.loaded - slope
+        if base > 0 and 0 < slope * rate < 1:
+            bounds.append(SETTLES * base / (1 - slope * rate))
+    return min([*bounds, whole.loaded])
 
 
 def sides(settings: Settings, done: Sequence[Found]) -> set[str]:

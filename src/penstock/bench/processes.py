@@ -38,9 +38,9 @@ class Clients:
             self._threads.append(threading.Thread(target=self._hear, args=(at,), daemon=True))
             self._threads[-1].start()
 
-    def run(self, hear: Callable[[float, list[News], list[float]], None] | None) -> list[Part]:
+    def run(self, hear: Callable[[float, list[News], list[float]], bool | None] | None) -> list[Part]:
         """All parts. `hear` gets the seconds since the begin, the latest news of each process, the fresh first-token
-        times. Raises EngineError when a process ends by itself."""
+        times; when it says True, the point ends. Raises EngineError when a process ends by itself."""
         for at, spec in enumerate(self._specs):
             self._tell(at, spec)
         for _ in self._specs:
@@ -52,10 +52,10 @@ class Clients:
             self._tell(at, Go(self.begin))
         return self._gather(hear)
 
-    def _gather(self, hear: Callable[[float, list[News], list[float]], None] | None) -> list[Part]:
+    def _gather(self, hear: Callable[[float, list[News], list[float]], bool | None] | None) -> list[Part]:
         parts: dict[int, Part] = {}
         news: dict[int, News] = {}
-        stopped = False
+        stopped = enough = False
         until = self.begin + self._specs[0].stop_after + PATIENCE
         while len(parts) < len(self._specs):
             at, message = self._next(until - time.monotonic())
@@ -64,8 +64,8 @@ class Clients:
             elif isinstance(message, News):
                 news[at] = message
                 if hear is not None:
-                    hear(time.monotonic() - self.begin, list(news.values()), message.firsts)
-            if not stopped and self._has_all(news, parts):
+                    enough = hear(time.monotonic() - self.begin, list(news.values()), message.firsts) or enough
+            if not stopped and (enough or self._has_all(news, parts)):
                 stopped = True
                 for each in range(len(self._specs)):
                     if each not in parts:

@@ -4,6 +4,7 @@
     points/KEY.json        a point's plan, and what the clients saw
     points/KEY.parquet     its samples on one start of the server; written last, so that it means done
     failures.json          what went wrong, with the log's tail
+    points/KEY.failed.parquet   the samples of a point that went wrong: raw data of no figure
     server-N.log           of each process of the server
     raw.parquet, record.json, report.html, table.txt     made of the above
 
@@ -49,7 +50,8 @@ class Measured:
         waited = np.where(ok, inside.first - issued(inside), np.inf)
         met = {goal: float(np.mean(waited <= goal)) if len(inside) else 0.0 for goal in goals}
         rate = float(ok.sum()) / self.seconds if self.seconds > 0 else 0.0
-        return Found(self.plan, rate, met, took=self.took)
+        after = np.nan_to_num(inside.end[ok] - inside.first[ok])
+        return Found(self.plan, rate, met, took=self.took, loaded=float(after.mean()) if len(after) else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,11 @@ class RunFolder:
             for each in told
         ]
 
-    def add_failure(self, one: Failed) -> None:
+    def add_failure(self, one: Failed, samples: Samples | None = None) -> None:
+        """samples: of a point; they are kept for who looks into it, and go into no figure."""
+        if one.plan is not None and samples is not None and len(samples):
+            with _room(self.path):
+                write_parquet(samples, self._points / f"{one.plan.key}.failed.parquet")
         self._write_failed([*self.failed(), one])
 
     def forget_starts(self) -> None:

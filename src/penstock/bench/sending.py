@@ -54,7 +54,6 @@ class Client:
         self._firsts: list[float] = []
         self._tick = 0.0
         self.begin = 0.0
-        self._sent = 0
         self.again = 0
         self.late = array("f")
         self.lags = array("f")

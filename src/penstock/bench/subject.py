@@ -25,7 +25,7 @@ class Subject:
     name: of the model, in the record.      model: as the server is told it: a folder, a file, an id or a name.
     folder: with config.json and tokenizer.json of the model, if there is one here.
     version: of the engine.                 engine: its name, where no peer file has it.
-    options, environment: words and variables for the server beside the peer's own.
+    options, environment: words and variables for the server beside the peer's own. files: that the options name.
     cores: that the server we start runs on; empty: wherever it may.
     ids: prompts are token ids, drawn below `vocabulary`; else texts, made with `tokenizer`.
     """
@@ -40,6 +40,7 @@ class Subject:
     python: str = sys.executable
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
     api_key: str | None = None
     tokenizer: Path | None = None
@@ -90,6 +91,7 @@ def fingerprint(run: Run, work: Workload) -> dict[str, Any]:
         "model": subject.model,
         "options": subject.options,
         "environment": subject.environment,
+        **({"files": subject.files} if subject.files else {}),
         "cores": subject.cores,
         "prompts": "ids" if subject.ids else "text",
         "vocabulary": subject.vocabulary,

@@ -31,7 +31,7 @@ TEMPERATURE = 1.0
 FIRST_ID = 16  # ids below are mostly special tokens
 NO_LENGTH = -1
 _EXACT = re.compile(r"^([1-9]\d{0,6})x([1-9]\d{0,6})$")
-_MONKEYS = re.compile(r"^monkeys(?::([1-9]\d{0,6}))?(?:@(.+))?$")
+_MONKEYS = re.compile(r"^monkeys(?::([1-9]\d{0,5}))?(?:@(.+))?$")
 
 Draw = np.random.Generator
 
@@ -161,7 +161,7 @@ def _conversations(path: Path) -> Workload:
             for turns in (each["conversations"] for each in found)
             if len(turns) >= 2 and turns[0]["value"]
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is no ShareGPT-form file: {type(error).__name__}: {error}", param="shape") from error
     if not rows:
         raise UsageError(f"{path} holds no conversation of two turns", param="shape")
@@ -175,7 +175,7 @@ def _questions(path: Path, samples: int) -> Workload:
     try:
         found = [json.loads(line)["question"] for line in _content(path).splitlines() if line.strip()]
         rows = tuple((QUESTION.format(_text(question)), MONKEYS_OUTPUT) for question in found)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is no GSM8K-form file: {type(error).__name__}: {error}", param="shape") from error
     if not rows:
         raise UsageError(f"{path} holds no question", param="shape")

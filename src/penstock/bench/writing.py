@@ -27,11 +27,15 @@ from penstock.bench.run_folder import Measured, RunFolder
 from penstock.bench.serving import HOST
 from penstock.bench.subject import Run, Subject
 from penstock.bench.workload import TEMPERATURE, Workload
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, UsageError
 
 SECRETS = ("--api-key",)
+CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".jinja", ".ini", ".cfg", ".conf")  # files that a record holds
+LONGEST_FILE, LONGEST_LINE = 20_000, 2000  # characters of one, and of a line
 HOUSE = Path(__file__).parent.parent  # the package
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
+_FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")  # of a path from the root; a URL's are none
 
 
 def write_record(run: Run, work: Workload, folder: RunFolder) -> Record:
@@ -101,10 +105,12 @@ def _engine(run: Run) -> Engine:
         command = shlex.join([*peer.words("python", here, HOST, 8000), *subject.options])
     variables = {**(peer.environment if peer is not None else {}), **subject.environment}
     return Engine(
-        name=word(name), version=word(subject.version), command=line(command),
+        name=word(name), version=word(subject.version), command=line(without_folders(command)),
+        commit=commit() if name == "penstock" and subject.python == sys.executable else None,  # the client's sources
         configuration=Configuration(
-            name=word(run.configuration), flags=[line(each) for each in subject.options],
-            environment={word(each): line(value) for each, value in variables.items()},
+            name=word(run.configuration), flags=[line(without_folders(each)) for each in subject.options],
+            files={word(each): text for each, text in subject.files.items()},
+            environment={word(each): line(without_folders(value)) for each, value in variables.items()},
         ),
     )  # fmt: skip
 
@@ -151,8 +157,8 @@ def _method(run: Run, measured: Sequence[Measured]) -> Method:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """What was typed, without secrets."""
-    words = ["penstock", *arguments[1:]]
+    """What was typed, without secrets and folders."""
+    words = ["penstock", *(without_folders(each.rstrip("/")) for each in arguments[1:])]
     for at, each in enumerate(words):
         name, _, value = each.partition("=")
         if name in SECRETS and value:
@@ -160,6 +166,34 @@ def command_of(arguments: Sequence[str]) -> str:
         elif name in SECRETS and at + 1 < len(words):
             words[at + 1] = "SECRET"
     return shlex.join(words)
+
+
+def without_folders(text: str) -> str:
+    """Paths of this machine by their last part alone: whose folders they lie in is nobody's business."""
+    return _FOLDERS.sub(lambda found: "" if Path(found[0]).is_dir() else found[0], text)
+
+
+def option_files(options: Sequence[str]) -> dict[str, str]:
+    """Files that an engine's options name, by name: a configuration as it is, of any other the checksum alone (it may
+    be a key, or gigabytes). Raises UsageError for two of one name."""
+    found: dict[str, str] = {}
+    for path in (Path(each.partition("=")[2] if each.startswith("--") and "=" in each else each) for each in options):
+        if not _is_file(path):
+            continue
+        if path.name in found:
+            raise UsageError(f"two files of --options are called {path.name}: give one another name", param="options")
+        with path.open("rb") as data:
+            told = f"sha256 {hashlib.file_digest(data, 'sha256').hexdigest()}, {path.stat().st_size} bytes"
+        kept = path.suffix in CONFIGURATIONS and path.stat().st_size <= LONGEST_FILE
+        found[path.name] = plain(path.read_text(encoding="utf-8", errors="replace")) if kept else told
+    return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a text that is longer than a path can be
+        return False
 
 
 def model_config(folder: Path | None) -> dict[str, Any]:
@@ -210,5 +244,12 @@ def word(text: str) -> str:
     return (re.sub(r"^[^A-Za-z0-9]+", "", _ODD.sub("-", text)).strip(" -") or "unknown")[:120]
 
 
+def plain(text: str) -> str:
+    """Somebody's log or file, fit for a record: no colours, nothing that a terminal obeys."""
+    return "".join(c for c in _COLOURS.sub("", text) if c.isprintable() or c in "\n\t")
+
+
 def line(text: str) -> str:
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:2000]
+    """On one line; what is too long for a record ends in an ellipsis."""
+    told = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    return told if len(told) <= LONGEST_LINE else told[: LONGEST_LINE - 1] + "…"

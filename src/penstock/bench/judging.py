@@ -1,0 +1,42 @@
+"""What is wrong with a whole answer: its usage against its events, and against what was asked for.
+
+It knows an answer that has ended; not how it was read (answer.py), nor when anything came.
+"""
+
+from __future__ import annotations
+
+from penstock.bench.answer import Answer, Stream
+
+OWN_LIMIT = "the server ran into a limit of its own"  # what tells a clamped answer from one that ended by itself
+
+
+def judge(answer: Answer, asked_prompt: int, asked_output: int) -> tuple[str, str] | None:
+    """(outcome, message) of a whole answer that isn't what it should be; -1: of no fixed length."""
+    if answer.fault is not None:
+        return answer.fault
+    usage = answer.usage
+    if usage is None:
+        return "usage", "it told no usage"
+    prompt, output = usage.prompt_tokens, usage.completion_tokens
+    if len(answer.times) > output:
+        return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
+    if isinstance(answer, Stream) and output and not answer.times:
+        return "usage", f"no event with output, but a usage of {output} tokens"
+    if usage.total_tokens is not None and usage.total_tokens != prompt + output:
+        return "usage", f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all"
+    if usage.cached > prompt:
+        return "usage", f"a usage of {usage.cached} cached tokens of a prompt of {prompt}"
+    if asked_output not in (-1, output):
+        why = _why_short(answer.reason, prompt + output) if output < asked_output else ""
+        return "length", f"{output} tokens out, {asked_output} were asked for{why}"
+    if asked_prompt not in (-1, prompt):
+        return "length", f"{prompt} tokens in, {asked_prompt} were sent"
+    return None
+
+
+def _why_short(reason: str | None, tokens: int) -> str:
+    """A finish_reason "length" before max_tokens is, by OpenAI's words, the end of the context. Any other one is an end
+    that the model wrote, though it was to be ignored."""
+    if reason == "length":
+        return f": {OWN_LIMIT} at {tokens} tokens in and out (finish_reason 'length'); is its context that long?"
+    return f": it ended by itself (finish_reason {reason!r}), so ignore_eos is not heeded" if reason else ""

@@ -176,6 +176,17 @@ def test_a_folder_that_is_no_page_is_left_alone(records: Path, tmp_path: Path) -
         build(records, out / "letters.txt")
     with pytest.raises(UsageError, match="no folder"):
         build(tmp_path / "nowhere", tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
+def test_a_build_that_was_ended_in_the_middle_is_built_over(records: Path, tmp_path: Path) -> None:
+    def ended() -> Iterator[Record]:
+        yield from made_records(2, rows=5)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(ended(), tmp_path / "page")
+    assert build(records, tmp_path / "page").records == 12
 
 
 def test_hostile_texts_stay_texts_in_every_file(tmp_path: Path) -> None:
@@ -253,7 +264,11 @@ def test_the_command_builds_and_names_what_it_refuses(records: Path, tmp_path: P
     none = CliRunner().invoke(
         app, ["almanac", "build", "--records", str(tmp_path / "no"), "--out", str(tmp_path / "x")]
     )
-    assert none.exit_code == 2
+    assert none.exit_code == 2 and "name one with --records" in none.output
+    (tmp_path / "empty").mkdir()
+    asked = ["almanac", "build", "--records", str(tmp_path / "empty"), "--out", str(tmp_path / "y")]
+    empty = CliRunner().invoke(app, asked)
+    assert empty.exit_code == 0 and "nothing to show yet" in empty.output and "almanac add RUN" in empty.output
 
 
 def test_the_command_that_the_page_gives_is_one() -> None:

@@ -19,6 +19,9 @@ from penstock.almanac.intervals import share_interval
 WHY_NOT = page_browser.missing()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
+# The question as it reads: a choice by what it shows.
+SENTENCE = """() => [...document.querySelector("h1.sentence").childNodes].map((node) =>
+  node.tagName === "SELECT" ? node.selectedOptions[0].textContent : node.textContent).join("").replace(/\\s+/g, " ")"""
 LINE = "<img src=x onerror=hacked=1>javascript:hacked=1</script><script>hacked=1</script>"
 
 
@@ -120,6 +123,12 @@ def test_what_is_not_sure_does_not_narrow_the_interval(ask: Any) -> None:
     assert "takes 17.8 requests a second (95 % interval 10 to 40)" in reader.text("#answer")
 
 
+def test_chance_above_a_rate_that_misses_moves_no_answer(ask: Any) -> None:
+    shares = {10.0: 1, 20.0: 0.9, 40.0: 1}
+    reader = ask([record("chance00", "chance", [point(rate, firsts(each, 0.1, 9)) for rate, each in shares.items()])])
+    assert "takes 15 requests a second (95 % interval 10 to 20)" in reader.text("#answer")
+
+
 def test_the_answer_is_the_rule_on_any_records(ask: Any) -> None:
     """The rule again, in numpy, on the samples as they are on paper."""
     rng = np.random.default_rng(5)
@@ -176,6 +185,11 @@ def test_what_was_not_measured_is_said_with_its_command(reader: Reader) -> None:
         reader.text("#answer code") == "penstock bench run --engine ENGINE --model Test-1B --shape 2048x2048 --goal 1"
     )
     assert reader.page.is_hidden("#ranking-part") and reader.page.is_hidden("#curve-part")
+    assert reader.texts("#answer code")[1] == "penstock almanac add bench-out"
+    for kind, name, word in (("monkeys", "monkeys:4@rows", "monkeys:4@rows.jsonl"), ("dataset", "talk", "talk.json")):
+        reader.open(f"#question?k={kind}&n=4&s={name}")
+        assert f"--shape {word} " in reader.text("#answer code")
+    reader.open("#question?i=2048&o=2048")
     reader.page.click("#answer a >> nth=0")
     reader.wait("#answer", "requests a second")
 
@@ -523,7 +537,8 @@ def test_nothing_hangs_over_the_edge(reader: Reader, width: int, view: str) -> N
 
 def test_no_records_is_no_error(ask: Any) -> None:
     reader = ask([])
-    assert reader.text("#answer").startswith("Not measured.")
+    assert reader.text("#answer").startswith("Not measured. The almanac holds no record yet.")
+    assert "How fast is a model on any engine on a machine," in reader.page.evaluate(SENTENCE)
     reader.page.click("nav >> text=Summary")
     assert "holds no run yet" in reader.text("#summary-body")
     reader.page.click("nav >> text=Findings")

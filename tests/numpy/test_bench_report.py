@@ -15,16 +15,26 @@ import pytest
 from bench_runs import run_of
 from made_records import made_records
 
+from penstock.almanac.figures import crossing_of
 from penstock.almanac.record import Failure, Interval, Record
 from penstock.bench import charts
 from penstock.bench.compare import SAME, UNKNOWN, compare, ratio_ends, record_at
 from penstock.bench.compare_table import print_comparison
 from penstock.bench.crossings import crossings
-from penstock.bench.measure import plain
-from penstock.bench.report import print_table, render
+from penstock.bench.report import costs, print_table, render
+from penstock.bench.run_folder import Failed, RunFolder
 from penstock.bench.subject import fingerprint
 from penstock.bench.workload import workload
-from penstock.bench.writing import command_of, model_config, parameters, word
+from penstock.bench.writing import (
+    command_of,
+    model_config,
+    option_files,
+    parameters,
+    plain,
+    without_folders,
+    word,
+    write_record,
+)  # fmt: skip
 from penstock.errors import CheckpointError, RecordError, UsageError
 
 
@@ -101,6 +111,39 @@ def test_crossings_are_the_highest_that_meets_below_the_lowest_that_fails() -> N
         assert crossing.fails == min(failing, default=None)
         below = [rate for rate, holds in met.items() if holds and rate < (crossing.fails or math.inf)]
         assert crossing.meets == max(below, default=None)
+        assert (crossing.keeps or 0) <= (crossing.meets or 0) and (crossing.misses or math.inf) >= (crossing.fails or 0)
+
+
+def test_chance_above_a_rate_that_misses_moves_no_crossing() -> None:
+    assert crossing_of([(3.0, 0.9), (1.0, 1.0), (4.0, 1.0), (2.0, 0.96)], 0.95) == (2.0, 3.0)
+    assert crossing_of([(1.0, 0.9), (2.0, 1.0), (3.0, 0.2)], 0.95) == (2.0, 3.0)
+    assert crossing_of([(2.0, 0.1), (1.0, 0.9)], 0.95) == (None, 1.0)
+    assert crossing_of([(1.0, 1.0)], 0.95) == (1.0, None) and crossing_of([], 0.95) == (None, None)
+
+
+def with_goals(*goals: tuple[float, float, float, float]) -> Record:
+    """Of open points alone: (rate, share, low, high) of each."""
+    found = record()
+    points = [point for point in found.points if point.kind == "open"]
+    goal = points[0].goals[0]
+    made = [
+        points[0].model_copy(update={"name": f"open-{rate:g}", "rate": rate, "goals": [
+            goal.model_copy(update={"seconds": 1.0, "share": share, "low": low, "high": high})]})
+        for rate, share, low, high in goals
+    ]  # fmt: skip
+    method = found.method.model_copy(update={"goals": [1.0], "quantile": 0.95})
+    return found.model_copy(update={"points": made, "method": method})
+
+
+def test_crossings_are_compared_by_what_is_sure_of_them() -> None:
+    slow = with_goals((4.0, 1.0, 0.96, 1.0), (5.0, 0.96, 0.9, 0.99), (6.0, 0.9, 0.8, 0.97), (8.0, 0.5, 0.4, 0.6))
+    (crossing,) = crossings(slow)
+    assert (crossing.keeps, crossing.meets, crossing.fails, crossing.misses) == (4.0, 5.0, 6.0, 8.0)
+    quick = with_goals((20.0, 1.0, 0.97, 1.0), (24.0, 0.1, 0.0, 0.2))
+    unsure = with_goals((6.0, 0.96, 0.5, 1.0), (7.0, 0.9, 0.5, 0.99))
+    for other, told in ((quick, "B / A 2.50 to 6.00"), (slow, f"B / A 0.50 to 2.00: {SAME}"), (unsure, UNKNOWN)):
+        assert compare(slow, other).goals[0].endswith(told)
+    assert compare(quick, slow).goals[0].endswith("B / A 0.17 to 0.40")
 
 
 def test_charts_of_extreme_values_stay_on_the_page() -> None:
@@ -113,6 +156,26 @@ def test_charts_of_extreme_values_stay_on_the_page() -> None:
         assert numbers and all(0 <= each <= charts.WIDTH for each in numbers)
         assert "nan" not in picture and "inf" not in picture
     assert charts.latency([], [1.0]) == "" and charts.shares([]) == ""
+
+
+def test_costs_are_told_at_the_stated_price_alone() -> None:
+    found = record()
+    rates = next(point.figures for point in found.points if point.kind == "saturation")
+    assert rates.request_rate and rates.output_rate and rates.total_rate and found.machine.gpu
+    method, gpu = found.method, found.machine.gpu
+    machine = found.machine.model_copy(update={"gpu": gpu.model_copy(update={"count": 4})})
+    priced = found.model_copy(update={"method": method.model_copy(update={"price_per_hour": 3.6}), "machine": machine})
+    of_gpu, told = costs(priced)
+    assert f"{rates.output_rate.value / 4:,.0f} output tok/s" in of_gpu
+    assert f"${1 / rates.request_rate.value:,.4g} a thousand requests" in told
+    assert f"${1000 / rates.output_rate.value:,.4g} a million output tokens" in told
+    assert f"${1000 / rates.total_rate.value:,.4g} a million tokens in and out" in told
+    out = io.StringIO()
+    print_table(priced, out)
+    assert told in out.getvalue() and told in render(priced)
+    free = method.model_copy(update={"price_per_hour": None})
+    assert not any("$" in each for each in costs(found.model_copy(update={"method": free})))
+    assert costs(found.model_copy(update={"points": []})) == []
 
 
 # --- comparison
@@ -203,6 +266,39 @@ def test_no_secret_gets_into_a_record() -> None:
     assert said == "penstock bench run --api-key SECRET --api-key=SECRET --model 'm x'"
     run = run_of(Path("out"), api_key="sk-3")
     assert "sk-3" not in json.dumps(fingerprint(run, workload("8x4")))
+
+
+def test_no_folder_of_the_machine_gets_into_a_record(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    said = command_of(
+        ["/x/penstock", "bench", "run", "--model", f"{tmp_path}/m.gguf", f"--folder={tmp_path}/", "http://h/v1/x"]
+    )
+    assert said == f"penstock bench run --model m.gguf --folder={tmp_path.name} http://h/v1/x"
+    assert without_folders(f"no CUDA (all in {tmp_path}/server-0.log)") == "no CUDA (all in server-0.log)"
+    assert without_folders("POST /v1/completions of /nowhere/x") == "POST /v1/completions of /nowhere/x"
+
+
+def test_files_that_options_name_are_in_the_record(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"a": 1}\n')
+    (tmp_path / "key.pem").write_text("SECRET")
+    (tmp_path / "long.json").write_text("x" * 30_000)
+    options = ("--plan", f"{tmp_path}/plan.json", f"--key={tmp_path}/key.pem", f"{tmp_path}/long.json", "y" * 5000)
+    files = option_files(options)
+    assert files["plan.json"] == '{"a": 1}\n' and set(files) == {"plan.json", "key.pem", "long.json"}
+    assert files["key.pem"].startswith("sha256 ") and files["long.json"].endswith(", 30000 bytes")
+    run = run_of(tmp_path / "out", *options, files=files)
+    folder = RunFolder(tmp_path / "out", fingerprint(run, workload("8x4")))
+    folder.add_failure(Failed(None, Failure(point=None, kind="crashed", message="", log="")))
+    told = write_record(run, workload("8x4"), folder).engine.configuration
+    folder.close()
+    assert told.files == files and told.flags[:3] == ["--plan", "plan.json", "--key=key.pem"]
+    other = replace(run, subject=replace(run.subject, files={"plan.json": "{}"}))
+    with pytest.raises(UsageError, match=r"another run \(files differ\)"):
+        RunFolder(tmp_path / "out", fingerprint(other, workload("8x4")))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "plan.json").touch()
+    with pytest.raises(UsageError, match=r"two files of --options are called plan\.json"):
+        option_files([*options, f"{tmp_path}/b/plan.json"])
 
 
 def test_words_and_logs_are_plain() -> None:

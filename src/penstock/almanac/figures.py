@@ -26,19 +26,10 @@ FAILED_SHARE = 0.01
 
 
 def point_of(
-    samples: Samples,
-    *,
-    name: str,
-    kind: Literal["saturation", "single", "open", "closed"],
-    rate: float | None,
-    concurrency: int | None,
-    seconds: float | None,
-    goals: Sequence[float],
-    look: Look,
-    marks: Sequence[str],
-    opens: float | None = None,
-    sharing: bool = False,
-) -> Point:
+    samples: Samples, *, name: str, kind: Literal["saturation", "single", "open", "closed"], rate: float | None,
+    concurrency: int | None, seconds: float | None, goals: Sequence[float], look: Look, marks: Sequence[str],
+    opens: float | None = None, sharing: bool = False,
+) -> Point:  # fmt: skip
     """The point `name` of these samples (those of other points are left out).
 
     seconds: of the steady window, all starts together; opens: when it opened in each, counted as the samples' times are
@@ -60,25 +51,15 @@ def point_of(
     first, worth = _first_of_all(counted), _worth(counted)
     figures = _figures(samples, counted.of(complete), window, dice)
     return Point(
-        name=name,
-        kind=kind,
-        rate=rate,
-        concurrency=concurrency,
-        seconds=short(window.seconds),
-        opens=short(float(window.begins[0])) if window.steady else None,
-        effective=short(worth),
-        requests=len(counted),
-        complete=int(complete.sum()),
-        outcomes=_outcomes(counted),
-        output_tokens=_total(counted.output_tokens[complete]),
-        prompt_tokens=_total(counted.prompt_tokens[complete]),
-        cached_tokens=_total(counted.cached_tokens[complete]),
-        figures=figures,
+        name=name, kind=kind, rate=rate, concurrency=concurrency, seconds=short(window.seconds),
+        opens=short(float(window.begins[0])) if window.steady else None, effective=short(worth),
+        requests=len(counted), complete=int(complete.sum()), outcomes=_outcomes(counted),
+        output_tokens=_total(counted.output_tokens[complete]), prompt_tokens=_total(counted.prompt_tokens[complete]),
+        cached_tokens=_total(counted.cached_tokens[complete]), figures=figures,
         goals=_goals(first, counted.start, worth, goals, window.seconds) if figures.first_token else [],
-        client=look,
-        marks=_marks(counted, kind, window, figures, worth, look, sharing, marks),
+        client=look, marks=_marks(counted, kind, window, figures, worth, look, sharing, marks),
         sample=_sample(counted, dice),
-    )
+    )  # fmt: skip
 
 
 def shares_prompts(shape: Shape) -> bool:
@@ -216,7 +197,17 @@ def _interval(rate: rates.Rate | None) -> Interval | None:
     return None if rate is None else around(rate.value, rate.ends)
 
 
-# --- what follows from a figure; the page has the same four in its own language
+# --- what follows from figures; the page has the same in its own language
+
+
+def crossing_of(shares: Sequence[tuple[float, float]], quantile: float) -> tuple[float | None, float | None]:
+    """Of (rate, share) pairs: the highest rate that keeps the quantile, and the lowest above it that doesn't. None:
+    there is none. Shares fall as rates rise, so from the slowest rate that keeps it on the first that misses it holds,
+    whatever chance lets a faster one do."""
+    keeping = [rate for rate, share in shares if share >= quantile]
+    slowest = min(keeping, default=0.0)
+    fails = min((rate for rate, share in shares if share < quantile and rate > slowest), default=None)
+    return max((rate for rate in keeping if fails is None or rate < fails), default=None), fails
 
 
 def cost_of_request(price_per_hour: float, request_rate: float) -> float:

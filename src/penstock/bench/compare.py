@@ -2,7 +2,8 @@
 
 The interval of a ratio comes of the two figures' own, which need not be symmetric (MOVER: Donner and Zou, 2012, on the
 logarithms). One that contains 1 is "no significant difference". Of a goal's crossing each run knows two rates, one that
-meets it and one that doesn't; the ratio lies between the nearest and the farthest of them. It knows records alone.
+surely keeps it and one that surely doesn't; the ratio lies between the nearest and the farthest of them. It knows
+records alone.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def _interval(point: Point, figure: str, quantile: str | None) -> Interval | Non
 
 
 def _goals(a: Record, b: Record) -> Iterator[str]:
-    """The rates up to which first tokens come in time. Their shares have intervals of their own; a bracket is no
-    interval, so its ratio is told as what it lies between."""
+    """The rates up to which first tokens come in time, and between what their ratio lies: by rates whose shares are
+    surely above and below the quantile, as on the almanac's page."""
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
         other = theirs.get(one.seconds)
@@ -135,15 +136,21 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
             none = " and ".join(name for name, each in (("A", one), ("B", other)) if each.meets is None)
             yield f"{words}: {none} met it at no rate that was tried"
             continue
-        least = other.meets / one.fails if one.fails else None
-        most = other.fails / one.meets if other.fails else None
         told = f"{words}: A up to {one.meets:.3g} requests a second, B up to {other.meets:.3g}"
-        if least is None or most is None:
-            yield f"{told}; no higher rate was tried of {'A' if least is None else 'B'}, so no ratio is known"
-        elif least <= 1 <= most:
-            yield f"{told}; {least:.2f} to {most:.2f} times: {SAME}"
-        else:
-            yield f"{told}; {least:.2f} to {most:.2f} times"
+        least = other.keeps / one.misses if other.keeps and one.misses else None
+        most = other.misses / one.keeps if other.misses and one.keeps else None
+        yield f"{told}; B / A {_between(least, most)}"
+
+
+def _between(least: float | None, most: float | None) -> str:
+    """What is sure of a ratio; None: nothing on that side."""
+    if least is not None and least > 1:
+        return f"at least {least:.2f}" if most is None else f"{least:.2f} to {most:.2f}"
+    if most is not None and most < 1:
+        return f"at most {most:.2f}" if least is None else f"{least:.2f} to {most:.2f}"
+    if least is None or most is None:
+        return UNKNOWN
+    return f"{least:.2f} to {most:.2f}: {SAME}"
 
 
 def _unlike_shape(a: Record, b: Record) -> str | None:

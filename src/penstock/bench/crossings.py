@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.almanac.figures import crossing_of
 from penstock.almanac.record import Goal, Point, Record
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """Requests a second. meets: the highest open rate at which the goal was met; None: at none. fails: the lowest that
-    missed it; None: none did."""
+    missed it; None: none did. keeps, misses: the same of what is sure, by the 95 % intervals of the shares; between
+    them the crossing lies."""
 
     seconds: float
     meets: float | None
     fails: float | None
+    keeps: float | None
+    misses: float | None
 
     def words(self, quantile: float) -> str:
         what = f"first token within {self.seconds:g} s for {100 * quantile:g} % of the requests"
@@ -23,21 +27,25 @@ class Crossing:
         if self.meets is None:
             return f"{what}: missed at {self.fails:.3g} a second, the lowest rate tried"
         beyond = f", missed at {self.fails:.3g}" if self.fails else ", and no higher one was tried"
-        return f"{what}: up to {self.meets:.3g} requests a second{beyond}"
+        return f"{what}: up to {self.meets:.3g} requests a second offered{beyond}"
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Of each goal; where rates don't agree (one above a failing one meets it), the failing one holds."""
-    found = []
+    """Of each goal, by `crossing_of`."""
+    quantile, found = record.method.quantile, []
     for seconds in record.method.goals:
-        shares = [
-            (point.rate or 0.0, goal.share >= record.method.quantile)
+        rates = [
+            (point.rate or 0.0, goal)
             for point in record.points
             if point.kind == "open" and (goal := goal_of(point, seconds)) is not None
         ]
-        fails = min((rate for rate, met in shares if not met), default=None)
-        meets = max((rate for rate, met in shares if met and (fails is None or rate < fails)), default=None)
-        found.append(Crossing(seconds, meets, fails))
+        meets, fails = crossing_of([(rate, goal.share) for rate, goal in rates], quantile)
+        middle = meets or 0.0
+        found.append(Crossing(
+            seconds, meets, fails,
+            keeps=max((rate for rate, goal in rates if rate <= middle and goal.low >= quantile), default=None),
+            misses=min((rate for rate, goal in rates if rate > middle and goal.high < quantile), default=None),
+        ))  # fmt: skip
     return found
 
 

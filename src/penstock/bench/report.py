@@ -14,7 +14,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from penstock.almanac.record import Interval, Point, Record, Spread
+from penstock.almanac.figures import cost_of_million, cost_of_request, per_gpu, per_user
+from penstock.almanac.record import Goal, Interval, Point, Record, Spread
 from penstock.bench import charts
 from penstock.bench.crossings import crossings, goal_of
 from penstock.bench.run_folder import RunFolder
@@ -51,10 +52,31 @@ def print_table(record: Record, out: TextIO) -> None:
         print("  ".join(f"{_letter(at)}: {mark}" for at, mark in enumerate(marks)), file=out)
     for crossing in crossings(record) if record.points else ():
         print(crossing.words(record.method.quantile), file=out)
+    for told in costs(record):
+        print(told, file=out)
     for failure in record.failures:
         print(f"failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}", file=out)
     if record.method.short:
         print(SHORT_RUN, file=out)
+
+
+def costs(record: Record) -> list[str]:
+    """What requests and tokens cost at the stated price, and a GPU's part of the highest rate where there are more."""
+    price, gpu, found = record.method.price_per_hour, record.machine.gpu, []
+    whole = (point for point in record.points if point.kind == "saturation" and not point.client.short)
+    rates = next((point.figures for point in whole), None)
+    if rates is None or rates.request_rate is None or rates.output_rate is None or rates.total_rate is None:
+        return []
+    if gpu is not None and gpu.count > 1:
+        found.append(f"everything at once, a GPU: {per_gpu(rates.output_rate.value, gpu.count):,.0f} output tok/s")
+    if price is not None:
+        request = cost_of_request(price, rates.request_rate.value)
+        output, total = (cost_of_million(price, rate.value) for rate in (rates.output_rate, rates.total_rate))
+        found.append(
+            f"everything at once, at ${price:g} an hour: ${1000 * request:,.4g} a thousand requests, "
+            f"${output:,.4g} a million output tokens, ${total:,.4g} a million tokens in and out"
+        )
+    return found
 
 
 def ordered(points: Sequence[Point]) -> list[Point]:
@@ -84,10 +106,15 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
         f"{_middle(figures.first_token, 'p50', 1e3, 0)}, {_middle(figures.first_token, 'p95', 1e3, 0)}",
         _middle(figures.per_token, "p50", 1e3, 2),
         _middle(figures.end_to_end, "p50", 1, 2),
-        *(f"{goal.share:.0%} [{goal.low:.0%}, {goal.high:.0%}]" if goal else "-" for goal in goals),
+        *map(_met, goals),
         str(point.requests - point.complete) if point.requests > point.complete else "",
         " ".join(_letter(at) for at, mark in enumerate(marks) if mark in point.marks),
     ]
+
+
+def _met(goal: Goal | None) -> str:
+    """A share with the digits that tell it from 95 and from 100 %."""
+    return "-" if goal is None else f"{goal.share:.1%} [{goal.low:.1%}, {goal.high:.1%}]"
 
 
 def _letter(at: int) -> str:
@@ -131,6 +158,7 @@ def render(record: Record) -> str:
         record=record,
         cards=cards(record),
         crossings=[crossing.words(record.method.quantile) for crossing in crossings(record) if record.points],
+        costs=costs(record),
         pictures=[
             ("First token against the offered rate", "Poisson arrivals; bars are 95 % intervals.",
              Markup(charts.latency(points, goals))),
@@ -155,7 +183,8 @@ def cards(record: Record) -> list[tuple[str, str]]:
             found.append(("everything at once", f"{figures.request_rate.value:,.2f} requests/s"))
         if point.kind == "single" and figures.first_token and figures.per_token:
             found.append(("one at a time, first token", f"{1e3 * figures.first_token.p50.value:,.0f} ms"))
-            found.append(("one at a time, per token", f"{1e3 * figures.per_token.p50.value:,.2f} ms"))
+            token = figures.per_token.p50.value
+            found.append(("one at a time, per token", f"{1e3 * token:,.2f} ms ({per_user(token):,.0f} tok/s)"))
     return found
 
 
@@ -166,7 +195,8 @@ def _row(point: Point, goals: Sequence[float]) -> dict[str, object]:
         "name": point.name,
         "requests": interval(figures.request_rate, 1, 2),
         "output": interval(figures.output_rate, 1, 0),
-        "goals": [f"{goal.share:.1%} [{goal.low:.1%}, {goal.high:.1%}]" if goal else "-" for goal in met],
+        "total": interval(figures.total_rate, 1, 0),
+        "goals": [f"{_met(goal)}, {goal.goodput:,.2f}/s" if goal else "-" for goal in met],
         "counts": f"{point.complete:,} of {point.requests:,}",
         "outcomes": ", ".join(f"{count:,} {name}" for name, count in point.outcomes.items()),
         "marks": ", ".join(point.marks),

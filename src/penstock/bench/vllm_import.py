@@ -87,25 +87,17 @@ def record_of(
         "machine": machine,
         "shape": shape,
         "client": Client(
-            penstock=__version__,
+            penstock=__version__, processes=1, seed=0,
             command=f"vllm bench serve --backend {_word(results[0].backend)} (imported)",
-            processes=1,
-            seed=0,
         ),
         "method": Method(
-            warm_up=0.0,
-            window=longest,
-            enough=max(len(result.samples) for result in results),
-            starts=1,
-            quantile=0.95,
-            goals=list(goals),
-            short=True,
-            price_per_hour=price,
+            warm_up=0.0, window=longest, enough=max(len(result.samples) for result in results), starts=1,
+            quantile=0.95, goals=list(goals), short=True, price_per_hour=price,
         ),
         "points": [_point(result, goals, shape) for result in results],
         "failures": [],
         "raw": Raw(sha256=digest, rows=len(samples)),
-    }
+    }  # fmt: skip
     return Record.model_validate(told)
 
 

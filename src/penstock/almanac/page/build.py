@@ -40,6 +40,10 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
     """Writes the page of the records under a folder (or of given ones) into `out`, over an older page.
 
     Raises UsageError where there is no such folder, `out` holds something that is no page, or pyarrow is missing."""
+    if isinstance(source, Path) and not source.is_dir():
+        raise UsageError(
+            f"there is no folder of records at {source}: go where one is, or name one with --records", param="records"
+        )
     _take(out)
     data = out / "data"
     refused: list[tuple[str, str]] = []
@@ -59,20 +63,20 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
 
 
 def _take(out: Path) -> None:
-    """Makes the folder; an older page's groups go, for there may be fewer of them now."""
+    """Makes the folder and marks it as a page's, whatever becomes of this build; an older page's groups go, for there
+    may be fewer of them now."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give a folder for the page", param="out")
     if out.is_dir() and any(out.iterdir()) and not (out / _MARKER).is_file():
         raise UsageError(f"{out} holds something that is no almanac page: give an empty or a new folder", param="out")
     (out / "data").mkdir(parents=True, exist_ok=True)
+    (out / _MARKER).touch()
     for old in (out / "data").glob("g*.js"):
         old.unlink()
 
 
 def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Record, str]]:
     """Every record under a folder, by name, with its text. Files that are none go into `refused`, with the reason."""
-    if not root.is_dir():
-        raise UsageError(f"there is no folder {root} of records", param="records")
     runs: set[str] = set()
     for path in sorted(root.rglob("*.json")):
         name = path.relative_to(root).as_posix()

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.almanac.figures import crossing_of
 from penstock.almanac.record import Figures, Interval, Point, Record, Sample, Spread
 
 PAGE_SCHEMA = 1
@@ -221,8 +222,8 @@ def _headline(value: Interval | None) -> list[Any] | None:
 
 
 def _kept(points: list[Point], seconds: float, quantile: float) -> list[float]:
-    """The highest measured rate of an open loop at which the goal was met; 0: at none of them; -1: not measured."""
+    """The highest measured rate of an open loop that keeps the goal; 0: none of them does; -1: not measured."""
     asked = [(p.rate, g.share) for p in points if p.kind == "open" and p.rate for g in p.goals if g.seconds == seconds]
     if not asked:
         return [seconds, -1]
-    return [seconds, float(f"{max((rate for rate, share in asked if share >= quantile), default=0.0):.4g}")]
+    return [seconds, float(f"{crossing_of(asked, quantile)[0] or 0.0:.4g}")]

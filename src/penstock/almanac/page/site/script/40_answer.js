@@ -50,12 +50,15 @@ function shareAt(ready, first) {
   return [value, low, high, false];
 }
 
-/** Where shares along rising rates fall through the quantile: {rate, before, after}, or null where none reaches it.
-    Between two measured points the share is taken to be a straight line. after null: nothing faster was measured. */
+/** Where shares along rising rates fall through the quantile: {rate, before, after}, or null where none reaches it. From
+    the slowest rate that keeps it on the first that misses it holds, whatever chance lets a faster one do. Between two
+    measured points the share is taken to be a straight line. after null: nothing faster was measured. */
 function crossing(line, quantile) {
-  let before = -1;
-  line.forEach((each, at) => { if (each.shares[0] >= quantile) before = at; });
-  if (before < 0) return null;
+  const keeps = (each) => each.shares[0] >= quantile;
+  const slowest = line.findIndex(keeps);
+  if (slowest < 0) return null;
+  const fails = line.findIndex((each, at) => at > slowest && !keeps(each));
+  const before = fails < 0 ? line.length - 1 : fails - 1;
   const [here, next] = [line[before], line[before + 1]];
   if (!next) return { rate: here.rate, before, after: null };
   const part = (here.shares[0] - quantile) / (here.shares[0] - next.shares[0]);

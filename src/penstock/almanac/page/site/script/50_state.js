@@ -101,8 +101,9 @@ const questionNow = () => ({ quantile: state.quantile, first: state.first, perTo
 
 /** The shape as `penstock bench run --shape` takes it. */
 function shapeWord({ kind, input, output, n, shapeName }) {
-  if (kind === "monkeys") return `monkeys:${n}`;
-  return kind === "exact" ? `${input}x${output}` : shapeName;
+  if (kind === "exact") return `${input}x${output}`;
+  if (kind === "dataset") return `${shapeName}.json`; // a record knows its file by name alone
+  return shapeName.includes("@") ? `${shapeName}.jsonl` : `monkeys:${n}`;
 }
 
 /** The command that would measure what is asked. */

@@ -34,8 +34,8 @@ function showSentence() {
   const here = heads.filter((head) => head.model === state.model && head.machine === state.machine);
   const ofModel = heads.filter((head) => head.model === state.model);
   const machines = unique(ofModel.map((head) => head.machine));
-  choices(byId("ask-model"), unique(heads.map((head) => head.model)).sort().map((model) => [model, model]), state.model);
-  choices(byId("ask-machine"), unique(heads.map((head) => head.machine)).sort().map((machine) => [machine, machine, !machines.includes(machine)]), state.machine);
+  choices(byId("ask-model"), unique(heads.map((head) => head.model)).sort().map((model) => [model, model]), state.model, state.model ? undefined : "a model");
+  choices(byId("ask-machine"), unique(heads.map((head) => head.machine)).sort().map((machine) => [machine, machine, !machines.includes(machine)]), state.machine, state.machine ? undefined : "a machine");
   choices(byId("ask-engine"), [["", "any engine"], ...unique(heads.map((head) => head.engine)).sort().map((engine) => [engine, engine])], state.engine);
   showLengths(heads, here);
   choices(byId("ask-quantile"), QUANTILES.map((value) => [String(value), share(value)]), String(state.quantile));

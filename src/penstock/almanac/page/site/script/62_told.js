@@ -80,8 +80,8 @@ function notMeasured() {
   const nearest = [...subjects.values()].sort((a, b) => distance(a) - distance(b)).slice(0, 3);
   const text = ({ machine, input, output, kind, shapeName }) => `${machine}, ${kind === "exact" ? "" : `${shapeName}, `}${number(input)} in and ${number(output)} out`;
   return [
-    el("p", { class: "told" }, el("strong", { text: "Not measured." }), " The almanac has no record of this, and does not guess. Run this, and add the record:"),
-    commandBox(runCommand(state.engine)),
+    el("p", { class: "told" }, el("strong", { text: "Not measured." }), ` The almanac ${allHeads().length ? "has no record of this, and does not guess" : "holds no record yet"}. Run this, and add the record:`),
+    commandBox(runCommand(state.engine)), commandBox("penstock almanac add bench-out"),
     nearest.length ? el("p", { class: "aside" }, "Measured near it: ", nearest.map((head, at) => [at ? "; " : "",
       el("a", { href: addressOf({ ...state, ...subjectOf(head), point: "" }), text: text(head) })])) : null,
   ];

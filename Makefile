@@ -3,7 +3,7 @@
 #
 #   make demo     set up, then run the main job: repeated sampling over word problems with the model in the package
 #   make test     set up, then run every test that this machine can
-#   make check    ruff, mypy, the house's laws, generated docs up to date
+#   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (20 minutes)
 #   make soak     the same server under load for an hour, its memory looked at
@@ -34,7 +34,7 @@ WORKERS := -n 2 --dist loadfile
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types laws bench reliability soak docs
+.PHONY: help setup demo test check lint types laws almanac bench reliability soak docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -47,7 +47,7 @@ demo: $(RUNTIME)
 test: $(DEVELOPMENT)
 	$(PY) -m pytest $(WORKERS) $(TESTS)
 
-check: lint types laws
+check: lint types laws almanac
 
 lint: $(DEVELOPMENT)
 	$(PY) -m ruff check .
@@ -59,6 +59,9 @@ types: $(DEVELOPMENT)
 laws: $(DEVELOPMENT)
 	$(PY) scripts/make_docs.py --check
 	$(PY) -m pytest -q tests/house
+
+almanac: $(DEVELOPMENT)
+	@if [ -d almanac/records ]; then $(PY) -m penstock almanac validate; else echo "almanac: no records yet"; fi
 
 bench: $(DEVELOPMENT)
 	$(PY) benchmarks/run_all.py

@@ -13,7 +13,8 @@ import pytest
 import penstock.kernels
 from penstock.almanac.samples import Samples, from_lists
 from penstock.bench.load import Seen
-from penstock.bench.null_server import Draw, NullServer, Plan
+from penstock.bench.null_plan import Draw, Plan
+from penstock.bench.null_server import NullServer
 from penstock.demo import model_folder
 from penstock.errors import EngineError, UsageError
 from penstock.jobs.shapes import Options, Results, run_shapes

@@ -17,7 +17,8 @@ from hostile_server import CLOSES, SENDS, HostileServer
 
 from penstock.almanac.samples import Samples
 from penstock.bench.load import Ask, Load, Progress, Seen, run_load
-from penstock.bench.null_server import Draw, NullServer, Plan
+from penstock.bench.null_plan import Draw, Plan
+from penstock.bench.null_server import NullServer
 from penstock.bench.target import Target, target_of
 from penstock.errors import UsageError
 

@@ -26,7 +26,8 @@ from penstock import __version__
 from penstock.almanac.samples import OK
 from penstock.bench.load import LAG, Ask, Load, Seen, run_load
 from penstock.bench.machine import processor
-from penstock.bench.null_server import NullServer, Plan
+from penstock.bench.null_plan import Plan
+from penstock.bench.null_server import NullServer
 from penstock.bench.run_folder import write_whole
 from penstock.bench.target import Target
 from penstock.errors import RecordError

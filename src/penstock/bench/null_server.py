@@ -2,114 +2,41 @@
 
     calibrate    how many events and requests a client can hear         (step: all streams get an event at once, as an
                                                                          engine's step does)
-    statistics   latencies drawn from a given distribution, stalls on demand, a queue of given length
+    statistics   latencies drawn from a given distribution, stalls on demand, queues whose waits theory knows; and
+                 what it did when, for whoever wants to know what a client should have heard
 
-It speaks OpenAI's completions, streamed or not, with a true usage. It knows no model and no load. Several processes
-share the port by SO_REUSEPORT. Its timers are of whole milliseconds: a drawn time is kept to about 1 ms.
+It speaks OpenAI's completions, streamed or not, with a true usage. It knows no model and no load. What it does is told
+by a plan (null_plan.py). Several processes share the port by SO_REUSEPORT. Its timers are of whole milliseconds: a
+drawn time is kept to about 1 ms.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+import os
 import random
+import resource
 import subprocess
 import sys
 import time
+from array import array
 from collections import deque
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import httptools
 import msgspec
 import uvloop
 
+from penstock.bench.null_answer import EVENT, REFUSED, STREAM_HEAD, Asked, ending, read, whole
+from penstock.bench.null_plan import Plan, Stamp
 from penstock.errors import CapacityError
 
 BLOCK = 64  # events of one write where there is no gap between them
 
 
-class Draw(msgspec.Struct, frozen=True):
-    """Seconds. fixed: a. exponential: of mean a. lognormal: of median a, sigma b. uniform: from a to b."""
-
-    kind: Literal["fixed", "exponential", "lognormal", "uniform"] = "fixed"
-    a: float = 0.0
-    b: float = 0.0
-
-    def one(self, chance: random.Random) -> float:
-        if self.kind == "fixed":
-            return self.a
-        if self.kind == "exponential":
-            return chance.expovariate(1.0 / self.a)
-        if self.kind == "uniform":
-            return chance.uniform(self.a, self.b)
-        return self.a * math.exp(self.b * chance.gauss(0.0, 1.0))
-
-
-class Plan(msgspec.Struct):
-    """first, gap: before the first event and between events. step: seconds between two events of every stream, all
-    streams at the same instants (0: each by its own gap). stall_every, stall_for: nothing goes out in the last
-    stall_for seconds of every stall_every since `zero`. slots: requests that are served at once, others queue (0: no
-    bound). tokens: of an answer whose body asks for none."""
-
-    first: Draw = Draw()
-    gap: Draw = Draw()
-    step: float = 0.0
-    stall_every: float = 0.0
-    stall_for: float = 0.0
-    slots: int = 0
-    tokens: int = 16
-    cached: int = 0
-    seed: int = 0
-    zero: float = 0.0
-    host: str = "127.0.0.1"
-    port: int = 0
-
-    def released(self, due: float) -> float:
-        """The instant at which what is due goes out: the end of the stall that it falls in, if it does."""
-        if not self.stall_every:
-            return due
-        phase = (due - self.zero) % self.stall_every
-        return due + self.stall_every - phase if phase >= self.stall_every - self.stall_for else due
-
-
-class Asked(msgspec.Struct):
-    """What is read of a body."""
-
-    prompt: str | list[int] = ""
-    max_tokens: int | None = None
-    n: int = 1
-    stream: bool = False
-
-
-_asked = msgspec.json.Decoder(Asked).decode
-_TOP = b'{"id":"cmpl-3f2b8a7c6d5e4f3a2b1c0d9e8f7a6b5c","object":"text_completion","created":1763680000,"model":"null",'
-_LINE = (
-    b'"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":%b,"stop_reason":null}],"usage":null}\n\n'
-)
-_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n%b\r\n\r\n"
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-EVENT = _chunk(b"data: " + _TOP + _LINE % b"null")
-LAST = _chunk(b"data: " + _TOP + _LINE % b'"length"')
-STREAM_HEAD = _HEAD % (b"text/event-stream; charset=utf-8", b"transfer-encoding: chunked")
-
-
-def _usage(asked: Asked, tokens: int, cached: int) -> bytes:
-    prompt = len(asked.prompt.split()) if isinstance(asked.prompt, str) else len(asked.prompt)
-    details = b',"prompt_tokens_details":{"cached_tokens":%d}' % cached
-    return b'"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d%b}' % (
-        prompt, tokens, prompt + tokens, details,
-    )  # fmt: skip
-
-
 class House:
-    """What connections of a process share: the plan, chance, the queue of those that wait for a slot, the streams that
-    go in step."""
+    """What connections of a process share: the plan, chance, the queues, the streams that go in step, the one stall."""
 
     def __init__(self, plan: Plan, salt: int) -> None:
         self.plan = plan
@@ -117,8 +44,15 @@ class House:
         self.waiting: deque[Visit] = deque()
         self.served = 0
         self.in_step: dict[Visit, None] = {}
+        self.stamps = os.open(plan.stamps, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if plan.stamps else None
+        self._came = 0
+        self._still = (0.0, 0.0)  # the stall of `stall_at`
+        self._free = [0.0] * plan.lanes  # when each lane is
 
     def enter(self, visit: Visit) -> None:
+        self._came += 1
+        if self._came == self.plan.stall_at:
+            self._still = (visit.came, visit.came + self.plan.stall_for)
         if self.plan.slots and self.served >= self.plan.slots:
             self.waiting.append(visit)
             return
@@ -131,11 +65,28 @@ class House:
             self.served += 1
             self.waiting.popleft().begin(time.monotonic())
 
+    def due(self, asked: Asked, now: float) -> float:
+        """When a request that is taken up now has its first event. A lane's times follow from each other (Lindley's
+        recursion), so that a late timer delays one request and not all behind it."""
+        takes = self.plan.first.one(self.chance)
+        if not self._free:
+            return now + takes
+        lane = asked.lane(len(self._free))
+        self._free[lane] = max(now, self._free[lane]) + takes
+        return self._free[lane]
+
+    def released(self, due: float) -> float:
+        begin, end = self._still
+        return self.plan.released(end if begin <= due < end else due)
+
     def tick(self, due: float) -> None:
         """One event for each stream that goes in step."""
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        if self.plan.stall_for and (later := self.released(now)) > now:
+            loop.call_later(later - now, self.tick, later)
+            return
         for visit in list(self.in_step):
             visit.next_in_step()
-        loop = asyncio.get_running_loop()
         due = max(due + self.plan.step, time.monotonic())  # what it cannot keep up with is not caught up
         loop.call_later(max(0.0, due - time.monotonic()), self.tick, due)
 
@@ -151,9 +102,12 @@ class Visit(asyncio.Protocol):
         self._asked = Asked()
         self._left = 0  # events that are still to go out
         self._due = 0.0
+        self._first_due = 0.0
+        self._written = array("d")  # where stamps are wanted
         self._free = asyncio.Event()
         self._free.set()
         self._inside = False
+        self.came = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -186,37 +140,53 @@ class Visit(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body, self._body = self._body, b""
         try:
-            self._asked = _asked(body)
+            self._asked = read(body)
         except msgspec.DecodeError:
-            self._write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+            self._write(REFUSED)
             return
+        self.came = time.monotonic()
         self._house.enter(self)
 
     # -- an answer
 
     def begin(self, now: float) -> None:
         self._inside = True
-        plan, loop = self._house.plan, asyncio.get_running_loop()
-        asked = self._asked
-        tokens = plan.tokens if asked.max_tokens is None else asked.max_tokens
+        plan, asked = self._house.plan, self._asked
+        tokens = self._tokens()
         self._left = tokens * asked.n
-        self._due = now + plan.first.one(self._house.chance)
+        self._due = self._house.due(asked, now)
+        del self._written[:]
         if not asked.stream:
             self._due += sum(plan.gap.one(self._house.chance) for _ in range(tokens - 1))
         elif plan.step and not plan.first.a:
+            self._first_due = self._due
             self._write(STREAM_HEAD)
             self._house.in_step[self] = None
             return
-        self._at(loop, self._whole if not asked.stream else self._opening)
+        self._at(self._whole if not asked.stream else self._opening)
+        self._first_due = self._due
 
-    def _at(self, loop: asyncio.AbstractEventLoop, what: Any) -> None:
+    def _tokens(self) -> int:
+        """Of each sample."""
+        return self._house.plan.tokens if self._asked.max_tokens is None else self._asked.max_tokens
+
+    def _at(self, what: Any) -> None:
         """Calls `what` when it is due, or when the stall that this falls in is over."""
-        self._due = self._house.plan.released(self._due)
+        loop = asyncio.get_running_loop()
+        self._due = self._house.released(self._due)
         wait = self._due - time.monotonic()
         if wait > 0.0005:
-            loop.call_later(wait, what)
+            loop.call_later(wait, self._unless_stalled, what)
         else:
             loop.call_soon(what)
+
+    def _unless_stalled(self, what: Any) -> None:
+        """A stall may have begun while it waited."""
+        if self._house.plan.stall_for and self._house.released(now := time.monotonic()) > now:
+            self._due = max(self._due, now)
+            self._at(what)
+        else:
+            what()
 
     def _opening(self) -> None:
         self._write(STREAM_HEAD)
@@ -235,42 +205,48 @@ class Visit(asyncio.Protocol):
             if not self._free.is_set():
                 loop.call_later(0.001, self._going_on)
                 return
-            count = min(BLOCK, self._left - 1)
-            self._write(EVENT * count)
-            self._left -= count
+            self._events(min(BLOCK, self._left - 1))
             if self._left > 1:
                 loop.call_soon(self._going_on)
                 return
         if self._left <= 1:
             self._close_stream()
             return
-        self._write(EVENT)
-        self._left -= 1
+        self._events(1)
         self._due += plan.gap.one(self._house.chance)
-        self._at(loop, self._going_on)
+        self._at(self._going_on)
 
     def next_in_step(self) -> None:
         if self._left > 1:
-            self._left -= 1
-            self._write(EVENT)
+            self._events(1)
             return
         self._house.in_step.pop(self, None)
         self._close_stream()
 
+    def _events(self, count: int) -> None:
+        """So many of those that are left; not the last."""
+        self._stamp(count)
+        self._left -= count
+        self._write(EVENT if count == 1 else EVENT * count)
+
+    def _stamp(self, count: int) -> None:
+        """Before a write, for the client may hear it before the call comes back."""
+        if self._house.stamps is not None:
+            self._written.extend([time.monotonic()] * count)
+
     def _close_stream(self) -> None:
-        asked, plan = self._asked, self._house.plan
-        tokens = (plan.tokens if asked.max_tokens is None else asked.max_tokens) * asked.n
-        usage = b"data: " + _TOP + b'"choices":[],' + _usage(asked, tokens, plan.cached) + b"}\n\n"
-        self._write(LAST + _chunk(usage) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        self._stamp(1)
+        self._write(ending(self._asked, self._tokens() * self._asked.n, self._house.plan.cached))
         self._out()
 
     def _whole(self) -> None:
-        choice = b'{"index":0,"text":"%b","logprobs":null,"finish_reason":"length"}' % (b" word" * self._left)
-        body = _TOP + b'"choices":[' + choice + b"]," + _usage(self._asked, self._left, self._house.plan.cached) + b"}"
-        self._write(_HEAD % (b"application/json", b"content-length: %d" % len(body)) + body)
+        self._stamp(1)
+        self._write(whole(self._asked, self._left, self._house.plan.cached))
         self._out()
 
     def _out(self) -> None:
+        if self._house.stamps is not None:
+            os.write(self._house.stamps, Stamp(self.came, self._first_due, self._written).packed())
         if self._inside:
             self._inside = False
             self._house.leave()
@@ -295,6 +271,8 @@ async def _serve(plan: Plan, salt: int) -> None:
 
 
 def main() -> int:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     salt, line = sys.argv[1], sys.stdin.readline()
     plan = msgspec.json.decode(line, type=Plan)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -29,6 +29,7 @@ from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
+from penstock.server.porter import Porter
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -210,7 +211,7 @@ def running_server(
             keys=len(doors_.keys),
         )
         app = build_app(service, doors_)
-        protocol = connection_of(service.limits)
+        protocol = connection_of(service.limits, Porter(service.queue, doors_))
         config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import UsageError
 from penstock.server.account import Account
 from penstock.server.doors import key_of
+from penstock.server.keys import Key
 
 STDERR = "-"
 _QUIET = ("/health", "/metrics")
@@ -60,22 +61,32 @@ class AccessLog:
         try:
             await self._app(scope, receive, sent)
         finally:
-            line = _line(scope, seen["status"], seen["id"], time.perf_counter() - began)
-            self._file.write(msgspec.json.encode(line) + b"\n")  # one write: lines of several servers don't mix
+            write_line(self._file, _line(scope, seen["status"], seen["id"], time.perf_counter() - began))
 
 
-def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
-    key = key_of(scope)
-    route = scope.get("route")
+def write_line(file: IO[bytes], line: dict[str, Any]) -> None:
+    """In one write: lines of several servers don't mix."""
+    file.write(msgspec.json.encode(line) + b"\n")
+
+
+def line_of(
+    method: str,
+    route: str | None,
+    status: int,
+    key: Key | None,
+    seconds: float,
+    request_id: str | None = None,
+    account: Account | None = None,
+) -> dict[str, Any]:
+    """One request's. route: None where no path was asked that is served."""
     line: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "method": scope["method"],  # the parser takes those of HTTP alone
-        "route": getattr(route, "path", None),  # None: no path that is served
+        "method": method,
+        "route": route,
         "status": status,
         "key": None if key is None else key.name,
         "request_id": request_id,
     }
-    account: Account | None = scope.get("state", {}).get("account")
     if account is not None:
         line |= {
             "stream": account.stream,
@@ -86,3 +97,10 @@ def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[st
             "finish_reasons": account.ends,
         }
     return line | {"seconds": round(seconds, 6)}
+
+
+def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
+    account: Account | None = scope.get("state", {}).get("account")
+    # The parser takes methods of HTTP alone.
+    method, route = scope["method"], getattr(scope.get("route"), "path", None)
+    return line_of(method, route, status, key_of(scope), seconds, request_id, account)

@@ -2,7 +2,8 @@
 may take nothing, seconds that are spent on a body nobody wants, and how many connections there are.
 
 uvicorn's protocol parses and answers; this one watches it, and ends what goes past a limit with an answer in OpenAI's
-shape where one can still be given. It knows HTTP on the wire; no routes, no engine.
+shape where one can still be given. What the porter turns away is answered here too, by its head alone. It knows HTTP on
+the wire; no routes, no engine.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import socket
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from penstock.server.limits import Limits
+from penstock.server.porter import Porter
 from penstock.server.refusals import HttpError, body_of
 
 OPEN_PATHS = (b"/health", b"/metrics")  # what begins so is answered, however crowded it is
@@ -58,9 +60,14 @@ def most_connections(limits: Limits) -> int:
     return max(most - OTHER_FILES - SPARE, 16)
 
 
-def connection_of(limits: Limits) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn."""
-    return type("LimitedConnection", (Connection,), {"limits": limits, "most": most_connections(limits)})
+def connection_of(limits: Limits, porter: Porter | None = None) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn. Without a porter every request comes to the application."""
+    parts = {"__slots__": (), "limits": limits, "most": most_connections(limits), "porter": porter}
+    return type("LimitedConnection", (Connection,), parts)
+
+
+def _nothing() -> None:
+    """What an answer that never comes does at its end."""
 
 
 class Connection(HttpToolsProtocol):
@@ -68,6 +75,12 @@ class Connection(HttpToolsProtocol):
 
     limits: Limits
     most: int
+    porter: Porter | None
+    # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each connection.
+    __slots__ = (
+        "_answering", "_close_behind", "_dropping", "_end_timer", "_head_bytes", "_head_open", "_head_timer",
+        "_refused", "_upgrade", "_whole_heads", "_write_timer",
+    )  # fmt: skip
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -76,6 +89,9 @@ class Connection(HttpToolsProtocol):
         self._whole_heads = False  # what is being parsed has more in it than a piece of one head
         self._refused = False  # answered by us: what still comes is thrown away
         self._upgrade = False  # the head asks for another protocol, which isn't served
+        self._dropping = False  # the porter turned this request away: its body is thrown away, the next is served
+        self._close_behind = False  # ... or none: the client asked for the end
+        self._answering: RequestResponseCycle | None = None  # what was begun last; `cycle` is what was read last
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._end_timer: asyncio.TimerHandle | None = None
@@ -98,6 +114,16 @@ class Connection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True  # uvicorn tells the one that was read last
+            self._answering.message_event.set()
+        # What is left must not hold itself together: it would lie there until the collector comes, which is seldom.
+        self._unset_keepalive_if_required()
+        for waiting, _ in self.pipeline:
+            waiting.on_response = _nothing  # they are never begun
+        self.pipeline.clear()
+        if isinstance(self.transport, _Polite):
+            self.transport.let_go()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -110,6 +136,8 @@ class Connection(HttpToolsProtocol):
             self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(BadRequestError("these bytes are no HTTP request: send HTTP/1.1"))
+        if self._dropping and self._end_timer is None:
+            self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
         if self._refused or not self._head_open or self.transport.is_closing():
             return
         # Behind the end of another request its part isn't known; a read is 256 KB at most, and the next counts whole.
@@ -152,11 +180,15 @@ class Connection(HttpToolsProtocol):
             self._refuse(CrowdedError(message, headers={"retry-after": "1"}))
         elif self.parser.should_upgrade():
             self._upgrade = True
+        elif (error := self._unwanted()) is not None:
+            self._turn_away(error)
         else:
             super().on_headers_complete()
+            if not self.pipeline:
+                self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
-        if not self._refused and not self._upgrade:
+        if not (self._refused or self._upgrade or self._dropping):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -166,9 +198,16 @@ class Connection(HttpToolsProtocol):
         if self._end_timer is not None:
             self._end_timer.cancel()
             self._end_timer = None
-        super().on_message_complete()
+        if not self._dropping:
+            super().on_message_complete()
+            return
+        self._dropping = False
+        if self._close_behind:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answering = self.pipeline[-1][0]
         super().on_response_complete()
         if not self._head_open and not self.transport.is_closing():  # answered before its body was here
             self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
@@ -179,6 +218,22 @@ class Connection(HttpToolsProtocol):
         sending = self._refused or not self._head_open
         self._refused = True
         return sending
+
+    # -- what the porter turns away
+
+    def _unwanted(self) -> HttpError | None:
+        """Why this request isn't begun. One behind another has to wait for its turn to be answered; one that asks
+        before it sends its body may then not send it, so that nobody knows where the next begins."""
+        if self.porter is None or self.expect_100_continue:
+            return None
+        if self.cycle is not None and not self.cycle.response_complete:
+            return None
+        return self.porter(self.parser.get_method(), self.url, self.headers)
+
+    def _turn_away(self, error: HttpError) -> None:
+        self._dropping = True
+        self._close_behind = not self.parser.should_keep_alive() or self.parser.get_http_version() == "1.0"
+        self._answer(error, close=self._close_behind)
 
     # -- what goes past a limit
 
@@ -222,17 +277,25 @@ class Connection(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
+        if self._dropping:
+            self.transport.close()  # it has its answer
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started:
                 self.transport.close()  # in the middle of an answer there is no place for another
                 return
             self.cycle.disconnected = True  # what was begun ends, and says nothing
             self.cycle.message_event.set()
+        self._answer(error, close=True)
+        self.transport.close()
+
+    def _answer(self, error: HttpError, *, close: bool) -> None:
         body = body_of(error)
         fields = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
-        lines = [f"{name}: {value}\r\n".encode() for name, value in (*fields.items(), ("connection", "close"))]
+        if close:
+            fields["connection"] = "close"
+        lines = [f"{name}: {value}\r\n".encode() for name, value in fields.items()]
         self.transport.write(b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body)))
-        self.transport.close()
 
 
 class _Polite:
@@ -240,7 +303,8 @@ class _Polite:
     read. It hears the end, and gets LINGER to come to it."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
-        self._transport, self._connection = transport, connection
+        self._transport = transport
+        self._connection: Connection | None = connection  # until it is lost
         self._ending: asyncio.TimerHandle | None = None
         self.write = transport.write
 
@@ -251,7 +315,7 @@ class _Polite:
         return self._ending is not None or self._transport.is_closing()
 
     def close(self) -> None:
-        if self.is_closing():
+        if self._connection is None or self.is_closing():
             return
         if not self._connection.must_linger():
             self._transport.close()
@@ -259,3 +323,9 @@ class _Polite:
         self._transport.resume_reading()
         self._transport.write_eof()
         self._ending = self._connection.loop.call_later(LINGER, self._transport.close)
+
+    def let_go(self) -> None:
+        """The connection is lost: nothing is asked of it any more."""
+        self._connection = None
+        if self._ending is not None:
+            self._ending.cancel()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -23,6 +23,8 @@ from penstock.server.refusals import BadKeyError, HttpError, body_of
 OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)
+
+Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
 
 
 class BadHostError(HttpError):
@@ -68,47 +70,41 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(host.lower().rstrip(".") for host in hosts)
 
 
-class Gate:
-    """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
+class Doorkeeper:
+    """Looks at the headers of a request: whose it is, and whether it may come in."""
 
-    def __init__(self, app: ASGIApp, doors: Doors) -> None:
-        self._app = app
+    def __init__(self, doors: Doors) -> None:
         self._ring = KeyRing(doors.keys)
         self._hosts = frozenset((*_OWN_NAMES, *doors.hosts))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            error = self._check_key(scope) if self._ring else self._check_page(scope)
-            if error is not None:
-                headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
-                refusal = Response(body_of(error), error.status, headers, media_type="application/json")
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+    def let_in(self, headers: Headers) -> Key | None:
+        """Its key; None where the server has none. Raises BadKeyError, BadHostError."""
+        if self._ring:
+            return self._find_key(headers)
+        self._check_page(headers)
+        return None
 
-    def _check_key(self, scope: Scope) -> HttpError | None:
-        given = _values(scope, b"authorization")
+    def _find_key(self, headers: Headers) -> Key:
+        given = _values(headers, b"authorization")
         scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         key = self._ring.find(shown.strip()) if scheme.lower() == b"bearer" else None
         if key is None:
-            return BadKeyError("this server wants its API key: send it as Authorization: Bearer KEY")
-        scope.setdefault("state", {})["key"] = key
-        return None
+            raise BadKeyError("this server wants its API key: send it as Authorization: Bearer KEY")
+        return key
 
-    def _check_page(self, scope: Scope) -> HttpError | None:
+    def _check_page(self, headers: Headers) -> None:
         if ANY_HOST in self._hosts:
-            return None
-        hosts = _values(scope, b"host")
+            return
+        hosts = _values(headers, b"host")
         if len(hosts) > 1 or not all(map(self._allows, hosts)):  # HTTP/1.0 may leave it out; browsers never do
-            return BadHostError(
+            raise BadHostError(
                 "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
             )
-        for origin in _values(scope, b"origin"):
+        for origin in _values(headers, b"origin"):
             if not self._allows(origin.partition(b"://")[2]):
-                return BadHostError(
+                raise BadHostError(
                     "pages of other sites may not ask this server: allow their host with --allowed-host, or set a key"
                 )
-        return None
 
     def _allows(self, authority: bytes) -> bool:
         """`name`, `name:port` or `[address]:port`; an address is nobody's to rebind."""
@@ -124,11 +120,29 @@ class Gate:
         return True
 
 
+class Gate:
+    """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
+
+    def __init__(self, app: ASGIApp, doors: Doors) -> None:
+        self._app, self._keeper = app, Doorkeeper(doors)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                scope.setdefault("state", {})["key"] = self._keeper.let_in(scope["headers"])
+            except HttpError as error:
+                headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+                refusal = Response(body_of(error), error.status, headers, media_type="application/json")
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 def key_of(scope: Scope) -> Key | None:
     """The key that a request came with; None where the server has none."""
     key: Key | None = scope.get("state", {}).get("key")
     return key
 
 
-def _values(scope: Scope, name: bytes) -> list[bytes]:
-    return [value for known, value in scope["headers"] if known == name]
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value for known, value in headers if known == name]

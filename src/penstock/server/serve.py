@@ -35,6 +35,7 @@ from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Board, Metrics
+from penstock.server.porter import Porter
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient
@@ -169,7 +170,8 @@ async def serve_engine(
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
     with open_log(site.access_log) as log:
-        server = _Server(_uvicorn_config(build_app(service, site.doors, log), site.limits))
+        protocol = connection_of(site.limits, Porter(service.queue, site.doors, log))
+        server = _Server(_uvicorn_config(build_app(service, site.doors, log), protocol))
         await _run(service, server, listener, stop, ready)
 
 
@@ -232,11 +234,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: Any, limits: Limits) -> uvicorn.Config:
+def _uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http=connection_of(limits),
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,

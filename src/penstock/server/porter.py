@@ -1,0 +1,48 @@
+"""Porter: turns requests away by their head alone, while the queue has no room.
+
+The connection asks it when a head is there, so a refusal costs no task, no body and no turn of the loop, and nothing is
+left of it: a crowd of thousands is answered as fast as it is read. What the application would refuse before it asks the
+queue (a wrong key, another page's Host, a path that isn't served) is left to it, and so is what gets past: many heads
+come in one turn, before the first of them has taken its place. It knows doors, the queue and the access log; no
+connections, no bodies.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import IO
+
+from penstock.server.access_log import line_of, write_line
+from penstock.server.admission import Queue
+from penstock.server.doors import Doorkeeper, Doors, Headers
+from penstock.server.refusals import HttpError
+
+QUEUED = (
+    b"/v1/completions",
+    b"/v1/chat/completions",
+)  # as clients write them; in another spelling they take the long way
+
+
+class Porter:
+    """`log`: the access log, where there is one."""
+
+    def __init__(self, queue: Queue, doors: Doors, log: IO[bytes] | None = None) -> None:
+        self._queue, self._keeper, self._log = queue, Doorkeeper(doors), log
+
+    def __call__(self, method: bytes, url: bytes, headers: Headers) -> HttpError | None:
+        """Why this request is not even begun; None: it may be."""
+        if method != b"POST" or url not in QUEUED:
+            return None
+        began = time.perf_counter()
+        try:
+            key = self._keeper.let_in(headers)
+        except HttpError:
+            return None  # the application says so
+        try:
+            self._queue.knock(key)
+        except HttpError as error:
+            if self._log is not None:
+                seconds = time.perf_counter() - began
+                write_line(self._log, line_of("POST", url.decode(), error.status, key, seconds))
+            return error.with_traceback(None)  # which holds the frame that holds the error, until the collector comes
+        return None

@@ -1,0 +1,207 @@
+"""What is refused by its head alone: the application never hears of it, the connection lives on, and the log has it."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import Running, make_tokenizer, running_server
+
+from penstock.server.admission import Queue
+from penstock.server.doors import Doors
+from penstock.server.keys import gather_keys
+from penstock.server.limits import Limits
+from penstock.server.porter import Porter
+from penstock.text.tokenizer import Tokenizer
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BOUND = 8
+FULL = {"prompt": "x", "n": BOUND, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tok"))
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer) -> Iterator[Running]:
+    with running_server(tokenizer, limits=Limits(max_num_queued_reqs=BOUND, header_seconds=0.5)) as running:
+        yield running
+
+
+@pytest.fixture
+def full(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """The queue is full, and whoever begins to read a body fails."""
+    server.hold(True)
+    with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
+        monkeypatch.setattr(server.service, "intake", None)
+        yield server
+        monkeypatch.undo()
+    server.hold(False)
+    server.wait_for(lambda: server.service.queue.reqs.total == 0)
+
+
+def connect(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def request(*headers: str, path: str = COMPLETIONS, version: str = "1.1", **body: Any) -> bytes:
+    data = json.dumps({"prompt": "x", "max_tokens": 2} | body).encode()
+    lines = [f"POST {path} HTTP/{version}", "host: localhost", f"content-length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + data
+
+
+def read_one(connection: socket.socket) -> tuple[bytes, Any]:
+    """Status line and body of one answer, on a connection that stays open."""
+    whole = b""
+    while b"\r\n\r\n" not in whole:
+        whole += connection.recv(65_536)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+    while len(body) < size:
+        body += connection.recv(65_536)
+    assert len(body) == size, body
+    return head, json.loads(body)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    whole = b""
+    while piece := connection.recv(65_536):
+        whole += piece
+    return whole
+
+
+def is_refused(answer: tuple[bytes, Any]) -> bool:
+    head, body = answer
+    return head.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: " in head and body["error"]["code"] == "queue_full"
+
+
+def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None:
+    with connect(server) as kept:
+        kept.sendall(request())
+        assert b" 200 " in read_one(kept)[0]
+        server.hold(True)
+        with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
+            for path in (COMPLETIONS, CHAT):
+                data = request(path=path, prompt="x" * 500)
+                kept.sendall(data[:-300])  # the answer comes before the body has
+                answer = read_one(kept)
+                assert is_refused(answer) and b"connection: close" not in answer[0]
+                kept.sendall(data[-300:-100])
+                time.sleep(0.02)
+                kept.sendall(data[-100:])
+        server.hold(False)
+        server.wait_for(lambda: server.service.queue.reqs.total == 0)
+        kept.sendall(request())
+        head, body = read_one(kept)
+        assert b" 200 " in head and body["choices"][0]["text"] == "ab"
+
+
+def test_several_in_one_read_each_have_their_answer(full: Running) -> None:
+    with connect(full) as connection:
+        connection.sendall(request() * 3 + request("connection: close") + request())
+        said = read_all(connection)
+    assert said.count(b"HTTP/1.1 429 ") == 4 and said.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("data", [request("connection: close"), request(version="1.0")])
+def test_who_asks_for_the_end_has_it_at_once(full: Running, data: bytes) -> None:
+    with connect(full) as connection:
+        began = time.monotonic()
+        connection.sendall(data)
+        assert b"connection: close" in read_all(connection)
+        assert time.monotonic() - began < 1.0  # it lingers only where a body is still coming
+
+
+def test_a_chunked_body_and_an_upgrade_too(full: Running) -> None:
+    asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    with connect(full) as connection:
+        for data in (head + b"3\r\nabc\r\n0\r\n\r\n", request(*asks)):
+            connection.sendall(data)
+            assert is_refused(read_one(connection))
+
+
+def test_a_body_that_never_ends_is_ended_and_a_broken_one_has_no_second_answer(full: Running) -> None:
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    with connect(full) as connection:
+        connection.sendall(head)
+        assert is_refused(read_one(connection))
+        assert connection.recv(10) == b""  # after header_seconds
+    with connect(full) as connection:
+        connection.sendall(head + b"no chunk")
+        assert is_refused(read_one(connection)) and connection.recv(10) == b""
+
+
+def test_an_idle_connection_is_closed(full: Running) -> None:
+    with connect(full) as connection:
+        connection.sendall(request())
+        assert is_refused(read_one(connection)) and connection.recv(10) == b""
+
+
+def test_what_the_application_says_first_it_still_says(server: Running) -> None:
+    """Other paths and methods, and who asks before it sends its body, come to the application."""
+    server.hold(True)
+    with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
+        assert http.get(server.url + COMPLETIONS).status_code == 405
+        assert http.post(server.url + COMPLETIONS + "x").status_code == 404
+        assert http.get(server.url + "/v1/models").status_code == 200
+        assert http.post(server.url + COMPLETIONS, headers={"host": "evil.example"}, json={}).status_code == 403
+        assert http.post(server.url + COMPLETIONS + "?a=b", json={}).status_code == 429
+        with connect(server) as asking:
+            asking.sendall(request("expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+            assert is_refused(read_one(asking))
+    server.hold(False)
+    server.wait_for(lambda: server.service.queue.reqs.total == 0)
+
+
+def test_one_behind_an_answer_under_way_waits_for_its_turn(server: Running) -> None:
+    server.hold(True)
+    with connect(server) as connection:
+        connection.sendall(request(n=BOUND) + request("connection: close"))
+        server.wait_for(lambda: server.service.queue.reqs.total == BOUND)
+        time.sleep(0.05)
+        server.hold(False)
+        said = read_all(connection)
+    assert said.startswith(b"HTTP/1.1 200 ") and said.count(b"HTTP/1.1 200 ") == 2  # then there is room
+
+
+def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
+    doors = Doors(keys=gather_keys(["busy", "calm"], None, {}))
+    with running_server(tokenizer, doors=doors, limits=Limits(max_num_queued_reqs=BOUND)) as server:
+        server.hold(True)
+        with httpx.Client(base_url=server.url) as http:
+            bearer = {name: {"authorization": f"Bearer {name}"} for name in ("busy", "calm", "wrong")}
+            with http.stream("POST", COMPLETIONS, json=FULL | {"n": 6}, headers=bearer["busy"]):
+                assert http.post(COMPLETIONS, json={"prompt": "x"}, headers=bearer["busy"]).status_code == 429
+                assert http.post(COMPLETIONS, json={"prompt": "x"}, headers=bearer["wrong"]).status_code == 401
+                assert http.post(COMPLETIONS, json={"prompt": ""}, headers=bearer["calm"]).status_code == 400
+            server.hold(False)
+
+
+def test_it_is_in_the_log_and_counted() -> None:
+    """With a name, a status and no word of the request."""
+    (key,) = gather_keys(["secret"], None, {})
+    queue, log = Queue(2, 100, keys=1), io.BytesIO()
+    porter = Porter(queue, Doors(keys=(key,)), log)
+    headers = [(b"authorization", b"Bearer secret"), (b"user-agent", b"mine")]
+    assert porter(b"POST", CHAT.encode(), headers) is None and log.getvalue() == b""
+    tickets = [queue.enter(key, 1, 1) for _ in range(2)]
+    error = porter(b"POST", CHAT.encode(), headers)
+    assert error is not None and (error.status, queue.refused) == (429, 1)
+    line = json.loads(log.getvalue())
+    assert (line["route"], line["status"], line["key"], line["method"]) == (CHAT, 429, "key", "POST")
+    assert b"secret" not in log.getvalue() and b"mine" not in log.getvalue()
+    for other in (porter(b"GET", CHAT.encode(), headers), porter(b"POST", b"/v1/models", headers)):
+        assert other is None
+    assert porter(b"POST", CHAT.encode(), []) is None and queue.refused == 1  # without its key
+    tickets[0].leave()
+    assert porter(b"POST", CHAT.encode(), headers) is None

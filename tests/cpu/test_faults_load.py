@@ -32,7 +32,10 @@ def test_what_the_runs_call_a_fault() -> None:
     slow = flood.Overload({200: 1, 429: 1}, at_rest=True, peak=100.0, goodput=90.0, refusal_p99=0.06)
     assert len(slow.faults()) == 2
     assert len(slow_readers.Beside(alone=0.02, beside=0.03, grown=300 << 20).faults()) == 3
-    rising = [(float(at), at << 20) for at in range(100)]
-    leaking = soak.Soak(60, Tally(), {"server": rising, "engine": [(at, 1) for at, _ in rising]}, (5, 6))
-    assert leaking.growth("server") == 3600 << 20 and leaking.growth("engine") == 0
-    assert len(leaking.faults()) == 3
+    rising = [(36.0 * at, float(at)) for at in range(100)]  # a megabyte every 36 s
+    leaking = soak.Soak(60, Tally(), {"server": rising, "engine": [(at, 1.0) for at, _ in rising]}, (5, 6))
+    assert leaking.faults() == [
+        "server grows: +100.0 MB an hour [+100.0, +100.0]", "not at rest afterwards", "descriptors: 5 before, 6 after",
+    ]  # fmt: skip
+    short = soak.Soak(2, Tally(), {"server": [(at / 36, 30 * size) for at, size in rising]}, at_rest=True)
+    assert len(short.faults()) == 1 and short.faults()[0].startswith("server rose by ")

@@ -1,70 +1,103 @@
 """A service under a mixed load for long: whole answers, streams, cuts, refusals. Its memory stays flat.
 
-`python tests/reliability/soak.py --minutes 60`. What is kept for ever shows as a slope: the least-squares line through
-the server's and the engine's resident memory, the first tenth left out.
+`python tests/reliability/soak.py --minutes 60 [--samples FILE]`. What is looked at once a second is each process's own
+memory (resident, without pages of files, which come as they are first touched); `trend.py` says what grows. What a run
+of less than `trend.SHORTEST` can say is how much it has risen.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
+import trend
 from cut_streams import Tally, _one
 from fake_runner import Orders
-from service import Serving, descriptors, make_folder, memory
+from in_loop import close, raw
+from service import Serving, descriptors, make_folder
 
-MOST_GROWTH = 16 << 20  # bytes an hour
+MOST_GROWTH = 16  # MB an hour, and in all of a short run
+MB = 2**20
+# What is refused, by its status: nonsense, another model, a body and a head that are too large.
+REFUSALS = {
+    400: raw({"prompt": [5], "n": "many"}),
+    404: raw({"prompt": [5], "model": "other"}),
+    413: raw({"prompt": [5]}).replace(b"content-length: ", b"content-length: 999999999"),
+    431: raw({"prompt": [5]}, "/" + "x" * 70_000),
+}
 
 
 @dataclass
 class Soak:
     minutes: float
     tally: Tally
-    samples: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # process -> (seconds, bytes)
-    descriptors: tuple[int, int] = (0, 0)  # of the server, after the first minute's tenth and at the end
+    samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # process -> (seconds, MB)
+    descriptors: tuple[int, int] = (0, 0)  # of the server, before and after
     at_rest: bool = False
-
-    def growth(self, process: str) -> float:
-        """Bytes an hour, by the line through all but the first tenth."""
-        every = self.samples[process]
-        kept = every[len(every) // 10 :]
-        middle = sum(at for at, _ in kept) / len(kept)
-        spread = sum((at - middle) ** 2 for at, _ in kept)
-        return 3600 * sum((at - middle) * size for at, size in kept) / spread if spread else 0.0
+    refused: Counter[int] = field(default_factory=Counter)  # by status
 
     def faults(self) -> list[str]:
-        found = [f"{who} grows by {self.growth(who) / 2**20:.0f} MB an hour" for who in self._growing()]
+        found = [f"{who} {told}" for who in self.samples if (told := self._growth(who))]
         found += [] if self.at_rest else ["not at rest afterwards"]
         if self.descriptors[1] > self.descriptors[0]:
             found.append(f"descriptors: {self.descriptors[0]} before, {self.descriptors[1]} after")
+        if set(self.refused) - set(REFUSALS):
+            found.append(f"refusals: {dict(self.refused)}")
         return found + self.tally.faults()
 
-    def _growing(self) -> list[str]:
-        # Within minutes an allocator's first rounds look like a slope: what counts is what it comes to.
-        return [who for who in self.samples if self.growth(who) * self.minutes / 60 > MOST_GROWTH]
+    def _growth(self, who: str) -> str:
+        series = self.samples[who]
+        if trend.long_enough(series):
+            said = trend.verdict(series, MOST_GROWTH)
+            return "" if said == trend.FLAT else f"{said}: {_shown(trend.late(series))}"
+        rise = trend.rise(series)
+        return "" if rise <= MOST_GROWTH else f"rose by {rise:.0f} MB"
+
+    def line(self, who: str) -> str:
+        """What came of a process's memory, in words."""
+        series = self.samples[who]
+        if not trend.long_enough(series):
+            return f"{who} {trend.rise(series):+.1f} MB"
+        before, now = trend.early(series).slope, trend.late(series)
+        return f"{who} {_shown(now)} ({trend.verdict(series, MOST_GROWTH)}; {before:+.1f} while it warmed up)"
 
 
-def soak(folder: Path, minutes: float, clients: int = 40) -> Soak:
+def _shown(found: trend.Trend) -> str:
+    return f"{found.slope:+.1f} MB an hour [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def own_memory(pid: int) -> float:
+    """MB that are resident and no file's."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE") / MB
+
+
+def soak(folder: Path, minutes: float, clients: int = 40, samples: IO[str] | None = None) -> Soak:
+    """samples: where a line a second goes: seconds, MB of the server, MB of the engine, requests so far."""
     words = make_folder(folder, Orders(step_seconds=0.004), rows=32, num_blocks=256, longest=256, batched_tokens=512)
     made = Soak(minutes, Tally(), {"server": [], "engine": []})
     knobs = {"steps_ahead": 2, "preempt_every": 50}
     with Serving(folder, knobs=knobs, limits={"max_num_queued_reqs": 1_000}) as serving:
         before = descriptors(serving.process.pid)
-        asyncio.run(_load(made, serving, words, clients))
+        asyncio.run(_load(made, serving, words, clients, samples))
         time.sleep(2.0)
         made.descriptors = before, descriptors(serving.process.pid)
         made.at_rest = serving.at_rest()
     return made
 
 
-async def _load(made: Soak, serving: Serving, words: list[int], clients: int) -> None:
-    end = time.monotonic() + 60 * made.minutes
+async def _load(made: Soak, serving: Serving, words: list[int], clients: int, samples: IO[str] | None) -> None:
+    began = time.monotonic()
+    end = began + 60 * made.minutes
     here = _Port(int(serving.url.rsplit(":", 1)[1]))
 
     async def client(number: int) -> None:
@@ -72,16 +105,34 @@ async def _load(made: Soak, serving: Serving, words: list[int], clients: int) ->
         while time.monotonic() < end:
             await _one(here, rng, words, made.tally, rng.random() < 0.5, 60)
 
+    async def nuisance() -> None:
+        while time.monotonic() < end:
+            await _refused(made, here, REFUSALS[random.choice(list(REFUSALS))])
+            await asyncio.sleep(0.02)
+
     async def look() -> None:
         while True:
-            at = time.monotonic()
-            made.samples["server"].append((at, memory(serving.process.pid)))
-            made.samples["engine"].append((at, memory(serving.engine)))
+            at = time.monotonic() - began
+            sizes = {"server": own_memory(serving.process.pid), "engine": own_memory(serving.engine)}
+            for who, size in sizes.items():
+                made.samples[who].append((at, size))
+            if samples is not None:
+                columns = (at, *sizes.values(), requests(made))
+                print(*(f"{column:.10g}" for column in columns), file=samples, flush=True)
             await asyncio.sleep(1.0)
 
     looking = asyncio.create_task(look())
-    await asyncio.gather(*(client(number) for number in range(clients)))
+    await asyncio.gather(nuisance(), *(client(number) for number in range(clients)))
     looking.cancel()
+
+
+async def _refused(made: Soak, here: _Port, data: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+    writer.write(data)
+    line = await reader.readline()
+    await reader.read()
+    await close(writer)
+    made.refused[int(line.split()[1]) if line else 0] += 1
 
 
 @dataclass
@@ -91,17 +142,24 @@ class _Port:
     port: int
 
 
+def requests(made: Soak) -> int:
+    return made.tally.whole + sum(made.tally.cut.values()) + made.refused.total()
+
+
 def report(made: Soak) -> str:
-    share = made.minutes / 60 / 2**20
-    who = ", ".join(f"{name} {made.growth(name) * share:+.1f} MB" for name in made.samples)
     whole, cut = made.tally.whole, sum(made.tally.cut.values())
-    return f"{made.minutes:g} minutes, {whole:,} whole and {cut:,} cut requests: {who}"
+    said = ", ".join(made.line(who) for who in made.samples)
+    refused = made.refused.total()
+    return f"{made.minutes:g} minutes, {whole:,} whole, {cut:,} cut, {refused:,} refused requests: {said}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=60)
-    made = soak(Path(tempfile.mkdtemp()), parser.parse_args().minutes)
+    parser.add_argument("--samples", type=Path, help="file for a line a second")
+    asked = parser.parse_args()
+    with open(asked.samples or os.devnull, "w") as file:
+        made = soak(Path(tempfile.mkdtemp()), asked.minutes, samples=file)
     print(report(made))
     print("\n".join(made.faults()) or "flat")
     sys.exit(bool(made.faults()))

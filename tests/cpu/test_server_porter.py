@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import socket
@@ -14,10 +15,11 @@ import pytest
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.server.admission import Queue
-from penstock.server.doors import Doors
+from penstock.server.doors import Doors, Headers
 from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.porter import Porter
+from penstock.server.refusals import HttpError
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -187,21 +189,47 @@ def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
             server.hold(False)
 
 
+async def _asked(porter: Porter, url: str = CHAT, headers: Headers = (), method: bytes = b"POST") -> HttpError | None:
+    """What the porter says, and a turn of the loop."""
+    error = porter(method, url.encode(), headers)
+    await asyncio.sleep(0)
+    return error
+
+
 def test_it_is_in_the_log_and_counted() -> None:
     """With a name, a status and no word of the request."""
-    (key,) = gather_keys(["secret"], None, {})
-    queue, log = Queue(2, 100, keys=1), io.BytesIO()
-    porter = Porter(queue, Doors(keys=(key,)), log)
-    headers = [(b"authorization", b"Bearer secret"), (b"user-agent", b"mine")]
-    assert porter(b"POST", CHAT.encode(), headers) is None and log.getvalue() == b""
-    tickets = [queue.enter(key, 1, 1) for _ in range(2)]
-    error = porter(b"POST", CHAT.encode(), headers)
-    assert error is not None and (error.status, queue.refused) == (429, 1)
-    line = json.loads(log.getvalue())
-    assert (line["route"], line["status"], line["key"], line["method"]) == (CHAT, 429, "key", "POST")
-    assert b"secret" not in log.getvalue() and b"mine" not in log.getvalue()
-    for other in (porter(b"GET", CHAT.encode(), headers), porter(b"POST", b"/v1/models", headers)):
-        assert other is None
-    assert porter(b"POST", CHAT.encode(), []) is None and queue.refused == 1  # without its key
-    tickets[0].leave()
-    assert porter(b"POST", CHAT.encode(), headers) is None
+
+    async def main() -> None:
+        (key,) = gather_keys(["secret"], None, {})
+        queue, log = Queue(2, 100, keys=1), io.BytesIO()
+        porter = Porter(queue, Doors(keys=(key,)), log)
+        headers = [(b"authorization", b"Bearer secret"), (b"user-agent", b"mine")]
+        assert await _asked(porter, headers=headers) is None and log.getvalue() == b""
+        tickets = [queue.enter(key, 1, 1) for _ in range(2)]
+        error = await _asked(porter, headers=headers)
+        assert error is not None and (error.status, queue.refused) == (429, 1)
+        line = json.loads(log.getvalue())
+        assert (line["route"], line["status"], line["key"], line["method"]) == (CHAT, 429, "key", "POST")
+        assert b"secret" not in log.getvalue() and b"mine" not in log.getvalue()
+        assert await _asked(porter, headers=headers, method=b"GET") is None
+        assert await _asked(porter, "/v1/models", headers=headers) is None
+        assert await _asked(porter) is None and queue.refused == 1  # without its key: the application's
+        tickets[0].leave()
+        assert await _asked(porter, headers=headers) is None
+
+    asyncio.run(main())
+
+
+def test_many_heads_of_one_turn_are_counted() -> None:
+    """Of ten in one turn three have room, and again in the next: those before have taken no place of their own."""
+
+    async def main() -> None:
+        queue = Queue(3, 100)
+        porter = Porter(queue, Doors())
+        for _ in range(2):
+            errors = [porter(b"POST", COMPLETIONS.encode(), []) for _ in range(10)]
+            assert errors[:3] == [None] * 3 and None not in errors[3:]
+            await asyncio.sleep(0)
+            assert (queue.reqs.total, queue.tokens.total, queue.reqs.drain.rate()) == (0, 0, 0)
+
+    asyncio.run(main())

@@ -114,6 +114,12 @@ class Queue:
         """Before a body is read. Raises QueueFullError where there is no room for the smallest request."""
         self._check(key, 1, 1)
 
+    def promise(self, key: Key | None, amount: int) -> None:
+        """Counts so many of the smallest requests as open, or, if it is negative, no more."""
+        name = NOBODY if key is None else key.name
+        self.reqs.add(name, amount)
+        self.tokens.add(name, amount)
+
     def enter(self, key: Key | None, reqs: int, tokens: int) -> Ticket:
         """Before a body's text is tokenised: `tokens` is about how many. Raises QueueFullError, and HttpError for what
         the key's own limits never let in."""

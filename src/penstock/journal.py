@@ -333,16 +333,9 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     while chunk := file.read(READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            if zlib.crc32(line[9:]) != _number(line[:8]):
+            if len(line) < 10 or line[:9] != b"%08x " % zlib.crc32(line[9:]):
                 return
             yield line + b"\n"
-
-
-def _number(digits: bytes) -> int:
-    try:
-        return int(digits, 16)
-    except ValueError:
-        return -1
 
 
 def _seal(text: str) -> bytes:

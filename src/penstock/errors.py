@@ -23,7 +23,8 @@ class PenstockError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(" ".join(message.split()))
+        line = " ".join(message.split())
+        super().__init__(line.encode("utf-8", "backslashreplace").decode())  # half a surrogate could not be printed
         self.param = param
 
 

@@ -7,12 +7,15 @@ names the file and the key.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import CheckpointError
 
+DEEPEST = 32  # levels of a file; a config has three or four, and past 1,000 neither repr() nor == come back
+LONGEST_FAULT = 400  # characters of what is said of a key
+MOST = 2**31 - 1  # that a whole number may be
 REQUIRED = object()  # the default of a key that must be there
 ANYTHING = object()  # in a table of keys that change nothing: with whatever value
 
@@ -27,7 +30,15 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not valid JSON ({error}): download it again") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{path} holds a JSON {type(raw).__name__}, not an object: download it again")
+    if _deeper(raw, DEEPEST):
+        raise CheckpointError(f"{path} is nested deeper than {DEEPEST} levels: download it again")
     return raw
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects stand in each other beyond so many levels."""
+    parts: Collection[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(parts) and (not levels or any(_deeper(part, levels - 1) for part in parts))
 
 
 class Keys:
@@ -38,6 +49,7 @@ class Keys:
         self.where = where
 
     def fail(self, text: str) -> CheckpointError:
+        text = text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."  # a value may be megabytes
         return CheckpointError(f"{self.where}: {text}")
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
@@ -49,13 +61,13 @@ class Keys:
             raise self.fail(f"key {name!r} is missing: take the model's complete config.json")
         return default
 
-    def count(self, name: str, default: Any = REQUIRED, *, low: int = 1) -> Any:
-        """A whole number from `low` to 2**31 - 1."""
+    def count(self, name: str, default: Any = REQUIRED, *, low: int = 1, high: int = MOST) -> Any:
+        """A whole number from `low` to `high`."""
         value = self.take(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-            raise self.fail(f"{name} must be a whole number from {low} to 2**31 - 1, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.fail(f"{name} must be a whole number from {low} to {high}, not {value!r}")
         return value
 
     def number(

@@ -18,6 +18,7 @@ from penstock.models.family import Family
 from penstock.models.keys import ANYTHING, REQUIRED, Keys, read_json
 from penstock.models.rope_keys import read_rope, stretched_context
 
+MOST_LAYERS = 10_000  # what each layer has is listed, from here to the weights: two billion of them fill the memory
 ConfigDtype = Literal["bfloat16", "float16", "float32"]
 FAMILIES: dict[str, Family] = {f.model_type: f for f in (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)}
 
@@ -177,7 +178,7 @@ def _shapes(keys: Keys, family: Family) -> dict[str, Any]:
         "head_dim": keys.count("head_dim", default_width),
         "vocab_size": keys.count("vocab_size"),
         "intermediate_size": keys.count("intermediate_size"),
-        "num_layers": keys.count("num_hidden_layers"),
+        "num_layers": keys.count("num_hidden_layers", high=MOST_LAYERS),
         "max_position_embeddings": keys.count("max_position_embeddings"),
     }
 
@@ -211,6 +212,8 @@ def _check(keys: Keys, config: ModelConfig) -> None:
         raise keys.fail(
             f"num_attention_heads ({config.heads}) is no multiple of num_key_value_heads ({config.kv_heads})"
         )
+    if not config.head_dim:
+        raise keys.fail(f"hidden_size ({config.hidden_size}) is below num_attention_heads ({config.heads})")
     if config.head_dim % 2:
         raise keys.fail(f"head_dim ({config.head_dim}) is odd: rotary positions need pairs")
     outside = [i for i in config.eos_ids if i >= config.vocab_size]

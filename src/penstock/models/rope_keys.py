@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.layers.rope_config import RopeConfig
-from penstock.models.keys import Keys
+from penstock.models.keys import MOST, Keys
 
 DEFAULT_THETA = 10_000.0
 _HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
@@ -80,7 +80,7 @@ def _llama3(rope: Keys, theta: float) -> RopeConfig:
 
 
 def _yarn(rope: Keys, theta: float, max_position_embeddings: int) -> RopeConfig:
-    return RopeConfig(
+    config = RopeConfig(
         theta=theta,
         kind="yarn",
         factor=rope.positive("factor"),
@@ -92,3 +92,8 @@ def _yarn(rope: Keys, theta: float, max_position_embeddings: int) -> RopeConfig:
         mscale_all_dim=rope.positive("mscale_all_dim", None),
         truncate=rope.flag("truncate", True),
     )
+    if theta <= 1.0:  # its logarithm divides
+        raise rope.fail(f"rope_theta must be above 1 with yarn, not {theta:g}")
+    if config.original_context * config.factor > MOST:
+        raise rope.fail(f"factor {config.factor:g} stretches the context beyond {MOST} positions")
+    return config

@@ -51,6 +51,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | named
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     words = list(extra.values()) if isinstance(extra, dict) else extra
+    if not isinstance(words, list):
+        raise TokenizerError(f"{folder / 'tokenizer_config.json'} has special tokens that are no list: fetch it again")
     return TokenizerFiles(
         folder=folder,
         tokenizer_json=_read_bytes(path),
@@ -81,7 +83,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair, which no token's text can be
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON ({error}); fetch the file again") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} holds no JSON object; fetch the file again")
@@ -102,7 +105,10 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 def _added_tokens(entries: Any, folder: Path) -> dict[int, dict[str, Any]]:
     try:
-        return {int(index): {**entry, "content": str(entry["content"])} for index, entry in entries.items()}
+        added = {int(index): {**entry, "content": str(entry["content"])} for index, entry in entries.items()}
+        if any(not 0 <= index < 2**31 for index in added):
+            raise ValueError("an id below 0 or beyond 2**31 - 1")
+        return added
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TokenizerError(
             f"{folder / 'tokenizer_config.json'} has a broken added_tokens_decoder ({error!r})"

@@ -7,12 +7,12 @@ https://huggingface.co/docs/safetensors: 8 bytes length, a JSON header, then the
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -22,6 +22,9 @@ from penstock.models.keys import read_json
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AGAIN = "download the checkpoint again"
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
+MOST_DIMS = 16  # of a tensor: the product of a shape of millions takes hours
+LONGEST_FILE = 255  # bytes of a file's name
+LONGEST_SHOWN = 200  # characters of a name that an error repeats
 ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
@@ -43,10 +46,10 @@ def read_entries(folder: Path) -> dict[str, Entry]:
         found = {entry.name: entry for entry in _read_header(shard)}
         lacking = sorted(expected - found.keys())
         if lacking:
-            raise CheckpointError(f"{shard} lacks tensor {lacking[0]!r}, which {INDEX} says it holds: {AGAIN}")
+            raise CheckpointError(f"{shard} lacks tensor {shown(lacking[0])}, which {INDEX} says it holds: {AGAIN}")
         for name, entry in found.items():
             if name in entries:
-                raise CheckpointError(f"tensor {name!r} is in {entries[name].shard} and in {shard}: {AGAIN}")
+                raise CheckpointError(f"tensor {shown(name)} is in {entries[name].shard} and in {shard}: {AGAIN}")
             entries[name] = entry
     return entries
 
@@ -80,14 +83,15 @@ def _indexed(folder: Path) -> dict[Path, set[str]]:
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names: {AGAIN}")
     shards: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        if Path(file).name != file or not file.endswith(".safetensors"):
+        long = len(file.encode("utf-8", "surrogatepass")) > LONGEST_FILE  # whether one is there could not even be asked
+        if Path(file).name != file or not file.endswith(".safetensors") or long:
             raise CheckpointError(
-                f"{index} puts tensor {name!r} in {file!r}, which is no safetensors file of its folder"
+                f"{index} puts tensor {shown(name)} in {shown(file)}, which is no safetensors file of its folder"
             )
         shards.setdefault(folder / file, set()).add(name)
     for shard, names in shards.items():
         if not shard.is_file():
-            raise CheckpointError(f"{shard} is missing, and {INDEX} puts tensor {min(names)!r} in it: {AGAIN}")
+            raise CheckpointError(f"{shard} is missing, and {INDEX} puts tensor {shown(min(names))} in it: {AGAIN}")
     return shards
 
 
@@ -132,14 +136,31 @@ def _read_header(shard: Path) -> list[Entry]:
 
 
 def _entry(shard: Path, name: str, told: Any, data_bytes: int) -> Entry:
-    try:
-        dtype, shape, (start, end) = str(told["dtype"]), tuple(map(int, told["shape"])), map(int, told["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{shard} has a broken header at tensor {name!r}: {AGAIN}") from error
+    if not _is_sound(told):
+        raise CheckpointError(f"{shard} has a broken header at tensor {shown(name)}: {AGAIN}")
+    dtype, shape, (start, end) = told["dtype"], tuple(told["shape"]), told["data_offsets"]
     if end > data_bytes:
         raise CheckpointError(
-            f"{shard} is cut short: tensor {name!r} ends {end - data_bytes} bytes past its end: {AGAIN}"
+            f"{shard} is cut short: tensor {shown(name)} ends {end - data_bytes} bytes past its end: {AGAIN}"
         )
-    if dtype in ITEM_BYTES and end - start != ITEM_BYTES[dtype] * torch.Size(shape).numel():
-        raise CheckpointError(f"{shard} has a broken header: the bytes of tensor {name!r} don't fit its shape: {AGAIN}")
+    if dtype in ITEM_BYTES and end - start != ITEM_BYTES[dtype] * math.prod(shape):
+        raise CheckpointError(
+            f"{shard} has a broken header: the bytes of tensor {shown(name)} don't fit its shape: {AGAIN}"
+        )
     return Entry(name, shard, dtype, shape)
+
+
+def _is_sound(told: Any) -> bool:
+    """Whether a tensor's entry has the format's own form: a short name of a dtype, and lists of whole numbers."""
+    if not isinstance(told, dict):
+        return False
+    dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
+    if not (isinstance(dtype, str) and len(dtype) <= 16 and isinstance(shape, list) and isinstance(offsets, list)):
+        return False
+    whole = all(type(number) is int and 0 <= number < 2**63 for number in (*shape[: MOST_DIMS + 1], *offsets[:3]))
+    return whole and len(shape) <= MOST_DIMS and len(offsets) == 2
+
+
+def shown(name: str) -> str:
+    """A name as an error repeats it: it may be as long as the file that it is from."""
+    return repr(name) if len(name) <= LONGEST_SHOWN else repr(name[:LONGEST_SHOWN]) + "..."

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder, Layer
 from penstock.models.model_config import ModelConfig
-from penstock.weights.checkpoint import AGAIN, ITEM_BYTES, Entry, read_entries, read_tensors
+from penstock.weights.checkpoint import AGAIN, ITEM_BYTES, Entry, read_entries, read_tensors, shown
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 UNREAD_SUFFIX = ".rotary_emb.inv_freq"  # early Llama checkpoints store the rope's frequencies; the config gives them
@@ -87,7 +87,7 @@ def _check(entries: dict[str, Entry], wanted: dict[str, Tensor], model: Decoder,
             _check_entry(entry, tuple(model.embedding.table.shape))
         elif not name.endswith(UNREAD_SUFFIX):
             raise CheckpointError(
-                f"{entry.shard} holds tensor {name!r}, which a {config.architecture} with this config.json "
+                f"{entry.shard} holds tensor {shown(name)}, which a {config.architecture} with this config.json "
                 "doesn't have: config.json and weights must be of one model"
             )
     missing = [name for name in wanted if name not in entries]

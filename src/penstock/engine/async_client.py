@@ -268,6 +268,8 @@ class AsyncClient:
                     return
                 if isinstance(word, News):
                     await self._news(word)
+        except EngineError as error:
+            self._fail(error)
         except Exception as error:  # noqa: BLE001  every waiter raises it: nobody would wake them otherwise
             failure = EngineError(f"the client cannot read the engine's news: {type(error).__name__}: {error}")
             failure.__cause__ = error

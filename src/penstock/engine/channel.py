@@ -23,10 +23,12 @@ from zmq.utils.monitor import recv_monitor_message
 from penstock.engine.engine import Refused
 from penstock.engine.open import EngineFacts
 from penstock.engine.owners import Owners
+from penstock.errors import EngineError
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
 
 ARRAY = 1  # the msgpack extension code of a numpy array
+LONGEST_WHY = 200  # characters of why a message cannot be read
 _HEAD = struct.Struct("<cBHiii")
 
 
@@ -95,28 +97,42 @@ def _unpack(code: int, data: memoryview) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, char.decode(), offset=_HEAD.size).reshape(shape[:dimensions])
 
 
-def _as_is(_: type, value: Any) -> Any:
+def _array(_: type, value: Any) -> Any:
+    """What stands where an array belongs; its dtype is the sender's."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"an array was expected, not {type(value).__name__}")
     return value
 
 
 class Wire:
-    """Words to bytes and back, for one end of the channel."""
+    """Words to bytes and back, for one end of the channel. Bytes that are no word are an EngineError: whoever sent
+    them is broken, or is no part of this engine."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-        self._down = msgspec.msgpack.Decoder(Down, ext_hook=_unpack, dec_hook=_as_is)
-        self._up = msgspec.msgpack.Decoder(Up, ext_hook=_unpack, dec_hook=_as_is)
+        self._down = msgspec.msgpack.Decoder(Down, ext_hook=_unpack, dec_hook=_array)
+        self._up = msgspec.msgpack.Decoder(Up, ext_hook=_unpack, dec_hook=_array)
 
     def encode(self, word: Down | Up) -> bytes:
         return self._encoder.encode(word)
 
     def down(self, data: bytes) -> Down:
-        word: Down = self._down.decode(data)
+        """Raises EngineError."""
+        word: Down = _read(self._down, data)
         return word
 
     def up(self, data: bytes) -> Up:
-        word: Up = self._up.decode(data)
+        """Raises EngineError."""
+        word: Up = _read(self._up, data)
         return word
+
+
+def _read(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
+    try:
+        return decoder.decode(data)
+    except Exception as error:  # msgspec's own, numpy's and struct's of an array, UsageError of a request's sampling
+        why = f"{type(error).__name__}: {error}"[:LONGEST_WHY]
+        raise EngineError(f"a message between server and engine cannot be read ({why})") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +161,7 @@ class EngineEnd:
         return len(self._sockets)
 
     def receive(self, wait_ms: int) -> list[Ask | Cancel | Left]:
-        """All words that are here; waits for the first for at most `wait_ms` (-1: for ever)."""
+        """All words that are here; waits for the first for at most `wait_ms` (-1: for ever). Raises EngineError."""
         words: list[Ask | Cancel | Left] = []
         while found := self._poller.poll(wait_ms if not words else 0):
             for socket, _ in found:
@@ -231,6 +247,7 @@ class ClientEnd:
             sent.result()  # raises what went wrong at once; else it goes out in its turn
 
     async def receive(self) -> Up:
+        """Raises EngineError."""
         return self._wire.up(await self._socket.recv())
 
     def close(self, *, flush: bool = False) -> None:

@@ -216,6 +216,8 @@ class Scheduler:
     def _check(self, request: Request, tokens: Int32) -> None:
         span = (int(tokens.min()), int(tokens.max())) if tokens.size else None
         check_request(tokens.size, span, request.sampling, self.limits.max_model_len, self.limits.vocab_size)
+        if not 0 <= request.request_id < 2**63 or request.request_id in self.live:
+            raise UsageError("request_id must be a new number, from 0 to 2**63 - 1", param="request_id")
         if not 0 <= request.salt <= MAX_SALT:
             raise UsageError(f"salt must be between 0 and {MAX_SALT}", param="cache_salt")
         samples = request.samples

@@ -1,0 +1,157 @@
+"""Drawn messages between server and engine: any bytes are a word, or one EngineError; nobody waits for ever."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+from fake_process import COMMAND
+from fuzz_bounds import PATIENCE, check_error
+from fuzz_inputs import examples, mangled
+from fuzz_targets import EngineLoop, heard
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from service import make_folder
+
+from penstock.config import Config
+from penstock.engine.channel import Ask, Cancel, Close, Failed, News, Ready, Wire
+from penstock.engine.engine import Refused
+from penstock.engine.open import EngineFacts
+from penstock.errors import EngineError
+from penstock.request import Request, SamplingParams
+from penstock.schedule.deltas import GOES_ON, LENGTH, Deltas, PromptNews
+
+LONG = settings(suppress_health_check=list(HealthCheck))
+FACTS = EngineFacts(model="m", folder="f", max_model_len=64, max_num_seqs=8, vocab_size=256, eos_token_ids=(0,))
+
+
+def news(finish: int, *samples: tuple[int, int]) -> News:
+    """One token of each (request, sample)."""
+    count = len(samples)
+    deltas = Deltas(
+        request=np.array([request for request, _ in samples], np.int64),
+        sample=np.array([sample for _, sample in samples], np.int32),
+        finish=np.full(count, finish, np.int8),
+        stop_id=np.full(count, -1, np.int32),
+        start=np.arange(count + 1, dtype=np.int32),
+        tokens=np.arange(count, dtype=np.int32),
+        chosen=np.full(count, -0.5, np.float32),
+        rank=np.ones(count, np.int32),
+        top_ids=np.zeros((count, 1), np.int32),
+        top=np.zeros((count, 1), np.float32),
+        prompts=[PromptNews(0, 16), PromptNews(1, 0)],
+    )
+    return News(deltas, [], {"completed_steps": 3.0})
+
+
+def ask(number: int, prompt: list[int], **sampling: object) -> Ask:
+    ids = np.array(prompt, np.int32).tobytes()
+    return Ask(Request(request_id=number, prompt=ids, sampling=SamplingParams(**sampling), stream=True))  # type: ignore[arg-type]
+
+
+END = Wire().encode(news(LENGTH, (0, 0), (0, 1), (1, 0), (1, 1)))
+UP = [
+    Wire().encode(word)
+    for word in (
+        news(GOES_ON, (0, 0), (1, 1), (0, 1)),
+        news(LENGTH, (0, 0), (1, 1)),
+        News(None, [Refused(0, "UsageError", "no", "n")], None),
+        News(None, [], {"completed_steps": 4.0}),
+        Failed("CapacityError", "a line", None),
+        Ready(FACTS),
+    )
+]
+DOWN = [
+    Wire().encode(word)
+    for word in (
+        ask(0, [1, 2, 3], n=3, seed=5, max_tokens=9, logprobs=2),
+        ask(1, [4] * 40, temperature=0.5, top_k=3, logit_bias={3: 1.0}, stop_token_ids=[7], max_tokens=20),
+        Ask(Request(request_id=2, prompt=bytes(8), sampling=SamplingParams(n=4), watch=bytes(32), samples=[3, 1])),
+        Cancel(0, None),
+        Cancel(1, 0),
+        Close(),
+    )
+]
+ANY = st.binary(max_size=40) | st.sampled_from(
+    [b"\x91" * 3_000, b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
+)
+
+
+def drawn(good: list[bytes]) -> st.SearchStrategy[bytes]:
+    return st.sampled_from(good).flatmap(mangled) | st.sampled_from(good) | ANY
+
+
+@settings(LONG, max_examples=examples(500))
+@given(data=drawn(UP) | drawn(DOWN))
+def test_bytes_are_a_word_or_an_engine_error(data: bytes) -> None:
+    for read in (Wire().up, Wire().down):
+        try:
+            read(data)
+        except EngineError as error:
+            check_error(error)
+            assert "cannot be read" in str(error)
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> EngineLoop:
+    return EngineLoop(tmp_path_factory.mktemp("engine"))
+
+
+def test_good_words_bring_an_engine_to_rest(loop: EngineLoop) -> None:
+    assert loop.turn(DOWN) == "rest"
+
+
+@settings(LONG, max_examples=examples(150))
+@given(messages=st.lists(drawn(DOWN), min_size=1, max_size=6))
+def test_an_engine_comes_to_rest_or_says_why_not(loop: EngineLoop, messages: list[bytes]) -> None:
+    ended = loop.turn(messages)
+    event(ended)
+    assert ended in ("rest", "EngineError")
+
+
+def test_good_news_reach_their_streams() -> None:
+    assert heard(UP[:2], END) == ["end", "end"]
+    assert heard([b"\xc1"], END) == ["EngineError"] * 2
+
+
+@settings(LONG, max_examples=examples(150))
+@given(messages=st.lists(drawn(UP), min_size=1, max_size=4))
+def test_no_stream_waits_for_ever(messages: list[bytes]) -> None:
+    ended = heard(messages, END)
+    event(str(ended))
+    assert len(ended) == 2  # each, well or by an error of the house
+
+
+@pytest.mark.parametrize("bad", [b"", b"\xc1" * 50, UP[0]], ids=["nothing", "no word", "a word that comes up"])
+def test_an_engine_that_hears_no_word_says_so_and_ends(tmp_path: Path, bad: bytes) -> None:
+    """The real process, over a real socket."""
+    make_folder(tmp_path)
+    knobs = {name: getattr(place, name) for name, place in Config.of(model=str(tmp_path)).places().items()}
+    address = f"ipc://{tmp_path / 'client'}"
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.bind(address)
+    socket.rcvtimeo = 1_000 * PATIENCE
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(msgspec.json.encode({"addresses": [address], "knobs": knobs}) + b"\n")
+        process.stdin.flush()
+        assert isinstance(Wire().up(socket.recv()), Ready)
+        socket.send(bad)
+        words = [Wire().up(socket.recv())]
+        while isinstance(words[-1], News):  # of the idle engine
+            words.append(Wire().up(socket.recv()))
+        last = words[-1]
+        assert isinstance(last, Failed) and last.kind == "EngineError" and "cannot be read" in last.message
+        assert process.wait(PATIENCE) == 1
+        assert b"Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
+        socket.close(linger=0)
+        context.term()

@@ -6,7 +6,7 @@ stdlib only; ids are plain ints, text is what somebody else made of them.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import NoneType
@@ -23,6 +23,7 @@ MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
 MAX_SAMPLES = 65_536
 MAX_SEED = 2**63 - 1
 MAX_SALT = 2**62 - 1
+_LARGEST = sys.float_info.max  # compared with, and never converted to: a whole number may be larger than any float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class SamplingParams:
 def _bias(bias: object) -> dict[int, float]:
     try:
         return {int(token): float(value) for token, value in dict(bias).items()}  # type: ignore[call-overload]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UsageError("logit_bias must map token ids to numbers, as {17: -100.0}", param="logit_bias") from error
 
 
@@ -139,7 +140,7 @@ def _whole(name: str, value: object, low: int, high: int | None) -> None:
 def _real(
     name: str, value: object, low: float, high: float, *, open_low: bool = False, param: str | None = None
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
         raise UsageError(f"{name} must be a finite number, not {value!r}", param=param or name)
     if value < low or value > high or (open_low and value == low):
         bound = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -87,9 +88,9 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
         raise UsageError(f"{source} row {number} is no JSON ({error}): mend the row or take it out") from error
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise UsageError(f"{source} cannot be read after row {number} ({error}): fetch the file again") from error
 
 

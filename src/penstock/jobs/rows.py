@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from hashlib import blake2b
@@ -92,7 +93,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with cast(BinaryIO, gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")) as file:
             for number, line in enumerate(file, 1):
                 yield number, line
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read after row {number} ({error}): fetch the file again") from error
 
 
@@ -108,6 +109,8 @@ def parse_row(line: bytes, number: int, seed: int) -> Row:
         return _batch_row(row, seed) if "custom_id" in row else _own_row(row, seed)
     except UsageError as error:
         raise UsageError(f"row {number}: {error}", param=error.param) from error
+    except RecursionError as error:  # of what could just be read, not all can be written into an error
+        raise UsageError(f"row {number} is nested too deep: flatten it") from error
 
 
 def _own_row(row: dict[str, Any], seed: int) -> Row:
@@ -125,7 +128,7 @@ def _batch_row(row: dict[str, Any], seed: int) -> Row:
     url, body = row.get("url"), row.get("body")
     if row.get("method") != "POST":
         raise UsageError(f"method must be POST, not {row.get('method')!r}")
-    if url not in BODY_FIELDS:
+    if not isinstance(url, str) or url not in BODY_FIELDS:
         raise UsageError(f"url must be {COMPLETIONS} or {CHAT}, not {url!r}")
     if not isinstance(body, dict):
         raise UsageError("body must be a JSON object")

@@ -94,17 +94,28 @@ def parse_line(line: bytes) -> Line:
 async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int, bytes]]:
     """(number, line without its end) of the lines that hold anything; read in a thread, some at a time. A line that is
     too long comes cut, one byte past the limit. Raises OSError."""
-    file = await asyncio.to_thread(open, path, "rb")
+    file = await asyncio.to_thread(_opened, path)
     try:
         number = 0
         while lines := await asyncio.to_thread(_some_lines, file, limits.max_line_bytes):
             for line in lines:
                 number += 1
-                line = line.removeprefix(_BOM) if number == 1 else line
                 if line.strip():
                     yield number, line
     finally:
         file.close()
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file behind the mark that some editors begin one with: it counts for no line's length."""
+    file = path.open("rb")
+    try:
+        if file.read(len(_BOM)) != _BOM:
+            file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _some_lines(file: BinaryIO, longest: int) -> list[bytes]:

@@ -178,16 +178,16 @@ def _message(raw: Any, where: str) -> Any:
     return kept
 
 
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
+_AT = " - at `$"  # behind it msgspec names the place, in words of ours; before it a client's own may stand
 
 
 def _convert(raw: Json, form: type[FormT]) -> FormT:
     try:
         return msgspec.convert(raw, form, strict=True)
     except msgspec.ValidationError as error:
-        found = _PLACE.match(str(error))
-        what, where = (found["what"], found["where"]) if found else (str(error), None)
-        what = re.sub(r"enum value '.*'", "value", what, flags=re.DOTALL)  # a client's own words are not said again
+        what, at, place = str(error).rpartition(_AT)
+        what, where = (what, place.removeprefix(".").removesuffix("`")) if at else (place, None)
+        what = re.sub(r"enum value .*", "value", what, flags=re.DOTALL)  # a client's own words are not said again
         what = what.replace("`", "").replace("array", "list").replace(" | null", "")
         message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
         raise HttpError(message, param=where) from error

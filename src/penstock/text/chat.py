@@ -140,6 +140,8 @@ def _check_message(place: int, message: Any) -> dict[str, Any]:
             raise UsageError(f"{where}.{key} must be text", param="messages")
     calls = checked.get("tool_calls")
     if calls is not None:
+        if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
+            raise UsageError(f"{where}.tool_calls must be a list", param="messages")
         checked["tool_calls"] = [_check_call(f"{where}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
     if message.get("content") is None and not calls:
         raise UsageError(f"{where}.content is missing; give text or a list of text parts", param="messages")
@@ -175,6 +177,6 @@ def _check_call(where: str, call: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments else {}
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{where}.function.arguments is not JSON ({error})", param="messages") from error
     return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}

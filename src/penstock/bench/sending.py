@@ -209,7 +209,7 @@ class Client:
     def _settled(self, post: Post) -> None:
         self._flying.discard(post)
         self._ended += 1
-        self._failed += post.outcome != "ok"
+        self._failed += post.outcome not in ("ok", "unfinished")  # what we cut off is no fault that one should watch
         answer = post.answer
         if answer is not None:
             self._events += len(answer.times)

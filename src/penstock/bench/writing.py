@@ -222,8 +222,8 @@ def parameters(folder: Path | None) -> int | None:
 
 def commit() -> str | None:
     """Of the archive that this package came out of (`git archive` writes it into archived.txt), or of the checkout that
-    it lies in; None for neither."""
-    asked = ["git", "-C", str(HOUSE), "rev-parse", "--short=12", "HEAD"]
+    it lies in, `+changed` where files of that differ; None for neither."""
+    asked = ["git", "-C", str(HOUSE), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changed"]
     if told := archived(HOUSE / "archived.txt"):
         return told
     try:

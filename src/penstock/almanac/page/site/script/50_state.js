@@ -59,19 +59,20 @@ function readValue(kind, text) {
   return text.trim() !== "" && Number.isFinite(value) && value >= low && value <= high ? value : undefined;
 }
 
-/** What an untouched page asks about: the subject with the most engines, then the most records, then the newest one. */
+/** What an untouched page asks about: a subject of two engines or more and of exact lengths, if there is one; of these
+ *  the one with the highest output rate (whoever comes has a large machine in mind), then the newest. */
 function usualSubject() {
   const about = new Map();
   for (const head of data.heads) {
     const key = `${head.group}`;
-    if (!about.has(key)) about.set(key, { engines: new Set(), count: 0, when: "", head });
+    if (!about.has(key)) about.set(key, { engines: new Set(), tokens: 0, when: "", head });
     const found = about.get(key);
     if (head.points) found.engines.add(head.engine);
-    found.count += head.points ? 1 : 0;
+    found.tokens = Math.max(found.tokens, head.tokens?.[0] ?? 0);
     if (head.when > found.when) found.when = head.when;
   }
-  const better = (a, b) => b.engines.size - a.engines.size || (b.head.kind === "exact") - (a.head.kind === "exact") ||
-    b.count - a.count || (a.when < b.when ? 1 : a.when > b.when ? -1 : 0);
+  const better = (a, b) => (b.engines.size > 1) - (a.engines.size > 1) ||
+    (b.head.kind === "exact") - (a.head.kind === "exact") || b.tokens - a.tokens || (a.when < b.when ? 1 : a.when > b.when ? -1 : 0);
   const [best] = [...about.values()].sort(better);
   return best ? subjectOf(best.head) : {};
 }

@@ -19,7 +19,7 @@ from made_samples import LOOK, samples_of
 
 from penstock.almanac.samples import read_parquet
 from penstock.almanac.validate import validate
-from penstock.bench.measure import fault_of
+from penstock.bench.measure import fault_of, kind_of
 from penstock.bench.method import CLOSED, OPEN, SATURATION, SINGLE, Plan
 from penstock.bench.run_folder import Measured, RunFolder
 from penstock.bench.serving import Server, free_port
@@ -163,6 +163,26 @@ def test_what_makes_a_point_a_failure(kind: str, outcomes: list[str], fault: str
     count = len(outcomes)
     samples = samples_of(np.arange(count), np.arange(count) + 1.0, [np.zeros(3)] * count, outcome=outcomes)
     assert fault_of(Plan("p", kind, 0, 9.0), samples) == fault
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "kind"),
+    [
+        ("status", "status 200, then an error in its place: {'message': 'Context size has been exceeded.'}",
+         "context too short"),
+        ("status", "status 400: {'message': 'request (2048 tokens) exceeds the available context size'}",
+         "context too short"),
+        ("status", "status 400: This model's maximum context length is 2048 tokens", "context too short"),
+        ("status", "status 400: n is not supported", "refused"),
+        ("status", "status 200, then an error in its place: CUDA out of memory", "out of memory"),
+        ("status", "status 500: CUDA error: invalid device context", "wrong output"),
+        ("length", "5 tokens out, 4 were asked for", "wrong output"),
+        ("refused", "no connection", "refused"),
+        ("stalled", "no byte for 9 s", "stalled"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_told_by_its_word(outcome: str, message: str, kind: str) -> None:
+    assert kind_of(outcome, message, None) == kind
 
 
 # --- a server that is there

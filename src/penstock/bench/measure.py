@@ -41,7 +41,7 @@ DYING = 3.0  # seconds from broken connections to the end of a process that dies
 UNFINISHED = "unfinished"  # the point's end cut it off: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
-_CONTEXT = re.compile(r"context", re.I)  # every engine that refuses a request for its length speaks of that
+_CONTEXT = re.compile(r"context[ _](size|length|window|is)|max_model_len", re.I)  # what engines say of one too short
 
 Kind = Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused", "context too short"]
 Tell = Callable[[Plan, Load, Progress | None], None]  # None: the point begins
@@ -121,7 +121,7 @@ class Shape:
         message = seen.troubles.get(outcome, outcome)
         if outcome == "refused" and server is None and not self._tried:
             raise UsageError(f"nothing serves at {target.url}: {message}", param="url")
-        kind = _kind(outcome, message, server)
+        kind = kind_of(outcome, message, server)
         self._fail(None, kind, f"a single request: {message}", server.tail() if server else "")
         return False
 
@@ -209,7 +209,7 @@ def _wrong(plan: Plan, samples: Samples, seen: Seen, server: Server | None, sile
         if samples.window.any()
         else f"no request was due in its window of {plan.window:g} s: give a longer --window"
     )
-    return _kind(fault, message, server), message or nothing
+    return kind_of(fault, message, server), message or nothing
 
 
 def fault_of(plan: Plan, samples: Samples) -> str | None:
@@ -234,15 +234,18 @@ def _lost(samples: Samples) -> bool:
     return bool(np.isin(samples.outcome.astype(str), LOST).any())
 
 
-def _kind(outcome: str, message: str, server: Server | None) -> Kind:
+def kind_of(outcome: str, message: str, server: Server | None) -> Kind:
+    """A failure's word, of the commonest outcome and what the server said."""
     if server is not None and outcome in LOST and server.ended(DYING):
         return _death(server)
     if outcome in ("stalled", UNFINISHED):
         return "stalled"
-    if outcome == "length" and OWN_LIMIT in message:
+    if (outcome == "length" and OWN_LIMIT in message) or (outcome == "status" and _CONTEXT.search(message)):
         return "context too short"
+    if outcome == "status" and _MEMORY.search(message):
+        return "out of memory"
     if outcome == "refused" or (outcome == "status" and _REFUSED.search(message)):
-        return "context too short" if outcome == "status" and _CONTEXT.search(message) else "refused"
+        return "refused"
     return "wrong output"
 
 

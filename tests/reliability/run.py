@@ -34,6 +34,7 @@ import soak
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
+DRAWN = 3.0  # times as many inputs as `make test` draws
 BEGIN, END = "<!-- made by make reliability: from here", "<!-- to here -->"
 Outcome = tuple[str, list[str]]  # what came out, what is wrong with it
 
@@ -152,18 +153,34 @@ def tests(*files: str) -> Callable[[Path, float], Outcome]:
     """Test files of this tree, whose cases are what is tried; those that are not there (yet) are left out."""
 
     def run(folder: Path, size: float) -> Outcome:
-        found = [str(path) for name in files for path in sorted((ROOT / "tests").glob(name))]
-        assert found, f"no test file is called {files}"
-        made = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *found],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
-        last = made.stdout.strip().splitlines()[-1]
-        count = re.search(r"(\d+) passed", last)
-        said = f"{count[1] if count else 0} cases passed"
-        return said, [] if made.returncode == 0 else [last]
+        count, _, wrong = _pytest(files, 1)
+        return f"{count} cases passed", wrong
 
     return run
+
+
+def drawn(*files: str) -> Callable[[Path, float], Outcome]:
+    """As tests, of files that draw their inputs: several times as many as `make test` draws."""
+
+    def run(folder: Path, size: float) -> Outcome:
+        count, inputs, wrong = _pytest(files, max(1.0, DRAWN * size))
+        return f"{count} cases passed" + (f", {inputs:,} inputs drawn" if inputs else ""), wrong
+
+    return run
+
+
+def _pytest(files: tuple[str, ...], scale: float) -> tuple[int, int, list[str]]:
+    """Cases that passed, inputs that hypothesis drew for them, and what is wrong."""
+    found = [str(path) for name in files for path in sorted((ROOT / "tests").glob(name))]
+    assert found, f"no test file is called {files}"
+    made = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-show-statistics", *found],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PENSTOCK_FUZZ": str(scale)},
+    )  # fmt: skip
+    last = made.stdout.strip().splitlines()[-1]
+    count = re.search(r"(\d+) passed", last)
+    inputs = sum(map(int, re.findall(r"^ *- (\d+) passing", made.stdout, re.M)))
+    return int(count[1]) if count else 0, inputs, [] if made.returncode == 0 else [last]
 
 
 PARTS = (
@@ -186,10 +203,17 @@ PARTS = (
     Part("faults survived", "one request fails", "our own code raises at it", tests("cpu/test_faults_requests.py")),
     Part("faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines", batch_killed),
     Part("faults survived", "disk fails", "write, sync, rename, open of a batch, each at its k-th call", disk_fails),
-    Part("faults survived", "journal", "cut at every byte, killed, full", tests("numpy/test_journal*.py")),
+    Part(
+        "faults survived", "journal", "cut at every byte, each byte of 4 KB spoilt in seven ways, killed, full",
+        drawn("numpy/test_journal*.py", "cpu/test_batch_results.py"),
+    ),
     Part(
         "bad inputs tried", "requests", "bodies, fields, paths, headers, keys, connections",
         tests("cpu/test_*bad_input*.py", "cpu/test_server_doors.py", "cpu/test_server_connection.py"),
+    ),
+    Part(
+        "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages of the channel",
+        drawn("cpu/test_fuzz*.py", "numpy/test_fuzz*.py"),
     ),
     Part("bad inputs tried", "real clients", "openai's, httpx", tests("cpu/test_server_openai.py")),
 )  # fmt: skip

@@ -5,7 +5,7 @@ plan names: a block that was handed out twice, a row used again too early or ano
 out, and `expected` says what should. It is as fast as it is told to be, and breaks when it is told to: `Orders` lie in
 a file beside the tokenizer, which tests rewrite while it runs. It knows plans and columns; no text, no HTTP.
 
-Not served: min_tokens together with stop ids, prompt_logprobs.
+Not served: min_tokens together with stop ids.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class FakeRunner:
         self._last[rows] = np.where(live, tokens, self._last[rows])
         ended = (length + 2 >= self._limit[rows]) | (self._stops[rows] == tokens[:, None]).any(axis=1)
         self._done[rows] |= ended
-        return StepTokens(np.where(live, tokens, NO_TOKEN).astype(np.int32), self._scores(plan, tokens, length))
+        drawn = np.where(live, tokens, NO_TOKEN).astype(np.int32)
+        return StepTokens(drawn, self._scores(plan, tokens, length), self._prompt_scores(plan))
 
     def _join(self, plan: StepPlan) -> None:
         joins = plan.joins
@@ -221,10 +222,22 @@ class FakeRunner:
         if not plan.wants & WANTS_LOGPROBS:
             return None
         where = np.flatnonzero(self._logprobs[plan.rows] >= 0).astype(np.int32)
-        k = max(int(self._logprobs[plan.rows[where]].max(initial=0)), 1)
-        chosen = -(1 + tokens[where] / 1024).astype(np.float32)
-        top_ids = (tokens[where][:, None] + np.arange(k)) % self._words.size
-        top_ids[:, 0] = tokens[where]
+        return self._scored(where, tokens[where], int(self._logprobs[plan.rows[where]].max(initial=0)))
+
+    def _prompt_scores(self, plan: StepPlan) -> TokenLogprobs | None:
+        chunks = plan.chunks
+        if chunks is None or (chunks.prompt_logprobs < 0).all():
+            return None
+        wanted = np.repeat(chunks.prompt_logprobs, np.diff(chunks.start))
+        where = np.flatnonzero((wanted >= 0) & (chunks.next_token >= 0)).astype(np.int32)
+        return self._scored(where, chunks.next_token[where], int(wanted[where].max(initial=0)))
+
+    def _scored(self, where: NDArray[np.int32], tokens: NDArray[np.int32], count: int) -> TokenLogprobs:
+        """A token's own score, and those of the words behind it in the alphabet."""
+        k = max(count, 1)
+        chosen = -(1 + tokens / 1024).astype(np.float32)
+        top_ids = (tokens[:, None] + np.arange(k)) % self._words.size
+        top_ids[:, 0] = tokens
         top = chosen[:, None] - np.arange(k, dtype=np.float32)
         return TokenLogprobs(where, chosen, np.ones(where.size, np.int32), top_ids.astype(np.int32), top)
 

@@ -1,7 +1,7 @@
 """The routes, three lines each, and the shape of every error. Knows HTTP; all work is exchange's.
 
-Bodies are read by our own forms, so that any input at all gets an answer in OpenAI's shape; their schemas are in
-/openapi.json.
+Bodies are read by our own forms, so that any input at all gets an answer in OpenAI's shape; what /openapi.json says of
+them is openapi's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from penstock import __version__
 from penstock.errors import PenstockError
@@ -21,13 +22,9 @@ from penstock.server.access_log import AccessLog
 from penstock.server.batch_routes import add_batch_routes
 from penstock.server.doors import Doors, Gate
 from penstock.server.exchange import CLOSED_BY_CLIENT, Service
-from penstock.server.forms import ChatForm, CompletionForm
+from penstock.server.openapi import describe
 from penstock.server.refusals import NotServedError, error_body
 from penstock.server.whole import JSON
-
-_FORMS, _COMPONENTS = msgspec.json.schema_components(
-    (CompletionForm, ChatForm), ref_template="#/components/schemas/{name}"
-)
 
 
 def build_app(service: Service, doors: Doors | None = None, access_log: IO[bytes] | None = None) -> FastAPI:
@@ -37,7 +34,7 @@ def build_app(service: Service, doors: Doors | None = None, access_log: IO[bytes
     add_batch_routes(app, service)
     _add_health_routes(app, service)
     _add_error_shapes(app)
-    _describe_bodies(app)
+    _add_description(app, service, keyed=bool(doors and doors.keys))
     app.add_middleware(Gate, doors=doors or Doors())
     if access_log is not None:
         app.add_middleware(AccessLog, file=access_log)
@@ -45,11 +42,11 @@ def build_app(service: Service, doors: Doors | None = None, access_log: IO[bytes
 
 
 def _add_openai_routes(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", openapi_extra=_body_schema(_FORMS[0]))
+    @app.post("/v1/completions")
     async def post_completions(request: Request) -> Response:
         return await exchange.post_completions(service, request)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(_FORMS[1]))
+    @app.post("/v1/chat/completions")
     async def post_chat(request: Request) -> Response:
         return await exchange.post_chat(service, request)
 
@@ -98,6 +95,8 @@ def _add_error_shapes(app: FastAPI) -> None:
         response = exchange.refuse(wrong)
         response.status_code = error.status_code
         response.headers.update(error.headers or {})
+        if error.status_code == 405:
+            response.headers["allow"] = _allowed(request)
         return response
 
     @app.exception_handler(ClientDisconnect)
@@ -119,6 +118,15 @@ def _code(error: HTTPException) -> str:
     return "method_not_allowed" if error.status_code == 405 else "not_found"
 
 
+def _allowed(request: Request) -> str:
+    """The methods of a path, of all its routes: Starlette names those of the first alone."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return ", ".join(sorted(found))
+
+
 def _card(service: Service) -> dict[str, Any]:
     return {
         "id": service.model,
@@ -133,16 +141,15 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
 
 
-def _body_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    plain = app.openapi
+def _add_description(app: FastAPI, service: Service, *, keyed: bool) -> None:
+    plain, facts = app.openapi, service.client.facts
 
     def openapi() -> dict[str, Any]:
-        described = plain()
-        described.setdefault("components", {}).setdefault("schemas", {}).update(_COMPONENTS)
-        return described
+        if app.openapi_schema is None:
+            described = plain()
+            describe(
+                described, model=service.model, longest=facts.max_model_len, vocabulary=facts.vocab_size, keyed=keyed
+            )
+        return plain()
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend the schema

@@ -25,7 +25,7 @@ def add_batch_routes(app: FastAPI, service: Service) -> None:
             raise NotServedError(NO_STATE, code="not_served")
         return service.desk
 
-    @app.post("/v1/files", openapi_extra=_UPLOAD)
+    @app.post("/v1/files")
     async def post_file(request: Request) -> Response:
         return await files.post_file(desk(), request, owner_of(request))
 
@@ -45,7 +45,7 @@ def add_batch_routes(app: FastAPI, service: Service) -> None:
     async def delete_file(file_id: str, request: Request) -> Response:
         return await files.delete_file(desk(), file_id, owner_of(request))
 
-    @app.post("/v1/batches", openapi_extra=_BATCH)
+    @app.post("/v1/batches")
     async def post_batch(request: Request) -> Response:
         return await batches.post_batch(desk(), request, owner_of(request))
 
@@ -66,41 +66,3 @@ def owner_of(request: Request) -> str:
     """Whose files and batches a request may see: its key's; where there are no keys, everybody's."""
     key = key_of(request.scope)
     return NOBODY if key is None else key.name
-
-
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                    },
-                }
-            }
-        },
-    }
-}
-_BATCH = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["input_file_id", "endpoint", "completion_window"],
-                    "properties": {
-                        "input_file_id": {"type": "string"},
-                        "endpoint": {"type": "string", "enum": ["/v1/chat/completions", "/v1/completions"]},
-                        "completion_window": {"type": "string", "enum": ["24h"]},
-                        "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
-                    },
-                }
-            }
-        },
-    }
-}

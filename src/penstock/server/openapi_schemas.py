@@ -52,8 +52,8 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
         schema = found[form]
         known: dict[str, Json] = {**told, **special[form]} if form in special else {}
         properties: Json = schema["properties"]
-        for name, plain in properties.items():
-            kind = known.get(name, plain)
+        for name in properties:
+            kind = {**properties, **known}[name]
             properties[name] = kind if name in schema.get("required", ()) else _or_null(kind)
         properties |= {name: _harmless(fate) for name, fate in fates.items() if fate.harmless}
     return found

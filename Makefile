@@ -30,6 +30,7 @@ export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
 RUNTIME := $(VENV)/runtime.stamp
 DEVELOPMENT := $(VENV)/development.stamp
+RELIABILITY := $(VENV)/reliability.stamp
 WORKERS := -n 2 --dist loadfile
 endif
 
@@ -66,7 +67,7 @@ almanac: $(DEVELOPMENT)
 bench: $(DEVELOPMENT)
 	$(PY) benchmarks/run_all.py
 
-reliability: $(DEVELOPMENT)
+reliability: $(RELIABILITY)
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/run.py
 
 soak: $(DEVELOPMENT)
@@ -109,4 +110,9 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp
 	@if command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null; then \
 	  echo "setup: Playwright, for the almanac's page in the Chromium that is here"; $(PIP) -e ".[browser]"; \
 	fi
+	@touch $@
+
+$(VENV)/reliability.stamp: $(VENV)/development.stamp
+	@echo "setup: schemathesis and lm_eval, which are tried on a server"
+	@$(PIP) -e ".[reliability]"
 	@touch $@

@@ -14,6 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "src" / "penstock"
 TESTS = REPOSITORY / "tests"
+TOOLS = ("dev", "reliability")  # extras that only tests import
 
 Law = Callable[[Path], list[str]]
 
@@ -31,9 +32,9 @@ TEST_LAWS: list[Law] = [laws.tests_can_fail, laws.numpy_tests_need_no_torch, law
 
 
 def declared() -> frozenset[str]:
-    """Names of what pyproject.toml installs for running, extras but `dev` included; without versions and markers."""
+    """Names of what pyproject.toml installs for running, without versions and markers; extras but TOOLS' included."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
+    extras = [line for name, lines in project["optional-dependencies"].items() if name not in TOOLS for line in lines]
     return frozenset(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0] for line in [*project["dependencies"], *extras])
 
 

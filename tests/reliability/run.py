@@ -29,11 +29,13 @@ import batch_kills
 import cut_streams
 import deaths
 import flood
+import fuzz_schema
 import slow_readers
 import soak
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
+SCHEMA_EXAMPLES = 40  # random cases for each operation
 DRAWN = 3.0  # times as many inputs as `make test` draws
 BEGIN, END = "<!-- made by make reliability: from here", "<!-- to here -->"
 Outcome = tuple[str, list[str]]  # what came out, what is wrong with it
@@ -144,6 +146,11 @@ def _batch_faults(made: batch_kills.Report) -> list[str]:
     return [f"{count} {what}" for what, count in counts.items() if count]
 
 
+def described(folder: Path, size: float) -> Outcome:
+    made = fuzz_schema.run(folder, max(2, int(SCHEMA_EXAMPLES * size)))
+    return made.line(), made.faults()
+
+
 def soaked(folder: Path, size: float) -> Outcome:
     made = soak.soak(folder, 2 * size)
     return soak.report(made), made.faults()
@@ -175,7 +182,8 @@ def _pytest(files: tuple[str, ...], scale: float) -> tuple[int, int, list[str]]:
     assert found, f"no test file is called {files}"
     made = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-show-statistics", *found],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PENSTOCK_FUZZ": str(scale)},
+        cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "PENSTOCK_FUZZ": str(scale), "PENSTOCK_RELIABILITY": "1"},
     )  # fmt: skip
     last = made.stdout.strip().splitlines()[-1]
     count = re.search(r"(\d+) passed", last)
@@ -215,7 +223,11 @@ PARTS = (
         "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages of the channel",
         drawn("cpu/test_fuzz*.py", "numpy/test_fuzz*.py"),
     ),
-    Part("bad inputs tried", "real clients", "openai's, httpx", tests("cpu/test_server_openai.py")),
+    Part("bad inputs tried", "schema", "schemathesis: data that fits and that doesn't, every operation", described),
+    Part(
+        "bad inputs tried", "real clients", "openai (files and batches too), lm_eval against transformers, curl",
+        tests("cpu/test_server_openai.py", "cpu/test_files.py", "cpu/test_batches.py", "cpu/test_clients.py"),
+    ),
 )  # fmt: skip
 
 
@@ -227,6 +239,9 @@ def main() -> int:
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would tests
     chosen = [part for part in PARTS if not asked.only or any(word in part.name for word in asked.only)]
+    missing = fuzz_schema.missing()
+    if missing and any(part.name in ("schema", "real clients") for part in chosen):
+        parser.error(f"{' and '.join(missing)} must be there: pip install -e '.[reliability]'")
     began, rows, bad = time.monotonic(), [], 0
     for part in chosen:
         started = time.monotonic()

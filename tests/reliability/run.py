@@ -70,7 +70,7 @@ def overloaded(folder: Path, size: float) -> Outcome:
     made = flood.overload(folder, 120 * size)
     share = made.goodput / made.peak if made.peak else 0.0
     said = f"{made.asked:.0f}/s asked, {made.goodput:.1f}/s answered, {share:.1%} of the peak"
-    return f"{said}; refusals p99 {made.refusal_p99 * 1000:.0f} ms", made.faults()
+    return f"{said}; refusals p99 {made.refusals()}", made.faults()
 
 
 def readers(folder: Path, size: float) -> Outcome:

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from made_samples import LOOK, samples_of
 
 from penstock.almanac.samples import read_parquet
 from penstock.almanac.validate import validate
-from penstock.bench.measure import fault_of, kind_of
+from penstock.bench.measure import Shape, fault_of, kind_of
 from penstock.bench.method import CLOSED, OPEN, SATURATION, SINGLE, Plan
 from penstock.bench.run_folder import Measured, RunFolder
 from penstock.bench.serving import Server, free_port
@@ -129,12 +130,21 @@ def test_answers_that_are_cut_are_told_by_how_they_ended(tmp_path: Path, ending:
     assert ("11 tokens in and out" if ending == "length" else "ignore_eos is not heeded") in told
 
 
-def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path) -> None:
-    """One slot that drops nobody: four requests of the warm-up are in its queue when that is over."""
-    folder = measured(run_of(tmp_path, "slots=1", "first=0.3", settings=replace(QUICK, bisections=0, at_once=10)))
-    single = next(one.samples for one in folder.measured if one.plan.kind == SINGLE)
-    waits = single.end - single.intended
-    assert len(waits) == 3 and waits.max() < 2 * np.median(waits)
+def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slot that drops nobody: requests of the warm-up are in its queue when that is over. A request is sent behind
+    them, and it has ended before the first point begins."""
+    loads: list[tuple[str, list[str]]] = []
+    real = Shape._load
+
+    def told(shape: Shape, target: Any, load: Any, point: str, *more: Any) -> Any:
+        samples, seen = real(shape, target, load, point, *more)
+        loads.append((point, samples.outcome.astype(str).tolist()))
+        return samples, seen
+
+    monkeypatch.setattr(Shape, "_load", told)
+    measured(run_of(tmp_path, "slots=1", "first=0.3", settings=replace(QUICK, bisections=0, at_once=10)))
+    assert [point for point, _ in loads[:4]] == ["one", "warm-up", "one", "single"]
+    assert "unfinished" in loads[1][1] and loads[2][1] == ["ok"]
 
 
 def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.server.limits import Limits
@@ -31,30 +32,6 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
     limits = Limits(header_seconds=0.5, max_header_bytes=16_384, stall_seconds=0.5, body_seconds=5)
     with running_server(tokenizer, limits=limits) as running:
         yield running
-
-
-def connect(server: Running) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
-
-
-def read_all(connection: socket.socket) -> bytes:
-    whole = b""
-    while piece := connection.recv(65_536):
-        whole += piece
-    return whole
-
-
-def read_one(connection: socket.socket) -> bytes:
-    """One answer, on a connection that stays open."""
-    whole = b""
-    while b"\r\n\r\n" not in whole:
-        whole += connection.recv(65_536)
-    head, _, body = whole.partition(b"\r\n\r\n")
-    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
-    while len(body) < size:
-        body += connection.recv(65_536)
-    return head + body
 
 
 def send(server: Running, data: bytes) -> tuple[int, bytes]:
@@ -129,10 +106,10 @@ def test_slow_heads_end_and_silent_connections_too(server: Running) -> None:
 def test_a_second_head_has_its_time_too(server: Running) -> None:
     with connect(server) as kept:
         kept.sendall(GET + b"\r\n")
-        assert read_one(kept).startswith(b"HTTP/1.1 200 ")
+        assert read_one(kept)[0].startswith(b"HTTP/1.1 200 ")
         time.sleep(0.7)  # between requests it may wait
         kept.sendall(GET + b"\r\n")
-        assert read_one(kept).startswith(b"HTTP/1.1 200 ")
+        assert read_one(kept)[0].startswith(b"HTTP/1.1 200 ")
         kept.sendall(b"\r\nGET /v1")
         assert read_all(kept).startswith(b"HTTP/1.1 408 ")
 
@@ -162,12 +139,12 @@ def test_a_client_that_asks_for_http2_is_served_without(server: Running) -> None
     asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
     with connect(server) as connection:
         connection.sendall(post({"prompt": "x", "max_tokens": 3}, *asks))
-        assert b'"text":"abc"' in read_one(connection)
+        assert b'"text":"abc"' in read_one(connection)[1]
         data = post({"prompt": "x", "max_tokens": 2}, *asks)
         connection.sendall(data[:-5])
         time.sleep(0.05)
         connection.sendall(data[-5:])
-        assert b'"text":"ab"' in read_one(connection)
+        assert b'"text":"ab"' in read_one(connection)[1]
 
 
 def test_a_body_nobody_wants_is_not_read_for_ever(server: Running) -> None:

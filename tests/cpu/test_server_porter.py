@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.server.admission import Queue
@@ -50,40 +50,16 @@ def full(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     server.wait_for(lambda: server.service.queue.reqs.total == 0)
 
 
-def connect(server: Running) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
-
-
 def request(*headers: str, path: str = COMPLETIONS, version: str = "1.1", **body: Any) -> bytes:
     data = json.dumps({"prompt": "x", "max_tokens": 2} | body).encode()
     lines = [f"POST {path} HTTP/{version}", "host: localhost", f"content-length: {len(data)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + data
 
 
-def read_one(connection: socket.socket) -> tuple[bytes, Any]:
-    """Status line and body of one answer, on a connection that stays open."""
-    whole = b""
-    while b"\r\n\r\n" not in whole:
-        whole += connection.recv(65_536)
-    head, _, body = whole.partition(b"\r\n\r\n")
-    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
-    while len(body) < size:
-        body += connection.recv(65_536)
-    assert len(body) == size, body
-    return head, json.loads(body)
-
-
-def read_all(connection: socket.socket) -> bytes:
-    whole = b""
-    while piece := connection.recv(65_536):
-        whole += piece
-    return whole
-
-
-def is_refused(answer: tuple[bytes, Any]) -> bool:
+def is_refused(answer: tuple[bytes, bytes]) -> bool:
     head, body = answer
-    return head.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: " in head and body["error"]["code"] == "queue_full"
+    code = json.loads(body)["error"]["code"]
+    return head.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: " in head and code == "queue_full"
 
 
 def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None:
@@ -104,7 +80,7 @@ def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None
         server.wait_for(lambda: server.service.queue.reqs.total == 0)
         kept.sendall(request())
         head, body = read_one(kept)
-        assert b" 200 " in head and body["choices"][0]["text"] == "ab"
+        assert b" 200 " in head and json.loads(body)["choices"][0]["text"] == "ab"
 
 
 def test_several_in_one_read_each_have_their_answer(full: Running) -> None:

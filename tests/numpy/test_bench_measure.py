@@ -100,9 +100,13 @@ def test_samples_that_an_engine_cannot_serve_are_a_refusal(tmp_path: Path) -> No
 
 def test_a_server_that_does_not_start_is_tried_again_with_the_next_run(tmp_path: Path) -> None:
     mark = tmp_path / "starts"
-    peer = fake_peer(command=["sh", "-c", f"test -e {mark} && exec {sys.executable} {ENGINE} {{port}}; echo no GPU"])
+    peer = fake_peer(
+        command=["sh", "-c", f"test -e {mark} && exec {sys.executable} {ENGINE} {{port}}; echo {mark}: no GPU"]
+    )
     folder = measured(run_of(tmp_path, peer=peer))
-    assert failures(folder) == [(None, "did not start")] and "no GPU" in folder.failed()[0].failure.message
+    assert failures(folder) == [(None, "did not start")]
+    told = folder.failed()[0].failure
+    assert "starts: no GPU" in told.message and told.log == "starts: no GPU\n"  # of the machine's folders nothing
     mark.touch()
     folder = measured(run_of(tmp_path, peer=peer))
     assert failures(folder) == [] and SINGLE in kinds(folder)
@@ -132,7 +136,8 @@ def test_answers_that_are_cut_are_told_by_how_they_ended(tmp_path: Path, ending:
 
 def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One slot that drops nobody: requests of the warm-up are in its queue when that is over. A request is sent behind
-    them, and it has ended before the first point begins."""
+    them, and it has ended before the first point begins. The warm-up is long enough for a client that comes late to it:
+    of one that sent nothing at all nothing is left behind."""
     loads: list[tuple[str, list[str]]] = []
     real = Shape._load
 
@@ -142,7 +147,7 @@ def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatc
         return samples, seen
 
     monkeypatch.setattr(Shape, "_load", told)
-    measured(run_of(tmp_path, "slots=1", "first=0.3", settings=replace(QUICK, bisections=0, at_once=10)))
+    measured(run_of(tmp_path, "slots=1", "first=0.3", settings=replace(QUICK, bisections=0, at_once=10, warm_up=2.0)))
     assert [point for point, _ in loads[:4]] == ["one", "warm-up", "one", "single"]
     assert "unfinished" in loads[1][1] and loads[2][1] == ["ok"]
 

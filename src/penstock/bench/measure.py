@@ -182,7 +182,7 @@ class Shape:
         """Keeps what went wrong, and the samples of a point."""
         said = without_folders(plain(" ".join(message.split())))[:MESSAGE]
         point = plan.name if plan is not None else None
-        failure = Failure(point=point, kind=kind, message=said, log=plain(log))
+        failure = Failure(point=point, kind=kind, message=said, log=without_folders(plain(log)))
         self._folder.add_failure(Failed(plan, failure, self._took()), samples)
         return False
 

@@ -97,6 +97,7 @@ class Board:
         self._numbers = np.frombuffer(memory, np.float64).reshape(rows, self._WIDTH)
         self._row = row
         self.servers = rows
+        self.first = row == 0  # the process that says what is to be said once
 
     @classmethod
     def make(cls, rows: int) -> int:

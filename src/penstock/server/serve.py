@@ -30,6 +30,7 @@ from penstock.server.app import build_app
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_state import State, opened
 from penstock.server.connection import connection_of
+from penstock.server.defaults import tell_unserved
 from penstock.server.doors import Doors, check_hosts, check_public
 from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
@@ -164,6 +165,8 @@ async def serve_engine(
         client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=len(site.doors.keys)
     )
     service.desk = None if state is None else Desk(service, state)
+    if board is None or board.first:
+        tell_unserved(Path(client.facts.folder), sys.stderr)
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(BACKLOG)

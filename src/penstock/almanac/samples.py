@@ -26,7 +26,7 @@ class Samples:
     point: npt.NDArray[np.object_]  # the point's name in its record
     start: npt.NDArray[np.int32]  # which start of the server, 0 up: points are measured again after a restart
     intended: npt.NDArray[np.float64]  # when the plan wanted it sent
-    actual: npt.NDArray[np.float64]  # when it was handed to the socket
+    actual: npt.NDArray[np.float64]  # when it was handed to the socket: stamped before the write
     first: npt.NDArray[np.float64]  # when the first event with output arrived; NaN: never, or not streamed
     end: npt.NDArray[np.float64]  # when the answer was complete, or had failed
     events: npt.NDArray[np.int32]  # events with output

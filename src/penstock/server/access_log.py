@@ -24,10 +24,10 @@ from penstock.errors import UsageError
 from penstock.server.account import Account
 from penstock.server.doors import key_of
 from penstock.server.keys import Key
+from penstock.server.refusals import CLOSED_BY_CLIENT
 
 STDERR = "-"
 _QUIET = ("/health", "/metrics")
-_GONE = 499  # the client left before an answer began, as nginx has it
 
 
 def open_log(where: str | None) -> Any:
@@ -50,7 +50,7 @@ class AccessLog:
         if scope["type"] != "http" or scope["path"].startswith(_QUIET):
             await self._app(scope, receive, send)
             return
-        began, seen = time.perf_counter(), {"status": _GONE, "id": None}
+        began, seen = time.perf_counter(), {"status": CLOSED_BY_CLIENT, "id": None}
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":

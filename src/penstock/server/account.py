@@ -22,7 +22,7 @@ class Account:
         # call holds its prompts.
         self.stream, self.n, self.choices = call.stream, call.sampling.n, call.choices
         self._most = call.sampling.max_tokens
-        self.prompt_tokens = sum(len(prompt.ids) for prompt in call.prompts)
+        self.prompt_tokens = call.prompt_tokens
         self.made = 0  # tokens
         self.first: float | None = None  # seconds until the first of them was here, or drawn where none is streamed
         self.ends: dict[str, int] = {}  # finish reason -> samples

@@ -129,7 +129,7 @@ class Answer:
     def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """A prompt's tokens count once, whatever n is."""
         made = 0 if self._call.only_prompt else completion_tokens
-        asked = sum(len(prompt.ids) for prompt in self._call.prompts)
+        asked = self._call.prompt_tokens
         return {
             "prompt_tokens": asked,
             "completion_tokens": made,

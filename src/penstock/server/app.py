@@ -16,14 +16,14 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
 from penstock import __version__
-from penstock.errors import PenstockError
+from penstock.errors import FaultError, PenstockError
 from penstock.server import exchange
 from penstock.server.access_log import AccessLog
 from penstock.server.batch_routes import add_batch_routes
 from penstock.server.doors import Doors, Gate
-from penstock.server.exchange import CLOSED_BY_CLIENT, Service
+from penstock.server.exchange import Service
 from penstock.server.openapi import describe
-from penstock.server.refusals import NotServedError, error_body
+from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, NotServedError
 from penstock.server.whole import JSON
 
 
@@ -106,8 +106,7 @@ def _add_error_shapes(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never silent.
-        body = error_body("the server failed at this request; its log says how", kind="server_error", code="internal")
-        return Response(body, status_code=500, media_type=JSON)
+        return exchange.refuse(FaultError(FAILED))
 
 
 def _what(error: HTTPException) -> str:

@@ -13,6 +13,8 @@ import msgspec
 from penstock.errors import CapacityError, ContextLengthError, EngineError, FaultError, PenstockError, UsageError
 
 LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
+FAILED = "the server failed at this request; its log says how"  # a FaultError's words
+CLOSED_BY_CLIENT = 499  # the client left before its answer began, as nginx has it: nobody reads it, it is for logs
 
 
 class HttpError(UsageError):

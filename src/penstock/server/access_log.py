@@ -22,12 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import UsageError
 from penstock.server.account import Account
-from penstock.server.doors import key_of
+from penstock.server.doors import PROBES, key_of
 from penstock.server.keys import Key
 from penstock.server.refusals import CLOSED_BY_CLIENT
 
 STDERR = "-"
-_QUIET = ("/health", "/metrics")
 
 
 def open_log(where: str | None) -> Any:
@@ -47,7 +46,7 @@ class AccessLog:
         self._app, self._file = app, file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(_QUIET):
+        if scope["type"] != "http" or scope["path"].startswith(PROBES):
             await self._app(scope, receive, send)
             return
         began, seen = time.perf_counter(), {"status": CLOSED_BY_CLIENT, "id": None}

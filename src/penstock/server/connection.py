@@ -16,14 +16,16 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from penstock.server.doors import PROBES
 from penstock.server.limits import Limits
 from penstock.server.porter import Porter
 from penstock.server.refusals import HttpError, body_of
+from penstock.server.whole import JSON
 
-OPEN_PATHS = (b"/health", b"/metrics")  # what begins so is answered, however crowded it is
-SPARE = 64  # connections beyond the most that are there for OPEN_PATHS, and to tell the others
+SPARE = 64  # connections beyond the most that are there for probes, and to tell the others
 LINGER = 2.0  # seconds that what a client still sends is read and thrown away, so that it gets to its answer
 OTHER_FILES = 256  # descriptors that are no connections
+_PROBES = tuple(path.encode() for path in PROBES)
 
 
 class BadRequestError(HttpError):
@@ -175,7 +177,7 @@ class Connection(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.max_header_bytes:
             self._refuse(self._too_large())
-        elif len(self.connections) > self.most and not self.url.startswith(OPEN_PATHS):
+        elif len(self.connections) > self.most and not self.url.startswith(_PROBES):
             message = "the server has as many connections as it takes: send this again in a moment"
             self._refuse(CrowdedError(message, headers={"retry-after": "1"}))
         elif self.parser.should_upgrade():
@@ -291,7 +293,7 @@ class Connection(HttpToolsProtocol):
 
     def _answer(self, error: HttpError, *, close: bool) -> None:
         body = body_of(error)
-        fields = {**error.headers, "content-type": "application/json", "content-length": str(len(body))}
+        fields = {**error.headers, "content-type": JSON, "content-length": str(len(body))}
         if close:
             fields["connection"] = "close"
         lines = [f"{name}: {value}\r\n".encode() for name, value in fields.items()]

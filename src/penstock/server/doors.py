@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.errors import UsageError
 from penstock.server.keys import Key, KeyRing
 from penstock.server.refusals import BadKeyError, HttpError, body_of
+from penstock.server.whole import JSON
 
 OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
+PROBES = ("/health", "/metrics")  # what begins so is answered in any crowd, and is no line of the access log
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)
 
@@ -132,7 +134,7 @@ class Gate:
                 scope.setdefault("state", {})["key"] = self._keeper.let_in(scope["headers"])
             except HttpError as error:
                 headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
-                refusal = Response(body_of(error), error.status, headers, media_type="application/json")
+                refusal = Response(body_of(error), error.status, headers, media_type=JSON)
                 await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -12,14 +12,13 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.server import batches, files
-from penstock.server.doors import OPEN_PATHS
+from penstock.server.doors import OPEN_PATHS, PROBES
 from penstock.server.openapi_schemas import ANSWERS, BATCH, UPLOAD, Json, ref, request_schemas
 from penstock.server.whole import JSON
 
 EVENTS = "text/event-stream"
 BYTES = "application/octet-stream"
 _ANYWHERE = (400, 408, 431, 500)  # bytes that are no request, headers that are too slow or too large, a fault of ours
-_UNCROWDED = ("/health", "/metrics")  # answered however many connections there are
 _STATUSES = {
     200: "As asked.",
     400: "The request cannot be served as it is; `param` names the field.",
@@ -144,7 +143,7 @@ def _responses(told: Told, path: str, keyed: bool) -> Json:
 
 
 def _at_the_door(path: str, keyed: bool) -> tuple[int, ...]:
-    crowded = () if path.startswith(_UNCROWDED) else (429,)
+    crowded = () if path.startswith(PROBES) else (429,)
     return crowded if path in OPEN_PATHS else (401 if keyed else 403, *crowded)
 
 

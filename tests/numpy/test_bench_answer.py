@@ -126,6 +126,26 @@ def test_a_whole_body_is_judged_by_its_usage() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reasons", "output", "verdict"),
+    [
+        (("length", "length"), 16, None), (("length", "length"), 9, "length"), (("stop", "length"), 7, "length"),
+        (("stop", "length"), 8, None), (("stop", "stop"), 5, None), (("stop", "stop"), 17, "usage"),
+    ],
+)  # fmt: skip
+def test_samples_that_a_context_clamped_are_seen(reasons: tuple[str, str], output: int, verdict: str | None) -> None:
+    """Two samples of up to 8 tokens, that may end by themselves."""
+    events = b"".join(event("a") + event("b", reason) for reason in reasons)
+    stream = Stream()
+    used = usage_event(prompt_tokens=3, completion_tokens=output, total_tokens=3 + output)
+    stream.feed(events + used + DONE, 1.0)
+    stream.finish()
+    found = judge(stream, 3, -1, 16)
+    assert (found and found[0]) == verdict
+    assert found is None or verdict == "usage" or OWN_LIMIT in found[1]
+    assert judge(stream, 3, -1) is None  # where nobody knows the most
+
+
+@pytest.mark.parametrize(
     ("reason", "told"),
     [("length", f"{OWN_LIMIT} at 6 tokens in and out"), ("stop", "ignore_eos is not heeded"), (None, "were asked for")],
 )

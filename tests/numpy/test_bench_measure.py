@@ -200,6 +200,18 @@ def test_a_failure_is_told_by_its_word(outcome: str, message: str, kind: str) ->
     assert kind_of(outcome, message, None) == kind
 
 
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("version: 11434 (abc)", "11434"), ("vllm 0.26.0+cu130", "0.26.0+cu130"),
+        ("version: 0.6.0-dev (build 11434, commit abc)", "b11434"),
+        ("version: 0.6.0-dev (build 0, commit unknown)", "0.6.0"),
+    ],
+)  # fmt: skip
+def test_an_engines_version_is_read_from_what_it_prints(said: str, version: str) -> None:
+    assert fake_peer(version=["{python}", "-c", f"print({said!r})"]).version_of(sys.executable) == version
+
+
 # --- a server that is there
 
 
@@ -305,6 +317,9 @@ def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
         "settings": replace(run, settings=replace(QUICK, window=9.0)),
         "processes": replace(run, processes=2),
         "model": replace(run, subject=replace(run.subject, model="other")),
+        "commit": replace(run, commit="0123456789ab"),
+        "machine": replace(run, machine=run.machine.model_copy(update={"cores": 64})),
+        "python": replace(run, subject=replace(run.subject, python="/other/python")),
     }
     for name, other in changes.items():
         with pytest.raises(UsageError, match=rf"holds another run \({name} differ\)"):

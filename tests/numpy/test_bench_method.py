@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
+from bench_runs import run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.almanac.record import Method
 from penstock.bench.arrivals import Known, load_of, poisson, warm_load
 from penstock.bench.method import (
     CLOSED,
@@ -26,11 +31,14 @@ from penstock.bench.method import (
     Settings,
     bracket,
     failed,
+    fewer_than_aimed,
     next_plan,
     sides,
     within,
 )  # fmt: skip
-from penstock.bench.workload import Prompted
+from penstock.bench.run_folder import RunFolder
+from penstock.bench.workload import Prompted, workload
+from penstock.bench.writing import method_of
 from penstock.errors import UsageError
 
 GOALS = (0.3, 1.0, 3.0)
@@ -287,3 +295,23 @@ def test_arrivals_come_from_the_seed_the_start_and_the_name() -> None:
 def test_a_point_of_too_many_requests_is_told_by_name() -> None:
     with pytest.raises(UsageError, match="open would be of"):
         load_of(plan_of(OPEN, rate=50_000.0), Settings(), Known(1.0, 5.0), iter(prompts()), 0)
+
+
+def test_the_method_in_a_record_is_what_was_done() -> None:
+    """All of the full method on a server of 4 requests a second; then as much of it as there was time for; then on one
+    so slow that a window of ten minutes sees no 1,000 requests."""
+    asked = replace(run_of(Path("out")), settings=Settings(goals=GOALS, budget=PLENTY))
+    settings = replace(asked.settings, budget=None)
+
+    def told(done: list[Found]) -> Method:
+        plans = [SimpleNamespace(plan=each.plan) for each in done]
+        return method_of(asked, workload("8x4"), cast(RunFolder, SimpleNamespace(measured=plans, found=lambda _: done)))
+
+    whole = run(settings, Server(4.0, dict.fromkeys(GOALS, 3.0)))
+    assert (told(whole).starts, told(whole).short) == (3, False)
+    first = [each for each in whole if each.plan.start == 0]
+    assert (told(first).starts, told(first).short) == (1, True)
+    assert (told(first[:3]).starts, told(first[:3]).short) == (1, True) and told([]).short
+    slow = run(settings, Server(1.0, dict.fromkeys(GOALS, 0.75)))
+    assert (told(slow).starts, told(slow).short) == (3, True)
+    assert [fewer_than_aimed(settings, each.plan) for each in slow] == [each.plan.kind == OPEN for each in slow]

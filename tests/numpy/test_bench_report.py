@@ -18,7 +18,7 @@ from made_records import made_records
 from penstock.almanac.figures import crossing_of
 from penstock.almanac.record import Failure, Interval, Record
 from penstock.bench import charts
-from penstock.bench.compare import SAME, UNKNOWN, compare, ratio_ends, record_at
+from penstock.bench.compare import CLIENT_SHORT, SAME, UNKNOWN, compare, ratio_ends, record_at
 from penstock.bench.compare_table import print_comparison
 from penstock.bench.crossings import crossings
 from penstock.bench.report import costs, print_table, render
@@ -146,6 +146,23 @@ def test_crossings_are_compared_by_what_is_sure_of_them() -> None:
     assert compare(quick, slow).goals[0].endswith("B / A 0.17 to 0.40")
 
 
+def of_a_short_client(found: Record) -> Record:
+    points = [
+        point.model_copy(update={"client": point.client.model_copy(update={"short": True})}) for point in found.points
+    ]
+    return found.model_copy(update={"points": points})
+
+
+def test_points_of_a_client_that_was_short_rank_nobody() -> None:
+    slow, quick = with_goals((4.0, 1.0, 0.96, 1.0), (8.0, 0.5, 0.4, 0.6)), with_goals((20.0, 1.0, 0.97, 1.0))
+    (crossing,) = crossings(of_a_short_client(quick))
+    assert (crossing.meets, crossing.fails, crossing.keeps, crossing.misses) == (None, None, None, None)
+    assert compare(slow, of_a_short_client(quick)).goals[0].endswith("B met it at no rate that was tried")
+    found = record()
+    for pair in ((found, of_a_short_client(found)), (of_a_short_client(found), found)):
+        assert {ratio.verdict for ratio in compare(*pair).ratios} == {CLIENT_SHORT}
+
+
 def test_charts_of_extreme_values_stay_on_the_page() -> None:
     found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 2)
     points = [
@@ -236,9 +253,10 @@ def test_runs_that_are_not_alike_say_in_what_and_other_shapes_are_refused() -> N
     other = found.model_copy(update={
         "model": found.model.model_copy(update={"dtype": "int8"}),
         "machine": found.machine.model_copy(update={"cpu": "another"}),
+        "method": found.method.model_copy(update={"quantile": 0.5}),
     })  # fmt: skip
     told = " ".join(compare(found, other).differs)
-    assert "dtype: A" in told and "CPU: A" in told
+    assert "dtype: A" in told and "CPU: A" in told and "share of first tokens in time: A 0.95, B 0.5" in told
     shape = found.shape.model_copy(update={"output": found.shape.output + 1})
     with pytest.raises(UsageError, match="cannot be compared"):
         compare(found, found.model_copy(update={"shape": shape}))

@@ -133,12 +133,13 @@ class Stream(Answer):
     _before, _after: what was around the text of an event that brought nothing but text; one that has the same around
     other text, without a quote in it, is such an event too."""
 
-    __slots__ = ("_after", "_around", "_before", "_begin", "_end", "_lessons", "_rest", "ended", "finished")
+    __slots__ = ("_after", "_around", "_before", "_begin", "_end", "_lessons", "_rest", "ended", "finished", "limited")
 
     def __init__(self) -> None:
         super().__init__()
         self.ended = False
         self.finished = 0  # choices that told a finish_reason
+        self.limited = 0  # of those, that ended at a limit
         self._rest = b""
         self._before = self._after = b""
         self._begin = self._end = 0
@@ -225,6 +226,7 @@ class Stream(Answer):
                 brings = True
             if choice.finish_reason is not None:
                 self.finished += 1
+                self.limited += choice.finish_reason == "length"
                 self.reason = choice.finish_reason
         if brings:
             self.times.append(now)

@@ -93,4 +93,4 @@ def _bounded(plan: Plan, count: int) -> int:
 
 
 def _ask(intended: float, prompted: Prompted) -> Ask:
-    return Ask(intended, prompted.body, prompted.prompt_tokens, prompted.output_tokens)
+    return Ask(intended, prompted.body, prompted.prompt_tokens, prompted.output_tokens, prompted.most_output)

@@ -20,6 +20,7 @@ from penstock.errors import UsageError
 
 SAME = "no significant difference"
 UNKNOWN = "too few requests to say"
+CLIENT_SHORT = "not ranked: the client may have been the bottleneck"
 RECORD = "record.json"
 # What is compared at each kind of point: (words, figure, its quantile or None for a rate).
 COMPARED = {
@@ -35,7 +36,8 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """B over A. low, high: of its 95 % interval, None: not known. more_is_better: a rate, not a time."""
+    """B over A. low, high: of its 95 % interval, None: not known. more_is_better: a rate, not a time. short: the client
+    of one of them was."""
 
     point: str
     figure: str
@@ -44,9 +46,12 @@ class Ratio:
     low: float | None
     high: float | None
     more_is_better: bool
+    short: bool = False
 
     @property
     def verdict(self) -> str:
+        if self.short:
+            return CLIENT_SHORT
         if self.low is None or self.high is None:
             return UNKNOWN
         if self.low <= 1 <= self.high:
@@ -114,7 +119,8 @@ def _ratios(one: Point, other: Point) -> Iterator[Ratio]:
         a, b = _interval(one, figure, quantile), _interval(other, figure, quantile)
         if a is not None and b is not None:
             low, high = ratio_ends(a, b)
-            yield Ratio(one.name, words, a.value, b.value, low, high, quantile is None)
+            short = one.client.short or other.client.short
+            yield Ratio(one.name, words, a.value, b.value, low, high, quantile is None, short)
 
 
 def _interval(point: Point, figure: str, quantile: str | None) -> Interval | None:
@@ -172,6 +178,7 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "prompts": (a.shape.prompts, b.shape.prompts),
         "temperature": (a.shape.temperature, b.shape.temperature),
         "requests at once": (_at_once(a), _at_once(b)),
+        "share of first tokens in time": (a.method.quantile, b.method.quantile),
     }
     for name, (one, other) in pairs.items():
         if one != other:

@@ -28,6 +28,7 @@ class Post:
     body: bytes
     asked_prompt: int
     asked_output: int
+    most_output: int
     intended: float
     window: bool = False
     taken: float = NEVER  # when the client took it up: what it is late by
@@ -150,7 +151,8 @@ class Connection(asyncio.Protocol):
     def _complete(self, post: Post) -> None:
         assert self._answer is not None
         self._answer.finish()
-        self._settle(*(judge(self._answer, post.asked_prompt, post.asked_output) or ("ok", "")))
+        verdict = judge(self._answer, post.asked_prompt, post.asked_output, post.most_output)
+        self._settle(*(verdict or ("ok", "")))
 
     def _settle(self, outcome: str, message: str) -> None:
         post = self._post

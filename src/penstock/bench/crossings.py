@@ -31,13 +31,13 @@ class Crossing:
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Of each goal, by `crossing_of`."""
+    """Of each goal, by `crossing_of`. A point whose client was short says nothing of the server."""
     quantile, found = record.method.quantile, []
     for seconds in record.method.goals:
         rates = [
             (point.rate or 0.0, goal)
             for point in record.points
-            if point.kind == "open" and (goal := goal_of(point, seconds)) is not None
+            if point.kind == "open" and not point.client.short and (goal := goal_of(point, seconds)) is not None
         ]
         meets, fails = crossing_of([(rate, goal.share) for rate, goal in rates], quantile)
         middle = meets or 0.0

@@ -10,8 +10,9 @@ from penstock.bench.answer import Answer, Stream
 OWN_LIMIT = "the server ran into a limit of its own"  # what tells a clamped answer from one that ended by itself
 
 
-def judge(answer: Answer, asked_prompt: int, asked_output: int) -> tuple[str, str] | None:
-    """(outcome, message) of a whole answer that isn't what it should be; -1: of no fixed length."""
+def judge(answer: Answer, asked_prompt: int, asked_output: int, most_output: int = -1) -> tuple[str, str] | None:
+    """(outcome, message) of a whole answer that isn't what it should be; -1: of no fixed length. most_output: tokens
+    of all its samples, at most."""
     if answer.fault is not None:
         return answer.fault
     usage = answer.usage
@@ -29,9 +30,25 @@ def judge(answer: Answer, asked_prompt: int, asked_output: int) -> tuple[str, st
     if asked_output not in (-1, output):
         why = _why_short(answer.reason, prompt + output) if output < asked_output else ""
         return "length", f"{output} tokens out, {asked_output} were asked for{why}"
+    if most_output >= 0 and output > most_output:
+        return "usage", f"a usage of {output} tokens, {most_output} were asked for at most"
+    if asked_output == -1 and isinstance(answer, Stream) and (told := _clamped(answer, output, most_output)):
+        return "length", told
     if asked_prompt not in (-1, prompt):
         return "length", f"{prompt} tokens in, {asked_prompt} were sent"
     return None
+
+
+def _clamped(answer: Stream, output: int, most_output: int) -> str | None:
+    """Samples end by themselves or at max_tokens: those that say "length" have all of theirs, or the server's context
+    was too short. Fewer than there should be of these alone are seen."""
+    if most_output < 0 or not answer.limited:
+        return None
+    least = answer.limited * (most_output // answer.finished)
+    if output >= least:
+        return None
+    told = f"{answer.limited} of {answer.finished} samples say finish_reason 'length', which is {least} tokens or more"
+    return f"{output} tokens out, but {told}: {OWN_LIMIT}; is its context that long?"
 
 
 def _why_short(reason: str | None, tokens: int) -> str:

@@ -15,29 +15,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.almanac.record import Look
+from penstock.almanac.record import HEADROOM, LAG, Look
 from penstock.almanac.samples import Samples, from_lists
 from penstock.bench.processes import Clients
 from penstock.bench.target import Target
 from penstock.bench.wire import News, Part, Spec
 from penstock.errors import UsageError
 
-LAG = 0.005  # seconds: a client whose loop ticks later than this at p99 was short
 LATE = 0.005  # seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
 LATE_SHARE = 0.05
-HEADROOM = 2.0
 BUSY = 0.5  # where no ceiling is known: the share of a core that stands for a headroom of 2
 OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
 
 
 @dataclass(frozen=True)
 class Ask:
-    """intended: seconds from the point's begin; NaN in a closed loop. asked_*: -1 where no length is fixed."""
+    """intended: seconds from the point's begin; NaN in a closed loop. asked_*: -1 where no length is fixed.
+    most_output: tokens of all samples together, at most; -1: nobody knows."""
 
     intended: float
     body: bytes
     asked_prompt: int
     asked_output: int
+    most_output: int = -1
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,7 @@ def shares(target: Target, load: Load, processes: int) -> list[Spec]:
             stop_after=load.stop_after, stall=load.stall, window=load.window, stream=load.stream, number=numbers,
             intended=[ask.intended for ask in asks], body=[ask.body for ask in asks],
             asked_prompt=[ask.asked_prompt for ask in asks], asked_output=[ask.asked_output for ask in asks],
+            most_output=[ask.most_output for ask in asks],
         ))  # fmt: skip
     return specs
 

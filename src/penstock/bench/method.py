@@ -113,6 +113,11 @@ class Plan:
         return f"{self.name}.{self.start}"
 
 
+def fewer_than_aimed(settings: Settings, plan: Plan) -> bool:
+    """Whether an open point's window was cut by `longest` before as many came as should: not half a request off."""
+    return plan.kind == OPEN and (plan.rate or 0.0) * plan.window < settings.enough - 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it.

@@ -38,8 +38,9 @@ class Client:
         self._spec = spec
         self._tell_load = tell
         self.head, self.stream = spec.head, spec.stream
-        rows = zip(spec.number, spec.body, spec.asked_prompt, spec.asked_output, spec.intended, strict=True)
-        self.posts = [Post(*row) for row in rows]
+        asked = zip(spec.asked_prompt, spec.asked_output, spec.most_output, strict=True)
+        rows = zip(spec.number, spec.body, asked, spec.intended, strict=True)
+        self.posts = [Post(number, body, *lengths, intended) for number, body, lengths, intended in rows]
         planned = len(self.posts) if spec.closed is None else min(spec.closed, len(self.posts))
         self._planned = deque(self.posts[:planned])  # go by the clock
         self._waiting = deque(self.posts[planned:])  # go when a slot is free

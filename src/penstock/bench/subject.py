@@ -61,7 +61,7 @@ class Ceiling:
 @dataclass(frozen=True)
 class Run:
     """What `bench run` was asked for. machine: the server's. price: dollars an hour of it. configuration: a word for
-    the options."""
+    the options. commit: of the sources that measure."""
 
     subject: Subject
     works: list[Workload]
@@ -73,6 +73,7 @@ class Run:
     ceiling: Ceiling = Ceiling()
     price: float | None = None
     configuration: str = "default"
+    commit: str | None = None
 
     @property
     def short(self) -> bool:
@@ -85,6 +86,9 @@ def fingerprint(run: Run, work: Workload) -> dict[str, Any]:
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None
     told = {
+        "commit": run.commit,
+        "machine": run.machine.model_dump(exclude={"gpu": {"clocks"}}),
+        "python": subject.python,
         "engine": subject.peer.name if subject.peer is not None else subject.url,
         "version": subject.version,
         "command": subject.peer.command if subject.peer is not None else None,

@@ -43,6 +43,7 @@ class Spec(msgspec.Struct, tag=True):
     body: list[bytes]
     asked_prompt: list[int]
     asked_output: list[int]
+    most_output: list[int]
 
 
 class Go(msgspec.Struct, tag=True):

@@ -52,11 +52,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """A request's body and what it must come back with: NO_LENGTH where that isn't known before."""
+    """A request's body and what it must come back with: NO_LENGTH where that isn't known before. most_output: tokens
+    of all its samples together, at most."""
 
     body: bytes
     prompt_tokens: int
     output_tokens: int
+    most_output: int = NO_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def workload(name: str) -> Workload:
     if monkeys := _MONKEYS.match(name):
         samples = int(monkeys[1] or MONKEYS_SAMPLES)
         return _questions(Path(monkeys[2]), samples) if monkeys[2] else Workload(
-            name, "monkeys", MONKEYS_INPUT, MONKEYS_OUTPUT, samples
+            "monkeys" if samples == MONKEYS_SAMPLES else name, "monkeys", MONKEYS_INPUT, MONKEYS_OUTPUT, samples
         )  # fmt: skip
     if name.endswith(".json"):
         return _conversations(Path(name))
@@ -115,13 +117,14 @@ def prompts(
     length = work.output if work.kind == "exact" else NO_LENGTH
     while True:
         prompt: Any = ids(work.input, speech.vocabulary, draw) if made is None else next(made)
-        yield Prompted(body(work, speech, prompt, work.output), work.input, length)
+        yield Prompted(body(work, speech, prompt, work.output), work.input, length, work.output * work.n)
 
 
 def _of_rows(work: Workload, speech: Speech, draw: Draw) -> Iterator[Prompted]:
     while True:
         text, output = work.rows[int(draw.integers(len(work.rows)))]
-        yield Prompted(body(work, speech, text, output), NO_LENGTH, NO_LENGTH if work.kind == "monkeys" else output)
+        length = NO_LENGTH if work.kind == "monkeys" else output
+        yield Prompted(body(work, speech, text, output), NO_LENGTH, length, output * work.n)
 
 
 def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:

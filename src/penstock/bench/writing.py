@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from penstock.almanac.figures import point_of
 from penstock.almanac.record import Client, Configuration, Engine, Look, Method, Model, Point, Raw, Record
 from penstock.almanac.record import Shape as RecordShape
 from penstock.almanac.samples import Samples
-from penstock.bench.method import CLOSED, OPEN
+from penstock.bench.method import CLOSED, OPEN, fewer_than_aimed, next_plan
 from penstock.bench.run_folder import Measured, RunFolder
 from penstock.bench.serving import HOST
 from penstock.bench.subject import Run, Subject
@@ -56,7 +57,7 @@ def write_record(run: Run, work: Workload, folder: RunFolder) -> Record:
         machine=run.machine,
         shape=_shape(run.subject, work),
         client=_client(run),
-        method=_method(run, measured),
+        method=method_of(run, work, folder),
         points=points,
         failures=[one.failure for one in folder.failed()],
         raw=raw,
@@ -71,6 +72,8 @@ def _point(run: Run, work: Workload, samples: Samples, starts: Sequence[Measured
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
     marks = ["text prompts"] if _prompts(run.subject, work) == "text" else []
+    if fewer_than_aimed(run.settings, plan):
+        marks.append("fewer requests than aimed at")
     return point_of(
         samples, name=plan.name, kind=kind, rate=plan.rate, concurrency=plan.concurrency,
         seconds=sum(one.plan.window for one in starts) if steady else None,
@@ -106,7 +109,7 @@ def _engine(run: Run) -> Engine:
     variables = {**(peer.environment if peer is not None else {}), **subject.environment}
     return Engine(
         name=word(name), version=word(subject.version), command=line(without_folders(command)),
-        commit=commit() if name == "penstock" and subject.python == sys.executable else None,  # the client's sources
+        commit=run.commit if name == "penstock" and subject.python == sys.executable else None,  # the client's sources
         configuration=Configuration(
             name=word(run.configuration), flags=[line(without_folders(each)) for each in subject.options],
             files={word(each): text for each, text in subject.files.items()},
@@ -140,18 +143,23 @@ def _prompts(subject: Subject, work: Workload) -> Literal["ids", "text"]:
 
 def _client(run: Run) -> Client:
     return Client(
-        penstock=__version__, commit=commit(), command=line(command_of(sys.argv)), processes=run.processes,
+        penstock=__version__, commit=run.commit, command=line(command_of(sys.argv)), processes=run.processes,
         seed=run.seed, ceiling_events=run.ceiling.events, ceiling_requests=run.ceiling.requests,
     )  # fmt: skip
 
 
-def _method(run: Run, measured: Sequence[Measured]) -> Method:
+def method_of(run: Run, work: Workload, folder: RunFolder) -> Method:
+    """As it was done: of a run that time or failures ended, the starts that there were, and it is a short one."""
     settings = run.settings
-    steady = [one.plan for one in measured if one.plan.kind in (OPEN, CLOSED)]
+    plans = [one.plan for one in folder.measured]
+    steady = [plan for plan in plans if plan.kind in (OPEN, CLOSED)]
+    ended = next_plan(replace(settings.of_samples(work.n), budget=None), folder.found(settings.goals)) is None
+    fewer = any(fewer_than_aimed(settings, plan) for plan in plans)
     return Method(
         warm_up=max((plan.opens for plan in steady), default=settings.warm_up),
         window=max((plan.window for plan in steady), default=settings.window), enough=settings.enough,
-        starts=settings.starts, quantile=settings.quantile, goals=list(settings.goals), short=run.short,
+        starts=1 + max((plan.start for plan in plans), default=0), quantile=settings.quantile,
+        goals=list(settings.goals), short=run.short or fewer or not ended,
         price_per_hour=run.price,
     )  # fmt: skip
 

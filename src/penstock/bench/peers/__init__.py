@@ -30,6 +30,7 @@ from penstock.errors import EngineError, UsageError
 FOLDER = Path(__file__).parent
 VERSION_PATIENCE = 120.0
 _VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?|(?<=version: )\d+")
+_BUILD = re.compile(r"\(build ([1-9]\d*)")  # llama.cpp's, which releases are named by; 0: whoever built it didn't say
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,10 @@ class Peer:
             done = subprocess.run(words, capture_output=True, text=True, timeout=VERSION_PATIENCE)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EngineError(f"{self.name} cannot be asked for its version ({error}): {self.install}") from error
-        told = _VERSION.search(done.stdout + done.stderr if done.returncode == 0 else "")
+        said = done.stdout + done.stderr if done.returncode == 0 else ""
+        if built := _BUILD.search(said):
+            return f"b{built[1]}"
+        told = _VERSION.search(said)
         if told is None:
             last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
             raise EngineError(

@@ -1,4 +1,5 @@
-"""`make reliability`: everything that is tried on a service, one after the other, as one table in docs/reliability.md.
+"""`make reliability`: everything that is tried on a service, as one table in docs/reliability.md. What takes times has
+the machine to itself; then come the parts that take none, one for each core.
 
     python tests/reliability/run.py [--only WORD ...] [--quick] [--no-page]
 
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,6 +49,7 @@ class Part:
     name: str
     what: str
     run: Callable[[Path, float], Outcome]
+    timeless: bool = False  # it takes no times: another may run beside it
 
 
 def held(folder: Path, size: float) -> Outcome:
@@ -208,25 +211,32 @@ PARTS = (
     Part("faults survived", "engine dies", "exits, raises in a step, while it is read, out of memory", faults),
     Part("faults survived", "engine hangs", "in Python, with the lock held, SIGSTOP; step timeout 1 s", hangs(1, 3)),
     Part("faults survived", "hangs, two servers", "the same behind two servers", hangs(2, 1)),
-    Part("faults survived", "one request fails", "our own code raises at it", tests("cpu/test_faults_requests.py")),
+    Part(
+        "faults survived", "one request fails", "our own code raises at it",
+        tests("cpu/test_faults_requests.py"), timeless=True,
+    ),
     Part("faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines", batch_killed),
     Part("faults survived", "disk fails", "write, sync, rename, open of a batch, each at its k-th call", disk_fails),
     Part(
         "faults survived", "journal", "cut at every byte, each byte of 4 KB spoilt in seven ways, killed, full",
-        drawn("numpy/test_journal*.py", "cpu/test_batch_results.py"),
+        drawn("numpy/test_journal*.py", "cpu/test_batch_results.py"), timeless=True,
     ),
     Part(
         "bad inputs tried", "requests", "bodies, fields, paths, headers, keys, connections",
-        tests("cpu/test_*bad_input*.py", "cpu/test_server_doors.py", "cpu/test_server_connection.py"),
+        tests("cpu/test_*bad_input*.py", "cpu/test_server_doors.py", "cpu/test_server_connection.py"), timeless=True,
     ),
     Part(
         "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages of the channel",
-        drawn("cpu/test_fuzz*.py", "numpy/test_fuzz*.py"),
+        drawn("cpu/test_fuzz*.py", "numpy/test_fuzz*.py"), timeless=True,
     ),
-    Part("bad inputs tried", "schema", "schemathesis: data that fits and that doesn't, every operation", described),
+    Part(
+        "bad inputs tried", "schema", "schemathesis: data that fits and that doesn't, every operation",
+        described, timeless=True,
+    ),
     Part(
         "bad inputs tried", "real clients", "openai (files and batches too), lm_eval against transformers, curl",
         tests("cpu/test_server_openai.py", "cpu/test_files.py", "cpu/test_batches.py", "cpu/test_clients.py"),
+        timeless=True,
     ),
 )  # fmt: skip
 
@@ -242,19 +252,31 @@ def main() -> int:
     missing = fuzz_schema.missing()
     if missing and any(part.name in ("schema", "real clients") for part in chosen):
         parser.error(f"{' and '.join(missing)} must be there: pip install -e '.[reliability]'")
-    began, rows, bad = time.monotonic(), [], 0
-    for part in chosen:
+    began = time.monotonic()
+    made = _tried(chosen, 0.05 if asked.quick else 1.0)
+    if not (asked.no_page or asked.quick):
+        _write([row for row, _ in made], None if asked.only else time.monotonic() - began)
+    return not all(well for _, well in made)
+
+
+def _tried(parts: list[Part], size: float) -> list[tuple[str, bool]]:
+    """The row of each part, in their order, and whether all of it was as it should be."""
+
+    def tried(part: Part) -> tuple[str, bool]:
         started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            said, wrong = part.run(Path(folder), 0.05 if asked.quick else 1.0)
-        bad += len(wrong)
+            said, wrong = part.run(Path(folder), size)
         seconds = time.monotonic() - started
         verdict = "as it should" if not wrong else "; ".join(wrong[:3])
-        rows.append(f"| {part.group} | {part.name} | {part.what} | {said} | {verdict} | {seconds:.0f} |")
-        print(rows[-1], flush=True)
-    if not (asked.no_page or asked.quick):
-        _write(rows, None if asked.only else time.monotonic() - began)
-    return bool(bad)
+        row = f"| {part.group} | {part.name} | {part.what} | {said} | {verdict} | {seconds:.0f} |"
+        print(row, flush=True)
+        return row, not wrong
+
+    made = [(part, tried(part)) for part in parts if not part.timeless]
+    timeless = [part for part in parts if part.timeless]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        made += zip(timeless, pool.map(tried, timeless), strict=True)
+    return [each for _, each in sorted(made, key=lambda one: parts.index(one[0]))]
 
 
 def _write(rows: list[str], seconds: float | None) -> None:

@@ -5,8 +5,8 @@
 
 A row is written in two moves: its bytes go to OUT and to the disk, then a line with its key, length and checksum goes
 to the journal and to the disk. Only then is it done. What a kill leaves after the last such line is cut off at the
-next open, so a key is either done, with its whole row in OUT, or it is not there. Rows go to the disk in groups (every
-half second or 8,192 rows), because a sync costs milliseconds.
+next open, so a key is either done, with its whole row in OUT, or it is not there. Rows go to the disk in groups (at a
+`tick` half a second after the last group, or 8,192 of them), because a sync costs milliseconds.
 
 Jobs and the server's batches share it. It knows neither: keys and rows are JSON values to it. Stdlib only.
 """
@@ -119,12 +119,7 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes. Left by an error before the first row, it takes its files away: nothing half-done stays."""
-        try:
-            self.close()
-        finally:
-            if kind is not None and not self._state.data_end:
-                self.path.unlink(missing_ok=True)
-                self.journal_path.unlink(missing_ok=True)
+        self.close(keep_empty=kind is None)
 
     def __contains__(self, key: Key) -> bool:
         return key in self.keys
@@ -134,7 +129,7 @@ class Journal:
         return len(self.keys)
 
     def add(self, key: Key, row: Mapping[str, Any]) -> None:
-        """Takes the row of a key; it is on the disk after the next commit. A key that is there already is an error."""
+        """Takes the row of a key; a tick that is due, or a commit, brings it to the disk. A known key is an error."""
         self._take(key, _line(row))
 
     def add_json(self, key: Key, row: bytes) -> None:
@@ -150,9 +145,15 @@ class Journal:
         line = _seal(f"{len(data)} {zlib.crc32(data):08x} {_text(key)}")
         self._state.pending.append((data, line))
         self._pending_bytes += len(data)
-        waited = time.monotonic() - self._last_commit
-        if waited >= COMMIT_SECONDS or len(self._state.pending) >= COMMIT_ROWS or self._pending_bytes >= COMMIT_BYTES:
+        if len(self._state.pending) >= COMMIT_ROWS or self._pending_bytes >= COMMIT_BYTES:
             self.commit()
+
+    def tick(self) -> bool:
+        """To be called while work goes on, often: commits what waits, once COMMIT_SECONDS have passed since the last
+        commit. So no row waits in memory for the next one to end. True where nothing waits: all is on the disk."""
+        if self._state.pending and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
+            self.commit()
+        return not self._state.pending
 
     def commit(self) -> None:
         """Brings the rows that wait to the disk, then their lines. Where that fails, both files go back to before.
@@ -160,7 +161,6 @@ class Journal:
         Ctrl-C may come at any line of this: what was written without being vouched for is cut, and the rows still
         wait. The new state is taken up in one assignment, so there is no half of it.
         """
-        self._last_commit = time.monotonic()
         state = self._state
         if not state.pending:
             return
@@ -175,6 +175,7 @@ class Journal:
             raise _why(error, self.path) from error
         self._state = _State(state.data_end + len(rows), state.journal_end + len(lines))
         self._pending_bytes = 0
+        self._last_commit = time.monotonic()  # its end: a slow disk doesn't get all of the time
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The committed rows in the order they were written. Read one by one: any number of them."""
@@ -183,14 +184,16 @@ class Journal:
             while file.tell() < end:
                 yield json.loads(file.readline())
 
-    def close(self) -> None:
-        """Commits what waits and lets go of the files."""
+    def close(self, *, keep_empty: bool = True) -> None:
+        """Commits what waits and lets go of the files. Unless `keep_empty`, files without a row are taken away."""
         if self._data.closed:
             return
         try:
             self.commit()
             self._cut()
         finally:
+            if not keep_empty and not self._state.data_end:
+                self._take_away()
             self._close_files()
 
     # Opening
@@ -205,6 +208,8 @@ class Journal:
             raise _why(error, self.journal_path) from error
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(journal.fileno()), os.stat(self.journal_path)):
+                raise BlockingIOError  # opened just before its run took it away: nobody would find what is written
             data = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
         except BlockingIOError as error:
             journal.close()
@@ -219,12 +224,10 @@ class Journal:
     def _take_up(self, fingerprint: dict[str, Any]) -> None:
         """Reads the journal's lines against the data, cuts what a kill left half done, collects the keys."""
         self._journal.seek(0)
-        self._data.seek(0)
-        size = os.fstat(self._data.fileno()).st_size
         lines = _whole_lines(self._journal)
         header = next(lines, b"")
         run = self._read_header(header)
-        if not size:  # nothing was written yet, or the rows were taken away: the run begins anew
+        if not os.fstat(self._data.fileno()).st_size:  # nothing was written, or it was taken away: the run begins anew
             self._begin(fingerprint)
             return
         if run is None:
@@ -234,7 +237,7 @@ class Journal:
         with self.path.open("rb") as data:
             for line in lines:
                 self._check_row(line, data)
-        self._cut()
+        self._cut(sync=True)  # a killed sitting may have written lines that are not on the disk
 
     def _read_header(self, header: bytes) -> dict[str, Any] | None:
         word, _, body = _unseal(header).partition(" ")
@@ -258,9 +261,7 @@ class Journal:
             _write(self._journal, header)
             _sync_folder(self.path.parent)
         except OSError as error:
-            self._close_files()
-            self.path.unlink(missing_ok=True)
-            self.journal_path.unlink(missing_ok=True)
+            self._take_away()
             raise _why(error, self.journal_path) from error
         self._state.journal_end = len(header)
 
@@ -288,13 +289,21 @@ class Journal:
 
     # The files
 
-    def _cut(self) -> None:
-        """Cuts both files to what is vouched for; taking bytes away works on a full disk too."""
+    def _cut(self, *, sync: bool = False) -> None:
+        """Cuts both files to what is vouched for; taking bytes away works on a full disk too. The journal first, and
+        to the disk: lines that a kill or a power cut left behind without their rows would be refused for ever."""
         try:
+            if sync or os.fstat(self._journal.fileno()).st_size != self._state.journal_end:
+                self._journal.truncate(self._state.journal_end)
+                os.fsync(self._journal.fileno())
             self._data.truncate(self._state.data_end)
-            self._journal.truncate(self._state.journal_end)
         except OSError as error:
             raise _why(error, self.path) from error
+
+    def _take_away(self) -> None:
+        """While the lock is held: nobody has begun in these files."""
+        self.path.unlink(missing_ok=True)
+        self.journal_path.unlink(missing_ok=True)
 
     def _close_files(self) -> None:
         self._data.close()
@@ -308,8 +317,7 @@ def check_writable(path: Path) -> None:
         raise JournalError(f"{path} is a folder: name a file")
     if not folder.is_dir():
         raise JournalError(f"{folder} is no folder: make it first, or name another output")
-    writable = os.access(path if path.exists() else folder, os.W_OK) and os.access(folder, os.W_OK)
-    if not writable:
+    if not (os.access(path if path.exists() else folder, os.W_OK) and os.access(folder, os.W_OK)):
         raise JournalError(f"{path} cannot be written: name an output in a folder of yours")
 
 
@@ -322,6 +330,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise _why(error, path) from error

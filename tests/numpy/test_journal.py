@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -313,3 +315,45 @@ def test_rows_that_are_json_already_are_taken_as_they_are(tmp_path: Path) -> Non
         journal.add_json("a", '{"x": "\u2028\u2029\x85é"}'.encode())
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"x": "\\u2028\\u2029\\u0085\xc3\xa9"}\n'
     assert read(tmp_path / "out.jsonl") == [{"x": "\u2028\u2029\x85é"}]
+
+
+def test_files_that_were_taken_away_are_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run opened them, failed before its first row and took them away, between our opening and our lock."""
+    out, lock = tmp_path / "out.jsonl", fcntl.flock
+    lines = out.with_name("out.jsonl.journal")
+
+    def late(file: object, how: int) -> None:
+        lines.unlink()
+        lines.touch()
+        lock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(JournalError, match="in use by another run"):
+        Journal(out, RUN)
+    monkeypatch.undo()
+    fill(out, 2)
+    assert len(read(out)) == 2
+
+
+def test_files_are_taken_away_while_they_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, unlink, free = tmp_path / "out.jsonl", os.unlink, []
+    lines = out.with_name("out.jsonl.journal")
+
+    def looked(path: object) -> None:
+        with lines.open("rb") as other, contextlib.suppress(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free.append(path)
+        unlink(path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "unlink", looked)
+    with pytest.raises(ZeroDivisionError), Journal(out, RUN):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == [] and free == []
+
+
+def test_a_whole_file_s_name_is_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[Path, bytes]] = []
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(journal_room, "_sync_folder", lambda folder: synced.append((folder, path.read_bytes())))
+    write_whole(path, b"1")
+    assert synced == [(tmp_path, b"1")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -116,13 +116,17 @@ class LLM:
         asked = [Prompt(key=i, messages=m, params=s) for i, (m, s) in enumerate(zip(listed, each, strict=True))]
         return self._run(asked, use_tqdm)
 
-    def stream(self, prompts: Iterable[Prompt]) -> Iterator[Finished]:
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object] | None = None
+    ) -> Iterator[Finished]:
         """For long jobs: pulls prompts as rows come free and yields each sample as it ends, in any order.
 
         Memory doesn't grow with the number of prompts. Closing the iterator early cancels what is under way.
+        after_step: called once a step of the engine, also where nothing ended in it, when all that did has been
+        yielded and the next sample is asked for. What it raises ends the stream.
         """
         # Closed by name: in Python 3.12 a generator that is closed lets go of its own only when it is dropped itself.
-        with closing(self._deltas(prompts)) as deltas:
+        with closing(self._deltas(prompts, after_step)) as deltas:
             for delta, asked, prompt in deltas:
                 if asked is None:
                     yield Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
@@ -192,10 +196,12 @@ class LLM:
             raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
         return self._tokenizer
 
-    def _deltas(self, prompts: Iterable[Prompt]) -> Generator[tuple[Delta, Asked | None, Prompt]]:
+    def _deltas(
+        self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
+    ) -> Generator[tuple[Delta, Asked | None, Prompt]]:
         """Submits while rows want work, turns the engine, and hands out deltas with their request and prompt.
 
-        A prompt that was refused comes with no request.
+        A prompt that was refused comes with no request.   after_step: as stream's.
         """
         from penstock.engine.interrupts import held_interrupts
 
@@ -219,15 +225,17 @@ class LLM:
                     room -= asked.remaining
                 if not known:
                     return
-                with held_interrupts():
-                    deltas = self._engine.step()
-                    news = self._client.take(deltas) if deltas is not None else []
+                news, stop = self._step()
                 for delta in news:
                     room += delta.finish_reason is not None
                     yield delta, *known[delta.request_id]
                 for delta in news:
                     if not self._client.waits_for(delta.request_id):
                         known.pop(delta.request_id, None)
+                if after_step is not None:
+                    after_step()
+                if stop is not None:
+                    raise stop
         finally:
             try:
                 with held_interrupts():
@@ -236,6 +244,22 @@ class LLM:
                     self._settle()
             finally:
                 self._turning.release()
+
+    def _step(self) -> tuple[list[Delta], KeyboardInterrupt | None]:
+        """The news of a step. Ctrl-C meanwhile is handed back: what ended in the step goes out first, it may be the
+        work of minutes. Pressed twice, it raises at once."""
+        from penstock.engine.interrupts import held_interrupts
+
+        news: list[Delta] | None = None
+        try:
+            with held_interrupts():
+                deltas = self._engine.step()
+                news = self._client.take(deltas) if deltas is not None else []
+        except KeyboardInterrupt as pressed:
+            if news is None:
+                raise
+            return news, pressed
+        return news, None
 
     def _settle(self) -> None:
         """Reads the flights that are still out: steps that ran too far."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
-from types import TracebackType
+from itertools import islice
+from types import ModuleType, TracebackType
 from typing import Any
 
+import pytest
+
+from penstock.jobs.progress import Progress
 from penstock.llm import Finished, Prompt
 from penstock.request import CompletionOutput
 
@@ -21,7 +25,7 @@ IN_FLIGHT = 8
 
 
 class FakeLLM:
-    """delay: seconds a sample takes. dies_after: samples until Ctrl-C, None: never."""
+    """delay: seconds a sample takes; a step ends one. dies_after: samples until Ctrl-C, None: never."""
 
     def __init__(self, delay: float = 0.0, dies_after: int | None = None) -> None:
         self.delay, self.dies_after = delay, dies_after
@@ -41,7 +45,7 @@ class FakeLLM:
     def stats(self) -> dict[str, Any]:
         return {"generation_tokens": self.generation_tokens, "prompt_tokens": 0, "steps": 0}
 
-    def stream(self, prompts: Iterable[Prompt]) -> Iterator[Finished]:
+    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
         order, waiting, source = random.Random(0), list[Finished](), iter(prompts)
         given = 0
         while True:
@@ -58,6 +62,7 @@ class FakeLLM:
             self.generation_tokens += len(finished.output.token_ids) if finished.output else 0
             given += 1
             yield finished
+            after_step()
 
     def _samples(self, prompt: Prompt) -> list[Finished]:
         text = str(prompt.prompt if prompt.messages is None else prompt.messages)
@@ -69,9 +74,41 @@ class FakeLLM:
         return [Finished(key=prompt.key, output=o, error=None, prompt_tokens=len(text)) for o in drawn]
 
 
+class Waves(FakeLLM):
+    """All samples of `size` prompts end in one step; `idle` steps follow in which none does. look: called after each
+    of those, as a kill would come."""
+
+    def __init__(self, size: int, idle: int, look: Callable[[], object]) -> None:
+        super().__init__()
+        self.size, self.idle, self.look = size, idle, look
+
+    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+        source = iter(prompts)
+        while wave := list(islice(source, self.size)):
+            self.asked += wave
+            for prompt in wave:
+                yield from self._samples(prompt)
+            for _ in range(self.idle):
+                after_step()
+                self.look()
+
+
 def sample(text: str, seed: int | None, index: int) -> CompletionOutput:
     """Half of the samples answer with the number of characters of the question, which the tests make the right one."""
     drawn = blake2b(f"{text}/{seed}/{index}".encode(), digest_size=8).digest()
     question = text.rpartition("Question: ")[2].removesuffix("\nAnswer:")
     number = len(question) if drawn[0] % 2 else drawn[1]
     return CompletionOutput(index, f" It is {number}.\n#### {number}", list(range(5 + drawn[2] % 20)), "stop")
+
+
+def shown_by(room: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
+    """The progress of each sitting of the job that `room` holds, from its begin on."""
+    shown: list[Progress] = []
+
+    class Shown(Progress):
+        def __enter__(self) -> Progress:
+            shown.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(room, "Progress", Shown)
+    return shown

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_llm import CONTEXT, FakeLLM
+from fake_llm import CONTEXT, FakeLLM, Waves, shown_by
 
+from penstock import journal as journal_room
 from penstock.config import Config
 from penstock.errors import CapacityError, ContextLengthError, JournalError, PenstockError, UsageError
 from penstock.jobs import monkeys as monkeys_room
@@ -22,6 +25,7 @@ from penstock.jobs.monkeys import Options, run_monkeys
 from penstock.jobs.open_llm import OpenLLM
 from penstock.jobs.pass_at_k import pass_at_k
 from penstock.jobs.report import pick_samples
+from penstock.llm import Finished, Prompt
 from penstock.request import SamplingParams
 
 N = 6
@@ -130,6 +134,57 @@ def test_stopped_it_goes_on(tmp_path: Path) -> None:
         assert asked == 30 - stopped_at == summary["speed"]["samples"]
         assert samples(tmp_path / out) == samples(tmp_path / "whole")
         assert summary["coverage"] == json.loads((tmp_path / "whole" / "summary.json").read_text())["coverage"]
+
+
+def test_samples_that_end_together_outlive_a_kill_in_the_next_wave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 0.3 s by the journal's clock; every sixth ends two problems' samples, the others none."""
+    now, found, counted = [0.0], list[int](), list[tuple[int, int]]()
+    shown = shown_by(monkeys_room, monkeypatch)
+
+    def look() -> None:
+        now[0] += 0.3
+        problems, drawn = shown[0].counts
+        found.append((tmp_path / "out" / "samples.jsonl.journal").read_bytes().count(b"\n") - 1)
+        counted.append((problems.done, drawn.done))
+        if len(found) == 8:  # amid the second wave
+            (tmp_path / "killed").mkdir()
+            for name in ("samples.jsonl", "samples.jsonl.journal"):
+                shutil.copy(tmp_path / "out" / name, tmp_path / "killed" / name)
+
+    monkeypatch.setattr(journal_room, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    run_monkeys(Config(), ask(tmp_path), opener(Waves(2, 6, look)))
+    assert [found[wave * 6 + 2] for wave in range(3)] == [2 * N, 4 * N, 5 * N]
+    assert counted == [(samples // N, samples) for samples in found], "what is counted is what is on the disk"
+    second = FakeLLM()
+    run_monkeys(Config(), ask(tmp_path, out="killed"), opener(second))
+    assert [p.key for p in second.asked] == [4]
+    assert samples(tmp_path / "killed") == samples(tmp_path / "out")
+
+
+def test_a_problem_of_which_some_samples_fail_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = shown_by(monkeys_room, monkeypatch)
+
+    class Broken(FakeLLM):
+        """Every other sample of the second problem fails."""
+
+        def _samples(self, prompt: Prompt) -> list[Finished]:
+            drawn = super()._samples(prompt)
+            for finished in drawn[::2] if prompt.key == 1 else ():
+                finished.error = "the model's logits were not finite"
+            return drawn
+
+    summary = run_monkeys(Config(), ask(tmp_path), opener(Broken()))
+    assert [failed["problem"] for failed in summary["failed"]] == [1]
+    rows = samples(tmp_path / "out")
+    assert sorted(rows) == [(p, s) for p in range(5) for s in range(N) if p != 1 or s % 2]
+    right = [sum(rows[p, s]["right"] for s in range(N)) for p in (0, 2, 3, 4)]
+    assert summary["coverage"][0]["value"] == pytest.approx(sum(right) / (4 * N)), "of those that have all samples"
+    assert [(count.name, count.done, count.total) for count in shown[0].counts] == [
+        ("problems", 5, 5),
+        ("samples", 5 * N, 5 * N),
+    ]
 
 
 def test_done_it_opens_no_model(tmp_path: Path) -> None:

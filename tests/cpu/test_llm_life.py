@@ -17,7 +17,7 @@ import torch
 from engine_model import make_folder
 
 from penstock import LLM, SamplingParams
-from penstock.errors import EngineError, UsageError
+from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.llm import Prompt
 from penstock.schedule.step import Flight, StepPlan, StepTokens
 
@@ -165,10 +165,10 @@ def test_closing_under_a_stream_ends_it_with_an_error(folder: Path) -> None:
 
 
 class Pressing:
-    """A runner whose fifth flight is waited for with Ctrl-C, or breaks."""
+    """A runner whose `at`-th flight is waited for with Ctrl-C, or breaks."""
 
-    def __init__(self, inner: Any, error: BaseException | None) -> None:
-        self.inner, self.error, self.fetched = inner, error, 0
+    def __init__(self, inner: Any, error: BaseException | None, at: int = 5) -> None:
+        self.inner, self.error, self.at, self.fetched = inner, error, at, 0
 
     def launch(self, plan: StepPlan) -> Flight:
         flight = self.inner.launch(plan)
@@ -176,7 +176,7 @@ class Pressing:
 
         def pressed() -> StepTokens:
             self.fetched += 1
-            if self.fetched == 5:
+            if self.fetched == self.at:
                 if self.error is not None:
                     raise self.error
                 os.kill(os.getpid(), signal.SIGINT)
@@ -199,6 +199,71 @@ def test_ctrl_c_ends_a_generate_and_the_next_one_runs(folder: Path) -> None:
         engine.runner = real
         assert is_at_rest(llm)
         assert llm.generate([PROMPT], SHORT, use_tqdm=False)[0].error is None
+
+
+def events_of(llm: LLM, seen: list[Any]) -> Any:
+    """Writes into `seen` how many samples ended in each step that was read; gives the after_step that writes "step"."""
+    take = llm._client.take
+
+    def taking(up: Any) -> Any:
+        news = take(up)
+        seen.append(sum(delta.finish_reason is not None for delta in news))
+        return news
+
+    llm._client.take = taking  # type: ignore[method-assign]
+    return lambda: seen.append("step")
+
+
+def test_after_a_step_is_when_all_that_ended_in_it_was_handed_out(folder: Path) -> None:
+    """Steps that ended nothing are told too: that is when a job brings to the disk what ended before."""
+    seen: list[Any] = []
+    prompts = [Prompt(key=(i,), prompt=[40 + i], params=SHORT) for i in range(20)]
+    with open_llm(folder) as llm:
+        for finished in llm.stream(prompts, after_step=events_of(llm, seen)):
+            seen.append(finished.key)
+        assert is_at_rest(llm)
+    assert sorted(event for event in seen if isinstance(event, tuple)) == [(i,) for i in range(20)]
+    due, quiet = 0, 0
+    for event in seen:
+        if event == "step":
+            assert due == 0, "a sample that had ended was not handed out before the step was over"
+        elif isinstance(event, int):
+            due, quiet = event, quiet + (event == 0)
+        else:
+            due -= 1
+    assert seen[-1] == "step" and quiet >= 3 and 8 in seen, "8 samples of a length end in one step"
+
+
+def test_what_after_step_raises_ends_the_stream(folder: Path) -> None:
+    def full() -> None:
+        raise CapacityError("the disk is full: a test")
+
+    with open_llm(folder) as llm:
+        with pytest.raises(CapacityError, match="is full"):
+            list(llm.stream([Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(30)], after_step=full))
+        assert is_at_rest(llm)
+        assert llm.generate([PROMPT], SHORT, use_tqdm=False)[0].error is None
+
+
+def test_ctrl_c_in_the_step_that_ends_samples_hands_them_out_first(folder: Path) -> None:
+    """They may be the work of minutes, and whoever takes them may have a journal."""
+    most = 0
+    with open_llm(folder) as llm:
+        real, take = llm._engine.runner, llm._client.take
+        for at in range(1, 9):
+            seen: list[Any] = []
+            llm._client.take = take  # type: ignore[method-assign]
+            events_of(llm, seen)
+            llm._engine.runner = Pressing(real, None, at)  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                for finished in llm.stream(Prompt(key=(i,), prompt=[40 + i], params=SHORT) for i in range(40)):
+                    seen.append(finished.key)
+            llm._engine.runner = real
+            ended = [event for event in seen if isinstance(event, int)]
+            assert len(seen) - len(ended) == sum(ended), "each sample that ended was handed out"
+            assert is_at_rest(llm)
+            most = max(most, *ended)
+        assert most == 8
 
 
 def test_what_the_device_raises_reaches_the_caller_as_it_is(folder: Path) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +101,9 @@ def run_monkeys(config: Config, options: Options, open_engine: OpenLLM = open_ll
     try:
         with Journal(options.out / "samples.jsonl", _fingerprint(config, options, work)) as journal:
             speed, errors, engine = _draw_missing(config, options, work, journal, open_engine)
-            journal.commit()
             tallies, reasons = count_rows(work.asked, journal.rows(), errors)
-            if not any(tally.answers for tally in tallies):
-                raise ContextLengthError(f"no problem could be sampled: {next(iter(errors.values()))}")
+            if not any(len(tally.answers) == options.sampling.n for tally in tallies):
+                raise ContextLengthError(f"no problem could be sampled in full: {next(iter(errors.values()))}")
             totals = add_up(tallies, reasons, options.sampling.n, options.seed)
             settings = _settings(config, options)
             summary = {"settings": settings, **totals.row(), "speed": speed, "engine": engine}
@@ -209,8 +209,9 @@ def _draw(
     by_index = {problem.index: problem for problem in work.asked}
     speed, errors = Speed(), dict[int, str]()
     with Progress([problems, samples], lambda: llm.generation_tokens) as progress:
+        follow = partial(progress.follow, journal)
         try:
-            for finished in llm.stream(_prompts(options, work, todo)):
+            for finished in llm.stream(_prompts(options, work, todo, follow), after_step=follow):
                 index: int = finished.key
                 if finished.output is None or finished.error is not None:
                     errors[index] = finished.error or "the engine gave no reason"
@@ -220,22 +221,26 @@ def _draw(
                         speed.first_sample_seconds = round(progress.seconds, 3)
                     _keep(by_index[index], finished, journal)
                     speed.add(finished, ends_problem=left[index] == 1)
-                    ended = 1
-                samples.done += ended
+                    ended = min(left[index], 1)  # none is left of a problem that ended in an error
                 left[index] -= ended
-                problems.done += not left[index]
+                samples.ended += ended
+                problems.ended += ended > 0 and not left[index]
+            journal.commit()
         except KeyboardInterrupt as stop:
             journal.commit()
             done = f"{len(journal):,} of {total:,} samples are in {options.out}"
             raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
+        follow()
         speed.seconds = round(progress.seconds, 3)
     return speed, errors
 
 
-def _prompts(options: Options, work: Work, todo: dict[int, list[int]]) -> Iterator[Prompt]:
+def _prompts(options: Options, work: Work, todo: dict[int, list[int]], follow: Callable[[], None]) -> Iterator[Prompt]:
+    """follow: called for each prompt; many are made between two steps."""
     from penstock.llm import Prompt
 
     for problem in work.asked:
+        follow()
         if problem.index not in todo:
             continue
         shots = draw_shots(work.pool, problem.question, options.few_shot, options.seed, problem.index)

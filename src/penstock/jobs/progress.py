@@ -1,7 +1,8 @@
 """The live line of a long job: what is done, how fast it goes now, when it will end.
 
 On a terminal a line that moves; else a plain line every ten seconds, so that a log stays short. It writes to stderr
-and knows of the job only counts. A thread of its own redraws, because a step can take longer than anybody waits.
+and knows of the job only its counts and its journal. A thread of its own redraws, because a step can take longer than
+anybody waits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
+from penstock.journal import Journal
+
 LIVE_SECONDS = 0.25
 PLAIN_SECONDS = 10.0
 WINDOW_SECONDS = 5.0  # "now" is the mean over the last five
@@ -25,11 +28,15 @@ WINDOW_SECONDS = 5.0  # "now" is the mean over the last five
 
 @dataclass(slots=True)
 class Count:
-    """How far one thing is: `done` of `total`; `before` of them in an earlier sitting."""
+    """How far one thing is: `done` of `total`, in the journal and on the disk; `before` of them in an earlier sitting.
+
+    ended: in this one, whether on the disk yet or not.
+    """
 
     name: str
     total: int
     before: int = 0
+    ended: int = 0
     done: int = 0
 
     @property
@@ -42,16 +49,16 @@ class Count:
 
 
 class Progress:
-    """`with Progress([Count(...), ...], tokens) as p:`, then add to the counts' `done` as things end.
+    """`with Progress([Count(...), ...], tokens) as p:`, then add to the counts' `ended` as things end, and `follow`.
 
     counts: the last one is what the bar and the expected end go by.
     tokens: says how many output tokens the engine has made since it began; called from the redrawing thread.
     """
 
-    def __init__(self, counts: list[Count], tokens: Callable[[], int], console: Console | None = None) -> None:
+    def __init__(self, counts: list[Count], tokens: Callable[[], int]) -> None:
         self.counts = counts
         self._tokens = tokens
-        self._console = console or Console(stderr=True)
+        self._console = Console(stderr=True)
         self._start = time.monotonic()
         self._seen: deque[tuple[float, int]] = deque([(self._start, tokens())])
         self._stop = threading.Event()
@@ -85,6 +92,13 @@ class Progress:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._start
+
+    def follow(self, journal: Journal) -> None:
+        """To be called while work goes on, often: the journal brings what waits to the disk when that is due, and what
+        has ended counts as done from then on."""
+        if journal.tick():
+            for count in self.counts:
+                count.done = count.ended
 
     def line(self) -> str:
         """The whole line; reads the engine's count of tokens."""

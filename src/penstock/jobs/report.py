@@ -37,7 +37,7 @@ def print_table(summary: Summary, out: Path) -> None:
     for name, value in facts(summary):
         console.print(f"  {name:<22}{value}")
     for failed in summary["failed"]:
-        console.print(f"  row {failed['problem'] + 1} was not sampled: {failed['error']}", soft_wrap=True)
+        console.print(f"  row {failed['problem'] + 1} was not sampled in full: {failed['error']}", soft_wrap=True)
     console.print(f"\n  report: {out / 'report.html'}", soft_wrap=True)
 
 

@@ -10,8 +10,9 @@ OUT's rows are {"id", "outputs": [{"text", "finish_reason", "token_count"}]} in 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,6 @@ def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = ope
                 _say(f"{len(journal):,} of {found.rows:,} rows are done; going on")
             with open_engine(config) as llm:
                 _run_rows(llm, source, config.model.seed, journal, outcome)
-        journal.commit()
         _say(_closing(outcome, out))
         _refuse_nothing_but_errors(journal)
     return outcome
@@ -97,23 +97,30 @@ def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: Outc
     open_rows: dict[Id, Tail] = {}
     rows = Count("rows", outcome.rows, before=len(journal))
     with Progress([rows], lambda: llm.generation_tokens) as progress:
+        follow = partial(progress.follow, journal)
         try:
-            for finished in llm.stream(_prompts(source, seed, journal, open_rows)):
+            for finished in llm.stream(_prompts(source, seed, journal, open_rows, follow), after_step=follow):
                 row = _take(finished, open_rows, outcome)
                 if row is not None:
                     journal.add(row["id"], row)
-                    rows.done += 1
+                    rows.ended += 1
+            journal.commit()
         except KeyboardInterrupt as stop:
             journal.commit()
             done = f"{len(journal):,} of {outcome.rows:,} rows are in {journal.path}"
             raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
+        follow()
         outcome.done, outcome.seconds = rows.done, progress.seconds
 
 
-def _prompts(source: Path, seed: int, journal: Journal, open_rows: dict[Id, Tail]) -> Iterator[Prompt]:
+def _prompts(
+    source: Path, seed: int, journal: Journal, open_rows: dict[Id, Tail], follow: Callable[[], None]
+) -> Iterator[Prompt]:
+    """Those of the rows that the journal lacks. follow: called for each row read; many are, between two steps."""
     from penstock.llm import Prompt
 
     for row in read_rows(source, seed):
+        follow()
         if row.id not in journal:
             open_rows[row.id] = Tail(row.params.n)
             yield _to_prompt(row, Prompt)

@@ -49,7 +49,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Totals:
-    """All problems' samples together. Problems that drew none (their prompt didn't fit) are in `failed` alone."""
+    """All problems' samples together. `failed`: those that lack some (their prompt didn't fit, their logits broke)."""
 
     tallies: list[Tally]
     coverage: list[Coverage]
@@ -94,13 +94,14 @@ def count_rows(
 
 
 def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int) -> Totals:
-    """One tally at least must have samples."""
+    """Coverage and vote are over the problems that have all n samples; there must be one."""
     drawn = [tally for tally in tallies if tally.answers]
+    whole = [tally for tally in drawn if len(tally.answers) == n]
     lengths = [length for tally in drawn for length in tally.lengths.values()]
     return Totals(
         tallies=tallies,
-        coverage=coverage([len(t.answers) for t in drawn], [t.right for t in drawn], powers(n), seed),
-        majority_vote=sum(t.majority == t.problem.answer for t in drawn) / len(drawn),
+        coverage=coverage([n] * len(whole), [t.right for t in whole], powers(n), seed),
+        majority_vote=sum(t.majority == t.problem.answer for t in whole) / len(whole),
         samples=len(lengths),
         output_tokens=sum(lengths),
         prompt_tokens=sum(t.prompt_tokens for t in drawn),

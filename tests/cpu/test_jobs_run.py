@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from fake_llm import CONTEXT, IN_FLIGHT, FakeLLM, sample
+from fake_llm import CONTEXT, IN_FLIGHT, FakeLLM, Waves, sample, shown_by
 
+from penstock import journal as journal_room
 from penstock.config import Config
 from penstock.errors import CapacityError, JournalError, UsageError
+from penstock.jobs import run as run_room
 from penstock.jobs.open_llm import OpenLLM
 from penstock.jobs.run import run_file
+from penstock.llm import Finished, Prompt
 
 
 def opener(llm: FakeLLM) -> OpenLLM:
@@ -87,6 +93,71 @@ def test_stopped_it_goes_on_and_done_it_rests(tmp_path: Path, capsys: pytest.Cap
     assert run_file(source, tmp_path / "out.jsonl", Config(), opener(third)).done == 0
     assert not third.asked and not third.closed
     assert "nothing was left to do" in capsys.readouterr().err
+
+
+def vouched(out: Path) -> int:
+    return out.with_name(out.name + ".journal").read_bytes().count(b"\n") - 1
+
+
+def test_rows_that_end_together_outlive_a_kill_in_the_next_wave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 0.3 s by the journal's clock; every sixth ends 8 rows, the others none. A kill finds all that ended
+    half a second before, and none is counted that it wouldn't find."""
+    source, out, killed = write(tmp_path / "in.jsonl", many(24)), tmp_path / "out.jsonl", tmp_path / "killed.jsonl"
+    now, found, counted = [0.0], list[int](), list[int]()
+    shown = shown_by(run_room, monkeypatch)
+
+    def look() -> None:
+        now[0] += 0.3
+        found.append(vouched(out))
+        counted.append(shown[0].counts[0].done)
+        if len(found) == 8:  # amid the second wave
+            for name in ("out.jsonl", "out.jsonl.journal"):
+                shutil.copy(tmp_path / name, tmp_path / name.replace("out", "killed"))
+
+    monkeypatch.setattr(journal_room, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    outcome = run_file(source, out, Config(), opener(Waves(8, 6, look)))
+    assert [found[wave * 6 + 2] for wave in range(3)] == [8, 16, 24]
+    assert counted == found, "what is counted is what is on the disk"
+    assert (outcome.done, len(read(out))) == (24, 24)
+    second = FakeLLM()
+    run_file(source, killed, Config(), opener(second))
+    assert [p.key for p in second.asked] == [f"row-{i}" for i in range(16, 24)]
+    assert read(killed) == read(out)
+
+
+def test_rows_that_are_refused_without_a_step_are_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of prompts may be read between two steps, and each of them may be too long."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(source, [{"id": i, "prompt": "x" * (CONTEXT + 1)} for i in range(6)] + many(1))
+    now, found = [0.0], list[int]()
+
+    class Stepless(FakeLLM):
+        def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+            for prompt in prompts:
+                found.append(vouched(out))
+                now[0] += 0.3
+                yield from self._samples(prompt)
+
+    monkeypatch.setattr(journal_room, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    run_file(source, out, Config(), opener(Stepless()))
+    assert found == [0, 0, 2, 2, 4, 4, 6] and len(read(out)) == 7
+
+
+def test_all_bad_rows_are_told_before_anything_runs(tmp_path: Path) -> None:
+    rows = many(60)
+    for i in (3, 4, 40):
+        rows[i] = {"id": f"row-{i}", "prompt": "x", "temperature": -i}
+    source = write(tmp_path / "in.jsonl", rows)
+    with pytest.raises(UsageError) as caught:
+        run_file(source, tmp_path / "out.jsonl", Config(), cast(OpenLLM, must_not_open))
+    said = str(caught.value)
+    assert said.startswith("3 rows are bad: mend them or take them out, none was run: row 4: temperature must be")
+    assert "; row 5: temperature" in said and "; row 41: temperature" in said and "\n" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_what_is_refused_before_the_model_opens(tmp_path: Path) -> None:

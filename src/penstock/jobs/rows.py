@@ -13,7 +13,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -22,9 +22,12 @@ from penstock.errors import UsageError
 from penstock.jobs.prompts import mix
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
+from penstock.server.line_numbers import LineNumbers
 from penstock.text.chat import check_messages
 
 Id = str | int
+TOLD = 20  # bad rows told in full; of those beyond, the numbers alone
+LONGEST = 500  # characters of what is said of one
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs"}
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -55,25 +58,58 @@ class Survey:
     models: list[str]
 
 
+@dataclass(slots=True)
+class _BadRows:
+    """Rows that cannot be run. told: what is wrong with the first TOLD, and the field it is about."""
+
+    told: list[tuple[str, str | None]] = field(default_factory=list)
+    beyond: LineNumbers = field(default_factory=LineNumbers)
+
+    def add(self, number: int, error: UsageError) -> None:
+        if len(self.told) == TOLD:
+            self.beyond.add(number)
+            return
+        message = str(error)
+        self.told.append((message if len(message) <= LONGEST else message[: LONGEST - 3] + "...", error.param))
+
+    def refuse(self) -> None:
+        """Raises UsageError where there is one."""
+        if not self.told:
+            return
+        if len(self.told) == 1:
+            message, param = self.told[0]
+            raise UsageError(message, param=param)
+        rest = f"; and {len(self.beyond):,} more: {self.beyond}" if self.beyond else ""
+        raise UsageError(
+            f"{len(self.told) + len(self.beyond):,} rows are bad: mend them or take them out, none was run: "
+            f"{'; '.join(message for message, _ in self.told)}{rest}"
+        )
+
+
 def survey(path: Path, say: Callable[[int], None]) -> Survey:
     """Checks every row of a file, in one pass and constant memory but for 16 to 32 bytes an id.
 
-    say: told the rows checked so far, every 100,000.   Raises UsageError with the number of the first row that is
-    broken, that asks for what isn't served, or whose id was there before.
+    say: told the rows checked so far, every 100,000.   Raises one UsageError with the number of every row that is
+    broken, that asks for what isn't served, or whose id was there before: the first TOLD with what is wrong.
     """
-    digest, seen, models, rows = blake2b(digest_size=16), KeySet(), dict[str, None](), 0
+    digest, seen, models, rows, bad = blake2b(digest_size=16), KeySet(), dict[str, None](), 0, _BadRows()
     for number, line in read_lines(path):
         digest.update(line)
         if not line.strip():
             continue
-        row = parse_row(line, number, seed=0)
-        if not seen.add(row.id):
-            raise UsageError(f"row {number}: id {row.id!r} was there before: give every row its own")
-        if row.model is not None and len(models) < 4:
-            models[row.model] = None
         rows += 1
         if rows % 100_000 == 0:
             say(rows)
+        try:
+            row = parse_row(line, number, seed=0)
+            if not seen.add(row.id):
+                raise UsageError(f"row {number}: id {row.id!r} was there before: give every row its own")
+        except UsageError as error:
+            bad.add(number, error)
+            continue
+        if row.model is not None and len(models) < 4:
+            models[row.model] = None
+    bad.refuse()
     return Survey(rows, digest.hexdigest(), list(models))
 
 

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = "penstock-almanac/1"
 SAMPLE_ROWS = 500
+LAG = 0.005  # seconds: a client whose loop ticks later than this at p99 was short
+HEADROOM = 2.0  # of a calibrated client: with less it was short
 
 Word = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:+@,()/=-]*$")]
 Line = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]

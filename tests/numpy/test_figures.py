@@ -103,15 +103,55 @@ def test_requests_cut_off_by_the_end_count_by_what_came_of_them() -> None:
     samples = samples_of(sent, sent + 0.1, [np.full(999, 0.1)] * 60, window=(20, 60))
     cut = samples.intended > 10
     samples.outcome[cut] = "unfinished"
-    samples.output_tokens[cut] = -1
+    samples.output_tokens[cut] = samples.prompt_tokens[cut] = -1
     samples.gaps[cut] = [np.full(int((110 - at) / 0.1) - 1, 0.1, np.float32) for at in samples.first[cut]]
     made = point(samples, seconds=40.0, opens=20.0)
     assert made.complete == 0 and made.figures.first_token is None
-    assert made.figures.output_rate is not None
+    assert made.figures.output_rate is not None and made.figures.total_rate is not None
     assert made.figures.output_rate.value == pytest.approx(
         40 * 10, rel=0.02
     )  # 40 in flight on average, 10 a second each
-    assert [goal.share for goal in made.goals] == []
+    prompts = made.figures.total_rate.value - made.figures.output_rate.value
+    assert prompts == pytest.approx(128, rel=0.01)  # one a second was read, of the length that was asked for
+    samples.asked_prompt[cut] = -1
+    unknown = point(samples, seconds=40.0, opens=20.0).figures
+    assert unknown.total_rate is not None and unknown.total_rate.value == made.figures.output_rate.value
+
+
+def test_a_point_of_which_nothing_was_complete_misses_its_goals() -> None:
+    """Else a report would say that no such rate was tried."""
+    samples = open_loop(seconds=40.0)
+    samples.outcome[samples.window] = "unfinished"
+    made = point(samples, seconds=40.0, opens=10.0)
+    assert made.complete == 0 and [goal.share for goal in made.goals] == [0, 0, 0]
+    assert all(goal.low == 0 < goal.high < 0.01 and goal.goodput == 0 for goal in made.goals)
+
+
+def test_what_a_time_limit_cut_off_has_no_upper_end() -> None:
+    """50 of 100 in flight were done at 6 s, 50 were cut at 9 with most of their tokens: how fast it is nobody knows."""
+    done = np.sort(np.random.default_rng(0).uniform(1, 6, 50)).tolist() + [9.0] * 50
+    whole = samples_of(np.zeros(100), np.array(done) - 0.9, [np.full(9, 0.1)] * 100)
+    ends = point(whole, kind="saturation", rate=None, seconds=None).figures
+    whole.outcome[50:] = "unfinished"
+    whole.output_tokens[50:] = whole.prompt_tokens[50:] = -1
+    cut = point(whole, kind="saturation", rate=None, seconds=None)
+    assert cut.seconds == pytest.approx(done[49], rel=1e-5)
+    for name in ("request_rate", "output_rate", "total_rate"):
+        assert getattr(ends, name).high > getattr(ends, name).value
+        rate = getattr(cut.figures, name)
+        assert rate.low < rate.value and rate.high is None
+
+
+def test_a_miss_by_the_points_end_alone_is_marked() -> None:
+    """First tokens in time, answers that never end: misses of the goal, and whoever reads it is told why."""
+    samples = open_loop()
+    inside = np.flatnonzero(samples.window)
+    samples.outcome[inside[-30:]] = "unfinished"
+    made = point(samples, opens=10.0)
+    assert made.goals[2].share == pytest.approx(1 - 30 / made.requests, rel=1e-5)
+    assert made.marks == ["failed requests", "cut off after the first token"]
+    samples.first[inside[-30:]] = np.nan
+    assert point(samples, opens=10.0).marks == ["failed requests"]
 
 
 @pytest.mark.parametrize("stalled", [True, False])

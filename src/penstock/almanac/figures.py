@@ -56,7 +56,9 @@ def point_of(
         requests=len(counted), complete=int(complete.sum()), outcomes=_outcomes(counted),
         output_tokens=_total(counted.output_tokens[complete]), prompt_tokens=_total(counted.prompt_tokens[complete]),
         cached_tokens=_total(counted.cached_tokens[complete]), figures=figures,
-        goals=_goals(first, counted.start, worth, goals, window.seconds) if figures.first_token else [],
+        # Not streamed: nobody knows. Nothing complete: everybody knows, all of them missed it.
+        goals=_goals(first, counted.start, worth, goals, window.seconds)
+        if figures.first_token or not complete.any() else [],
         client=look, marks=_marks(counted, kind, window, figures, worth, look, sharing, marks),
         sample=_sample(counted, dice),
     )  # fmt: skip
@@ -157,12 +159,14 @@ def _marks(
 ) -> list[str]:  # fmt: skip
     """Why to read the point with care; docs/metrics.md has them all."""
     failed = counted.outcome != OK
+    begun = (counted.outcome == "unfinished") & ~np.isnan(counted.first)
     each, longest = window.seconds / len(window.starts), figures.end_to_end.p95.value if figures.end_to_end else 0.0
     found = {
         "few requests": worth < FEW,
         "cached prompts": not sharing and bool((counted.cached_tokens > 0).any()),
         "usage disagreed": bool(np.isin(counted.outcome.astype(str), ("usage", "length")).any()),
         "failed requests": float(failed.mean()) > FAILED_SHARE,
+        "cut off after the first token": float(begun.mean()) > FAILED_SHARE,
         "short window": each < SHORT_WINDOW or (window.steady and each < 2 * longest),
         "client short": look.short,
         "intended start unknown": kind == "open" and bool(np.isnan(counted.intended).any()),

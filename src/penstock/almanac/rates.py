@@ -77,7 +77,11 @@ def rates_of(samples: Samples, window: Window, dice: Dice) -> tuple[Rate | None,
     if window.steady:
         return tuple(_steady(each, window, dice) for each in kinds)  # type: ignore[return-value]
     noise = _noise_of_plateau(kinds[1], window)
-    return tuple(_whole(each, window, noise) for each in kinds)  # type: ignore[return-value]
+    rates = [_whole(each, window, noise) for each in kinds]
+    if (samples.outcome[samples.window] == "unfinished").any():
+        # Its time limit cut it off before its end: work of the cut ones is not in it, so nothing is known above.
+        rates = [Rate(rate.value, Ends(rate.ends.low, None)) for rate in rates]
+    return tuple(rates)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -115,15 +119,17 @@ def _output(samples: Samples) -> _Arrivals:
 
 
 def _all_tokens(samples: Samples) -> _Arrivals:
-    """The output as it comes, and each prompt with its request's first token, when it has been read."""
+    """The output as it comes, and each prompt with its request's first token, when it has been read; what was not
+    streamed, at its end. Of a request that was cut off nobody told the prompt's tokens: those that were asked for."""
     output = _output(samples)
-    told = samples.of(samples.prompt_tokens >= 0)
-    read = np.where(np.isnan(told.first), told.end, told.first)
-    told, read = told.of(~np.isnan(read)), read[~np.isnan(read)]
+    late = np.isnan(samples.first) & (samples.outcome == OK)
+    read = np.where(late, samples.end, samples.first)
+    tokens = np.where(samples.prompt_tokens >= 0, samples.prompt_tokens, samples.asked_prompt)
+    known = ~np.isnan(read) & (tokens >= 0)
     return _Arrivals(
-        np.concatenate([output.start, told.start]),
-        np.concatenate([output.time, read]),
-        np.concatenate([output.amount, told.prompt_tokens]),
+        np.concatenate([output.start, samples.start[known]]),
+        np.concatenate([output.time, read[known]]),
+        np.concatenate([output.amount, tokens[known]]),
     )
 
 

@@ -67,6 +67,7 @@ def _record(
     tuned = number % 3 == 0
     curve = _Curve(skill * (1.1 if tuned else 1.0) * rng.lognormal(0, 0.05), size, speed, memory, shape)
     flags = ["--max-num-seqs 1024"] if tuned else []
+    points = _points(rng, curve, rows) if fits else []
     return {
         "schema": SCHEMA,
         "run": run,
@@ -91,10 +92,10 @@ def _record(
                    "ceiling_events": 120_000.0, "ceiling_requests": 9_000.0},
         "method": {"warm_up": 10.0, "window": 60.0, "enough": KEPT, "starts": 1, "quantile": 0.95,
                    "goals": list(GOALS), "short": number % 11 == 0, "price_per_hour": 4.0 * gpus or 0.5},
-        "points": _points(rng, curve, rows) if fits else [],
+        "points": points,
         "failures": [] if fits else [{"point": None, "kind": "out of memory", "log": "made up: no room for the weights",
                                       "message": f"{model} does not fit {gpu}"}],
-        "raw": None,
+        "raw": {"sha256": hashlib.sha256(run.encode()).hexdigest(), "rows": KEPT * len(points)} if points else None,
     }  # fmt: skip
 
 

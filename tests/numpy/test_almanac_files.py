@@ -19,7 +19,7 @@ from made_records import made_records, write_records
 from made_samples import LOOK, open_loop, samples_of
 
 from penstock.almanac import collect
-from penstock.almanac.figures import point_of
+from penstock.almanac.figures import crossing_of, point_of
 from penstock.almanac.possible import faults
 from penstock.almanac.reading import LARGEST, record_of
 from penstock.almanac.record import Record
@@ -115,6 +115,61 @@ def test_honest_samples_of_many_seeds_are_possible(run: Path) -> None:
         assert list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
 
 
+def with_point(run: Path, samples: Samples, **more: Any) -> dict[str, Any]:
+    """The run's record with the one point of these samples."""
+    asked: dict[str, Any] = {"concurrency": None, "rate": None, "goals": [0.1, 0.3], "look": LOOK, "marks": []}
+    made = point_of(samples, **{**asked, "name": str(samples.point[0]), **more})
+    return {**told_of(run), "raw": None, "points": [made.model_dump()]}
+
+
+def overloaded() -> Samples:
+    """A server that shares itself among all: first tokens at once, answers ever later. Of 5 a second it has ended those
+    of the first 2 s by second 16; all others were cut off in the end."""
+    sent = np.arange(0.0, 40.0, 0.2)
+    early = sent < 2
+    gaps = [np.full(31, (12 + at) / 31) if at < 2 else np.full(15, (40.5 - at) / 15) for at in sent]
+    samples = samples_of(sent, sent + 0.2, gaps, window=(10, 30), name="open-5")
+    samples.outcome[~early] = "unfinished"
+    samples.output_tokens[~early] = samples.prompt_tokens[~early] = -1
+    return samples
+
+
+def test_an_honest_overload_is_possible_and_a_miss(run: Path) -> None:
+    told = with_point(run, overloaded(), kind="open", rate=5.0, seconds=20.0, opens=10.0)
+    record = record_of(json.dumps(told).encode(), "honest.json")
+    assert list(faults(record)) == []
+    (point,) = record.points
+    assert (point.complete, point.outcomes) == (0, {"unfinished": 100})
+    assert point.figures.request_rate is not None and point.figures.request_rate.value == pytest.approx(0.5)
+    assert crossing_of([(5.0, point.goals[1].share)], 0.95) == (None, 5.0)
+    for name, says in (("request_rate", "ended in the window"), ("output_rate", "tokens in the window")):
+        forged = changed(told, f"points.0.figures.{name}", {"value": 1e6, "low": 1e6, "high": 1e6})
+        forged["points"][0]["figures"]["total_rate"] = None
+        line = refusal(forged)
+        assert f"figures.{name}: 2e+07 " in line and says in line
+
+
+def test_users_that_keep_in_step_are_possible(run: Path) -> None:
+    """32 of equal length that began together end together, every 7 s: a window of 8 s holds two of their ends."""
+    sent = np.repeat(np.arange(0.0, 42.0, 7.0), 32)
+    samples = samples_of(np.full(len(sent), np.nan), sent + 0.5, [np.full(31, 6.5 / 31)] * len(sent), actual=sent,
+                         window=(13.5, 21.5), name="closed-32")  # fmt: skip
+    told = with_point(run, samples, kind="closed", concurrency=32, seconds=8.0, opens=13.5)
+    assert told["points"][0]["figures"]["request_rate"]["value"] == 8.0  # 64 in 8 s, and 32 / 7 s are 4.57
+    assert list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
+    fewer = changed(told, "points.0.concurrency", 16)
+    assert "56 requests in flight (rate times time), where 16 were allowed" in refusal(fewer)
+
+
+def test_samples_of_a_prompt_have_a_most(run: Path) -> None:
+    told = told_of(run)
+    told["shape"] |= {"name": "monkeys:4", "kind": "monkeys", "n": 4}
+    assert list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
+    complete = told["points"][0]["complete"]
+    forged = changed(told, "points.0.output_tokens", 128 * complete + 1)
+    assert f"output_tokens: {128 * complete + 1}, but {complete} requests of 4 samples are" in refusal(forged)
+
+
 # --- hostile ones
 
 
@@ -195,11 +250,16 @@ Rule = Callable[[Any], Any]
         ("points.0.complete", lambda old: old - 5, "outcomes: 0 in all, but 5 did not complete"),
         ("points.0.outcomes", {"bored": 0}, "outcomes: 'bored' is none"),
         ("points.0.rate", None, "rate: an open loop has one"),
+        ("points.0.rate", 1e6, "but 1000000.0 a second for 40.0 s are 4e+07"),
+        ("points.0.rate", 1.0, "but 1.0 a second for 40.0 s are 40"),
+        ("points.1.rate", 5.0, "rate: 5.0 a second, but only an open loop has one"),
         ("points.0.effective", 1e6, "effective: 1000000.0, more than"),
         ("points.0.cached_tokens", 10**9, "cached_tokens: "),
         ("points.0.marks", [], "marks: 'cached prompts' is missing"),
         ("shape.prompts", "text", "marks: 'text prompts' is missing"),
         ("points.0.client.short", True, "marks: 'client short' is missing"),
+        ("points.0.client.lag_p99", 1.0, "client.short: is false, at a loop lag of 1.0 s"),
+        ("points.0.client.headroom", 0.5, "client.short: is false, at a headroom of 0.5"),
         ("points.0.output_tokens", lambda old: old + 1, "output_tokens: "),
         ("points.0.prompt_tokens", lambda old: old * 2, "prompt_tokens: "),
         ("points.0.figures.output_rate.value", lambda old: old * 3, "lies outside of its interval"),
@@ -383,11 +443,14 @@ def test_one_bad_file_hides_no_good_one(tmp_path: Path) -> None:
     (tmp_path / "penstock" / "note.txt").write_text("hello")
     (tmp_path / "penstock" / "moved.json").write_bytes((tmp_path / first).read_bytes())
     (tmp_path / "penstock" / "link.json").symlink_to(tmp_path / first)
+    bare = next(name for name in sorted(good) if json.loads((tmp_path / name).read_text())["points"])
+    (tmp_path / bare).write_text(json.dumps({**json.loads((tmp_path / bare).read_text()), "raw": None}))
+    good.remove(bare)
     records, problems = collect.read_all(tmp_path)
     assert set(records) == good and all(isinstance(record, Record) for record in records.values())
     assert {name: line.split(": ")[1][:12] for name, line in problems.items()} == {
         "penstock/bad.json": "Expecting pr", "penstock/note.txt": "is no .json ", "penstock/link.json": "is no plain ",
-        "penstock/moved.json": "belongs at p",
+        "penstock/moved.json": "belongs at p", bare: "raw",
     }  # fmt: skip
     assert collect.read_all(tmp_path / "nowhere")[1] != {}
 

@@ -45,8 +45,7 @@ def add(run_folder: Path, root: Path) -> Path:
         raise RecordError(
             f"{run_folder.name}: its record names raw data, but there is no {RAW} to derive it from again"
         )
-    if record.raw is None and record.points:
-        raise RecordError(f"{source.name}: raw: is missing; points cannot be derived again without it")
+    _names_raw(record, source)
     path = root / place_of(record)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -58,6 +57,11 @@ def add(run_folder: Path, root: Path) -> Path:
     finally:
         aside.unlink()
     return path
+
+
+def _names_raw(record: Record, path: Path) -> None:
+    if record.raw is None and record.points:
+        raise RecordError(f"{path.name}: raw: is missing, and points cannot be derived again without what it names")
 
 
 def read_all(root: Path) -> tuple[dict[str, Record], dict[str, str]]:
@@ -85,6 +89,7 @@ def _take(path: Path, name: str, records: dict[str, Record], runs: dict[str, str
     if path.suffix != ".json":
         raise RecordError(f"{path.name}: is no .json file: nothing else belongs among the records")
     record = validate(path)
+    _names_raw(record, path)
     if (place := place_of(record).as_posix()) != name:
         raise RecordError(f"{path.name}: belongs at {place}")
     if record.run in runs:

@@ -1,8 +1,9 @@
-"""What a record cannot say without contradicting itself: counts, rates, quantiles, goals and the joint sample.
+"""What a record cannot say without contradicting itself: counts, rates, quantiles and goals; the joint sample's rules
+are possible_sample.py's.
 
-Each rule yields lines `field: what is wrong`. Where chance has a part (500 rows of 10,000 requests; what was in flight
-at a window's ends) a rule leaves five standard deviations, so that no honest record in a million is refused; a forger
-who keeps within them changes little. It knows the form and the definitions (docs/metrics.md); no file, no raw data.
+Each rule yields lines `field: what is wrong`. Where chance has a part (Poisson arrivals; what was in flight at a
+window's ends) a rule leaves five standard deviations, so that no honest record in a million is refused; a forger who
+keeps within them changes little. It knows the form and the definitions (docs/metrics.md); no file, no raw data.
 """
 
 from __future__ import annotations
@@ -11,18 +12,15 @@ import datetime
 from collections.abc import Iterator
 from itertools import pairwise
 
-import numpy as np
-
-from penstock.almanac.intervals import Floats, Z
-from penstock.almanac.record import SAMPLE_ROWS, Goal, Interval, Point, Record, Spread
+from penstock.almanac.intervals import Z
+from penstock.almanac.possible_sample import DEVIATIONS, NEAR, joint_rows, joint_shares
+from penstock.almanac.record import HEADROOM, LAG, Goal, Interval, Point, Record, Spread
 from penstock.almanac.samples import OK, OUTCOMES
 from penstock.almanac.spreads import QUANTILES
 
 AHEAD = datetime.timedelta(days=1)  # of clocks in other places
 SPREADS = ("first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual")
-COLUMNS = {"first": "first_token", "per_token": "per_token", "end_to_end": "end_to_end"}  # of the sample: its figure
-DEVIATIONS = 5.0
-NEAR = 2e-4  # two roundings to 5 digits
+ROUNDED = 1 + 1e-5  # a number of 6 digits
 
 
 def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str]:
@@ -31,7 +29,7 @@ def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str
     yield from _names(record)
     for number, point in enumerate(record.points):
         where = f"points.{number} ({point.name})"
-        for rule in (_counts, _marks, _ends, _order, _whole_rates, _steady_rates, _goals, _sample_rows, _sample_share):
+        for rule in RULES:
             for fault in rule(point, record):
                 yield f"{where}.{fault}"
 
@@ -77,7 +75,6 @@ def _names(record: Record) -> Iterator[str]:
 
 
 def _counts(point: Point, record: Record) -> Iterator[str]:
-    shape = record.shape
     if point.complete > point.requests:
         yield f"complete: {point.complete} of {point.requests} requests"
     if sum(point.outcomes.values()) != point.requests - point.complete:
@@ -86,16 +83,26 @@ def _counts(point: Point, record: Record) -> Iterator[str]:
         yield f"outcomes: {strange[0]!r} is none: {', '.join(OUTCOMES[1:])}"
     if point.kind == "open" and not point.rate:
         yield "rate: an open loop has one, above 0"
+    if point.kind != "open" and point.rate is not None:
+        yield f"rate: {point.rate} a second, but only an open loop has one"
     if point.kind == "closed" and not point.concurrency:
         yield "concurrency: a closed loop has one, above 0"
     if point.complete and point.seconds <= 0:
         yield "seconds: 0, with complete requests"
-    if (point.effective or 0) > point.requests * (1 + 1e-5):
+    if (point.effective or 0) > point.requests * ROUNDED:
         yield f"effective: {point.effective}, more than the {point.requests} requests"
     if point.cached_tokens > point.prompt_tokens:
         yield f"cached_tokens: {point.cached_tokens}, of {point.prompt_tokens} prompt tokens"
+    yield from _lengths(point, record)
+
+
+def _lengths(point: Point, record: Record) -> Iterator[str]:
+    shape = record.shape
     if shape.kind == "exact" and point.output_tokens != (asked := round(point.complete * shape.output * shape.n)):
         yield f"output_tokens: {point.output_tokens}, but {point.complete} requests of {shape.output:g} are {asked}"
+    most = point.complete * shape.output * shape.n
+    if shape.kind == "monkeys" and point.output_tokens > most:
+        yield f"output_tokens: {point.output_tokens}, but {point.complete} requests of {shape.n} samples are {most:g}"
     read = point.complete * shape.input
     if shape.kind == "exact" and point.prompt_tokens and abs(point.prompt_tokens - read) > 0.02 * read:
         yield f"prompt_tokens: {point.prompt_tokens}, but {point.complete} requests of {shape.input:g} are {read:g}"
@@ -111,6 +118,11 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
     for mark, holds in wanted.items():
         if holds and mark not in point.marks:
             yield f"marks: {mark!r} is missing"
+    look = point.client
+    if not look.short and look.lag_p99 > LAG:
+        yield f"client.short: is false, at a loop lag of {look.lag_p99} s where {LAG} are the limit"
+    if not look.short and look.headroom is not None and look.headroom < HEADROOM:
+        yield f"client.short: is false, at a headroom of {look.headroom} where {HEADROOM} are the least"
 
 
 # --- a point: figures
@@ -155,7 +167,9 @@ def _order(point: Point, record: Record) -> Iterator[str]:
             small, large = getattr(one, key).value, getattr(other, key).value
             if small > large * (1 + NEAR) + 2e-3:
                 yield f"figures.{inner}.{key}: {small} is above {outer}'s {large}, which contains it"
-    if not point.complete and any(getattr(figures, name) is not None for name in type(figures).model_fields):
+    # In a steady window rates are of whatever arrived: of requests too that were issued before it, or cut off after it.
+    of_complete = type(figures).model_fields if point.opens is None else SPREADS
+    if not point.complete and any(getattr(figures, name) is not None for name in of_complete):
         yield "figures: are there, but no request was complete"
     if point.complete and point.seconds > 0 and figures.request_rate is None:
         yield "figures.request_rate: is missing, with complete requests"
@@ -197,9 +211,35 @@ def _steady_rates(point: Point, record: Record) -> Iterator[str]:
         if rate is not None and abs(rate.value * seconds - point.complete * amount) > slack * max(amount, 1e-9):
             yield f"figures.{name}: {rate.value} in {seconds} s is far from the {point.complete} complete requests"
     users = {"closed": point.concurrency, "single": 1}.get(point.kind)
-    inside = figures.request_rate.value * figures.end_to_end_actual.mean.value
-    if users and point.complete >= 30 and inside > 1.5 * users + 1:
+    mean = figures.end_to_end_actual.mean.value
+    inside = figures.request_rate.value * mean
+    # Requests of one length that begin together end together: a window of 1.1 times their length may hold two bursts.
+    burst = 1 + record.method.starts * mean / seconds
+    if users and point.complete >= 30 and inside > 1.1 * users * burst + 1:
         yield f"figures.request_rate: {inside:.4g} requests in flight (rate times time), where {users} were allowed"
+
+
+def _arrived(point: Point, record: Record) -> Iterator[str]:
+    """An open loop issues what its rate says, give or take chance; and no more can end in a window, or write tokens
+    there, than were issued in it or in flight when it opened."""
+    if point.opens is None or point.seconds <= 0:
+        return
+    if point.kind == "open" and point.rate:
+        planned = point.rate * point.seconds
+        if abs(point.requests - planned) > DEVIATIONS * planned**0.5 + 3:
+            yield f"requests: {point.requests}, but {point.rate} a second for {point.seconds} s are {planned:.6g}"
+    starts = record.method.starts
+    before = (point.rate or 0.0) * point.opens * starts
+    if point.kind != "open":
+        before = float((point.concurrency or 1) * starts)
+    before += DEVIATIONS * before**0.5 + 3
+    rate, output, shape = point.figures.request_rate, point.figures.output_rate, record.shape
+    if rate is not None and (ended := rate.value * point.seconds) > (point.complete + before) * ROUNDED:
+        yield f"figures.request_rate: {ended:.6g} ended in the window, more than can have been in flight"
+    # Tokens of a cut request are guessed from its events: up to twice as many as it can have had are let pass.
+    most = 2 * (point.requests + before) * shape.output * shape.n
+    if output is not None and shape.kind != "dataset" and (wrote := output.value * point.seconds) > most * ROUNDED:
+        yield f"figures.output_rate: {wrote:.6g} tokens in the window, more than the requests can have had"
 
 
 # --- a point: goals and sample
@@ -240,66 +280,6 @@ def _least_width(share: float, requests: int) -> float:
     return float(2 * Z * ((share * (1 - share) + square / 4) / requests) ** 0.5 / (1 + square))
 
 
-def _columns(point: Point) -> dict[str, Floats]:
-    return {name: np.array(getattr(point.sample, name), np.float64) for name in COLUMNS}
-
-
-def _sample_rows(point: Point, record: Record) -> Iterator[str]:
-    columns = _columns(point)
-    lengths = {len(column) for column in columns.values()}
-    if len(lengths) > 1 or max(lengths) > min(point.requests, SAMPLE_ROWS) or (point.requests and not max(lengths)):
-        yield f"sample: columns of {sorted(lengths)} rows, for {point.requests} requests"
-        return
-    first, per_token, end = columns["first"], columns["per_token"], columns["end_to_end"]
-    for name, column in columns.items():
-        if ((column < 0) & (column != -1)).any():
-            yield f"sample.{name}: a time below 0 that is not -1"
-    failed = end < 0
-    if (failed & ((first >= 0) | (per_token >= 0))).any():
-        yield f"sample: row {int(np.argmax(failed & ((first >= 0) | (per_token >= 0))))} failed, yet it has times"
-    late = ~failed & (first > end * (1 + NEAR))
-    if late.any():
-        yield f"sample: row {int(np.argmax(late))} has its first token after its end"
-    if record.shape.kind == "exact" and record.shape.n == 1:
-        whole = first + per_token * max(record.shape.output - 1, 1)
-        off = (first >= 0) & (per_token >= 0) & (np.abs(whole - end) > 5 * NEAR * end)
-        if off.any():
-            yield f"sample: row {int(np.argmax(off))}: first, per token and end do not add up"
-
-
-def _sample_share(point: Point, record: Record) -> Iterator[str]:
-    """The sample against the figures: as many rows below a quantile as there should be, give or take chance."""
-    columns = _columns(point)
-    rows = len(columns["first"])
-    if not rows:
-        return
-    complete = columns["end_to_end"] >= 0
-    for fault in _beside(int(complete.sum()), rows, point.complete / point.requests, point):
-        yield f"sample: {fault} complete"
-    for name, figure in COLUMNS.items():
-        column, spread = columns[name][columns[name] >= 0], getattr(point.figures, figure)
-        if (spread is None) != (not len(column)) and complete.any() and point.complete >= rows:
-            yield f"sample.{name}: {len(column)} rows, but figures.{figure} is {'not ' if spread is None else ''}there"
-        for key, level in QUANTILES.items() if spread is not None else ():
-            below = int((column <= getattr(spread, key).value * (1 + NEAR)).sum())
-            above = int((column >= getattr(spread, key).value * (1 - NEAR)).sum())
-            for number, share in ((below, level), (above, 1 - level)):
-                for fault in _beside(number, len(column), share, point, at_least=True):
-                    yield f"sample.{name}: {fault} on that side of figures.{figure}.{key}"
-    for number, goal in enumerate(point.goals):
-        for near, least in ((1 + NEAR, True), (1 - NEAR, False)):
-            met = int(((columns["first"] >= 0) & (columns["first"] <= goal.seconds * near)).sum())
-            if list(_beside(met, rows, goal.share, point, at_least=least, at_most=not least)):
-                yield f"sample.first: {met} of {rows} rows met goals.{number}, but its share is {goal.share}"
-                break
-
-
-def _beside(
-    number: int, of: int, share: float, point: Point, *, at_least: bool = False, at_most: bool = False
-) -> Iterator[str]:
-    """Whether `number` of `of` rows may come of a share; a sample of everything has no chance in it."""
-    left = max(1 - of / max(point.complete, of, 1), 0.0)  # what was drawn without replacement varies less
-    spread = DEVIATIONS * (of * share * (1 - share) * left) ** 0.5 + 2
-    short, long = number < of * share - spread, number > of * share + spread
-    if (short and not at_most) or (long and not at_least):
-        yield f"{number} of {of} rows, where {of * share:.4g} are to be expected,"
+RULES = (
+    _counts, _marks, _ends, _order, _whole_rates, _steady_rates, _arrived, _goals, joint_rows, joint_shares,
+)  # most basic first  # fmt: skip

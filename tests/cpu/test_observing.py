@@ -15,6 +15,7 @@ from service import COMPLETIONS, Serving, make_folder, wait_until
 
 from penstock.errors import UsageError
 from penstock.server.access_log import open_log
+from penstock.server.keys import gather_keys
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 # What vLLM's own example dashboards, of several of its versions, ask for, after the colon (its v1 metrics loggers).
@@ -30,6 +31,7 @@ request_generation_tokens_bucket request_max_num_generation_tokens_bucket reques
 request_params_max_tokens_bucket
 """
 KEY = {"authorization": "Bearer s3cret"}
+(CALLED,) = (key.name for key in gather_keys(["s3cret"], None, {}))
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +102,12 @@ def test_expected_finish_and_aborts(tmp_path: Path) -> None:
             expected = "penstock:expected_seconds_left"
             assert wait_until(lambda: serving.metrics()[expected] > 5, 30) is not None  # 20 samples of 8 s, 8 at once
             assert serving.metrics()["penstock:generation_tokens_per_second"] > 50
+            limit = "penstock:hardware_limit_perc"
+            assert wait_until(lambda: serving.metrics()[limit] > 0, 30) is not None
+            assert 0.2e-3 / 0.5 < serving.metrics()[limit] < 0.05  # 0.24 ms of weights and KV in steps of 20 ms
         assert wait_until(serving.at_rest, 10) is not None
         said = serving.metrics()
-        assert said[expected] == said["penstock:generation_tokens_per_second"] == 0
+        assert said[expected] == said["penstock:generation_tokens_per_second"] == said[limit] == 0
         assert said['penstock:request_success_total{finished_reason="abort"}'] == 20
 
 
@@ -124,7 +129,7 @@ def test_the_access_log(serving: Serving) -> None:
     assert wait_until(lambda: len(lines(serving.folder)) == at + 6, 10) is not None
     whole, streamed, bad, keyless, nowhere, strange = lines(serving.folder)[at:]
     assert whole["request_id"].startswith("cmpl-") and re.fullmatch(r"2\d{3}-\d\d-\d\dT[\d:.]{12}Z", whole["time"])
-    assert (whole["route"], whole["status"], whole["key"], whole["n"]) == (COMPLETIONS, 200, "key", 2)
+    assert (whole["route"], whole["status"], whole["key"], whole["n"]) == (COMPLETIONS, 200, CALLED, 2)
     assert (whole["prompt_tokens"], whole["output_tokens"], whole["finish_reasons"]) == (26, 8, {"length": 2})
     assert 0 < whole["first_token_seconds"] <= whole["seconds"] and not whole["stream"]
     assert streamed["stream"] and streamed["output_tokens"] == 3 and streamed["first_token_seconds"] > 0

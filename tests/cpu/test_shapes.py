@@ -16,10 +16,11 @@ from penstock.bench.load import Seen
 from penstock.bench.null_plan import Draw, Plan
 from penstock.bench.null_server import NullServer
 from penstock.demo import model_folder
+from penstock.engine.hardware import limit_seconds
 from penstock.errors import EngineError, UsageError
 from penstock.jobs.shapes import Options, Results, run_shapes
 from penstock.jobs.shapes_http import drive, figures
-from penstock.jobs.shapes_limit import Machine, limit_seconds
+from penstock.jobs.shapes_limit import Machine
 from penstock.jobs.shapes_model import SHAPES, has_weights, load_format, tensors, write_model
 from penstock.jobs.shapes_parts import Ran, part_of_kernel, part_of_operator, split
 from penstock.jobs.shapes_start import first_token_seconds
@@ -176,7 +177,7 @@ def test_the_limit_is_the_sum_of_its_terms() -> None:
     read = many | {"own": np.array([1e6])}
     gained = limit_seconds(read, TINY, machine) - limit_seconds(many, TINY, machine)
     assert gained == pytest.approx(1e6 * TINY.kv_numbers * 2 / 1e9)
-    rate = machine.best_rate(TINY)
+    rate = machine.best_rate(TINY.layer_weights)
     pairs = many | {"shared_pairs": np.array([1e6])}
     gained = limit_seconds(pairs, TINY, machine) - limit_seconds(many, TINY, machine)
     assert gained == pytest.approx(1e6 * 4 * TINY.heads * TINY.head_dim * TINY.layers / rate)

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from penstock.engine.hardware import LimitGauge
 from penstock.errors import EngineError, FaultError, PenstockError
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
@@ -29,10 +30,12 @@ class Refused:
 
 
 class Engine:
-    """A scheduler and a runner, turned by step()."""
+    """A scheduler and a runner, turned by step(). `limit`: where it is known what the hardware can do at most."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, steps_ahead: int = 1) -> None:
-        self.scheduler, self.runner, self.steps_ahead = scheduler, runner, steps_ahead
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, steps_ahead: int = 1, limit: LimitGauge | None = None
+    ) -> None:
+        self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._rate = _Rate()
         self.completed = 0  # steps that were launched and read
@@ -44,6 +47,8 @@ class Engine:
 
     def submit(self, request: Request) -> Refused | None:
         """Takes a request, or says why it can never run."""
+        if self.limit is not None and not self.has_work:
+            self.limit.rest()
         try:
             self.scheduler.submit(request)
         except PenstockError as error:
@@ -68,6 +73,8 @@ class Engine:
         self.broken = True
         plan = self.scheduler.plan()
         if plan is not None:
+            if self.limit is not None:
+                self.limit.launching(plan)
             self.flights.append((plan, self.runner.launch(plan)))
         elif not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
             raise EngineError(f"the scheduler has work that it cannot place: {self.scheduler.stats()}")
@@ -78,6 +85,8 @@ class Engine:
         result = flight.fetch()
         self.broken = True
         self.flights.popleft()
+        if self.limit is not None:
+            self.limit.read()
         deltas = self.scheduler.commit(oldest, result)
         self.broken = False
         self.completed += 1
@@ -85,10 +94,13 @@ class Engine:
         return deltas
 
     def stats(self) -> dict[str, float]:
-        """The scheduler's gauges and counters, the rate now, and the expected end of all that is known."""
+        """The scheduler's gauges and counters, the rate now, the expected end of all that is known, and, where there is
+        a limit, how near to it the steps come (`hardware_limit`, 0 at rest)."""
         stats = self.scheduler.stats()
         rate = self._rate.per_second if self.has_work else 0.0
         left = self.scheduler.expected_tokens_left()
+        if self.limit is not None:
+            stats["hardware_limit"] = self.limit.share if self.has_work else 0.0
         return {
             **stats,
             "completed_steps": self.completed,

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.engine.engine import Engine
+from penstock.engine.hardware import LimitGauge, ModelSizes
 from penstock.errors import UsageError
 from penstock.schedule.limits import Limits
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from penstock.execute.runner import TorchRunner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,4 +85,11 @@ def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, Eng
         sampling_defaults=dict(runner.sampling_defaults),
         about=runner.describe(),
     )
-    return Engine(scheduler, runner, config.schedule.steps_ahead), facts
+    return Engine(scheduler, runner, config.schedule.steps_ahead, limit_of(runner)), facts
+
+
+def limit_of(runner: TorchRunner) -> LimitGauge | None:
+    """None where the least time of a step isn't known: the device's rates, or what rows with a window read."""
+    if runner.rated is None or runner.uses_window:
+        return None
+    return LimitGauge(ModelSizes.of(runner.model_config), runner.rated)

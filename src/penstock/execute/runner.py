@@ -18,6 +18,7 @@ from penstock.execute.device_step import DeviceStep
 from penstock.execute.flights import Lane, Outcome, StepFlight
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.limits import BatchLimits, Limits
+from penstock.execute.rated import rated
 from penstock.execute.sampler import Sampler
 from penstock.execute.warm import warm
 from penstock.kernels.choose import choose_rows
@@ -45,6 +46,8 @@ class TorchRunner:
     ) -> None:
         self._lane = lane
         config, device = model.config, model.device
+        self.model_config = config
+        self.rated = rated(device, model.dtype)
         self.num_blocks = limits.num_blocks
         self.max_rows = limits.max_rows
         self.max_model_len = limits.max_model_len

@@ -1,10 +1,7 @@
-"""The limit by arithmetic: how fast a machine could do a work's steps if nothing but its memory and its matrix units
-counted.
+"""The machine of a run, measured: what its memory and its matrix units do, by a short probe on random data.
 
-A step is at least: its matrix products at the rate measured for so many rows (or its weights read once at copy speed,
-where that is longer), K and V read once at copy speed (a prefix once a group), attention's own products at the best
-rate, and the logits read once more for sampling. The parts of a step follow each other, so their times add up. Rates
-are measured in the run by a short probe on random data. It knows no engine.
+engine/hardware.py makes of it the least time of a work's steps: products at the rate measured here for so many rows,
+all that is read at copy speed. It knows no engine.
 """
 
 from __future__ import annotations
@@ -27,12 +24,11 @@ LADDER_CPU = (16, 64, 256)
 COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
 ROUNDS = 7
 CHAIN = 4  # layers in one graph: their weights together are past the caches
-Columns = dict[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine was measured at for one shape and dtype.
+    """What a machine was measured at for one shape and dtype: an engine.hardware.Machine.
 
     copy: bytes a second, read and written together.   rows, layer, head: seconds of one layer's products, and of the
     head's, by rows (ascending).
@@ -63,23 +59,15 @@ class Machine:
         weights = numbers * self.item / self.copy
         return np.where(rows > 0, np.maximum(rows / rate, weights), 0.0)
 
-    def best_rate(self, shape: Shape) -> float:
+    def layer_seconds(self, tokens: NDArray[np.float64], numbers: int) -> NDArray[np.float64]:
+        return self.products(tokens, numbers, self.layer)
+
+    def head_seconds(self, rows: NDArray[np.float64], numbers: int) -> NDArray[np.float64]:
+        return self.products(rows, numbers, self.head)
+
+    def best_rate(self, numbers: int) -> float:
         """Operations a second, of a layer's products at their best."""
-        return max(
-            2.0 * shape.layer_weights * rows / seconds for rows, seconds in zip(self.rows, self.layer, strict=True)
-        )
-
-
-def limit_seconds(steps: Columns, shape: Shape, machine: Machine) -> float:
-    """The least time of these steps (shapes_watch.Steps.columns), all together."""
-    tokens = steps["rows"] + steps["chunk"]
-    products = shape.layers * machine.products(tokens, shape.layer_weights, machine.layer)
-    head = machine.products(steps["rows"], shape.vocab * shape.hidden, machine.head)
-    kv = (steps["own"] + steps["shared"] + steps["chunk_context"] + tokens) * shape.kv_numbers * machine.item
-    pairs = steps["shared_pairs"] + steps["chunk_pairs"]
-    attention = pairs * 4.0 * shape.heads * shape.head_dim * shape.layers / machine.best_rate(shape)
-    logits = steps["rows"] * shape.vocab * machine.item
-    return float((products + head + attention + (kv + logits) / machine.copy).sum())
+        return max(2.0 * numbers * rows / seconds for rows, seconds in zip(self.rows, self.layer, strict=True))
 
 
 def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.engine.hardware import limit_seconds
 from penstock.errors import EngineError, PenstockError
-from penstock.jobs.shapes_limit import Machine, limit_seconds, probe
+from penstock.jobs.shapes_limit import Machine, probe
 from penstock.jobs.shapes_model import Shape
 from penstock.jobs.shapes_parts import Profile, start_profiler
 from penstock.jobs.shapes_tokenizer import rare_pair

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from penstock.engine.hardware import Steps
 from penstock.schedule.step import Flight, Runner, StepPlan, StepTokens
 
 
@@ -22,50 +19,6 @@ class Window(Protocol):
 
     def read(self, rows: int) -> bool:
         """A step with so many rows was read. True: the window is over."""
-
-
-@dataclass(slots=True)
-class Steps:
-    """Columns of the steps that were launched, one entry a step.
-
-    rows: drawn for.   own: stored tokens that rows read by themselves.   shared: tokens of prefixes, read once a group.
-    shared_pairs: (row, prefix token) pairs.   chunk: prompt tokens prefilled.   chunk_pairs: (token, token before it).
-    chunk_context: stored tokens that chunks read.
-    """
-
-    rows: list[int] = field(default_factory=list)
-    own: list[int] = field(default_factory=list)
-    shared: list[int] = field(default_factory=list)
-    shared_pairs: list[int] = field(default_factory=list)
-    chunk: list[int] = field(default_factory=list)
-    chunk_pairs: list[int] = field(default_factory=list)
-    chunk_context: list[int] = field(default_factory=list)
-
-    def note(self, plan: StepPlan) -> None:
-        count = int(plan.rows.size)
-        members = np.diff(plan.group_start) if plan.group_start.size else np.zeros(0, np.int32)
-        pairs = int(members.astype(np.int64) @ plan.group_length.astype(np.int64)) if members.size else 0
-        self.rows.append(count)
-        self.own.append(int(plan.lengths.sum(dtype=np.int64)) + count - pairs)
-        self.shared.append(int(plan.group_length.sum(dtype=np.int64)))
-        self.shared_pairs.append(pairs)
-        self._note_chunks(plan)
-
-    def _note_chunks(self, plan: StepPlan) -> None:
-        tokens = pairs = before = 0
-        if plan.chunks is not None:
-            sizes, context = np.diff(plan.chunks.start).astype(np.int64), plan.chunks.context.astype(np.int64)
-            tokens, before = int(sizes.sum()), int((context + sizes).sum())
-            pairs = int((sizes * context + sizes * (sizes + 1) // 2).sum())
-        self.chunk.append(tokens)
-        self.chunk_pairs.append(pairs)
-        self.chunk_context.append(before)
-
-    def columns(self) -> dict[str, NDArray[np.float64]]:
-        return {name: np.array(getattr(self, name), np.float64) for name in self.__slots__}
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 class Watch:

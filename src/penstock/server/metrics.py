@@ -35,6 +35,12 @@ _GAUGES = {
     "tokens_per_second": ("generation_tokens_per_second", "Output tokens a second over the last 2 s; 0 at rest."),
     "expected_seconds_left": ("expected_seconds_left", "Until all that is known is done, at that rate; 0 at rest."),
 }
+# the same, of stats that there are only where the engine knows what its device can do at most
+_LIMIT_GAUGES = {
+    "hardware_limit": (
+        "hardware_limit_perc", "Least time by the data sheet over time taken, of the last second's steps; 0 at rest."
+    ),
+}  # fmt: skip
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens prefilled; a prompt of n samples counts once."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
@@ -151,7 +157,8 @@ class Metrics:
     def _collect(self) -> Iterator[Metric]:
         names, values = list(self._labels), list(self._labels.values())
         stats = self._client.stats()  # empty until the engine has first spoken, and then whole
-        for key, (name, help) in _GAUGES.items() if stats else ():
+        known = {key: told for key, told in _LIMIT_GAUGES.items() if key in stats}
+        for key, (name, help) in {**_GAUGES, **known}.items() if stats else ():
             gauge = GaugeMetricFamily("penstock:" + name, help, labels=names)
             gauge.add_metric(values, stats[key])
             yield gauge

@@ -1,0 +1,68 @@
+"""For which devices and models the hardware's limit is known, and what /metrics says of it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from server_fake import FakeEngine
+
+from penstock.config import Config
+from penstock.engine.hardware import ModelSizes
+from penstock.engine.open import limit_of, open_engine
+from penstock.execute.rated import DATA_SHEETS, Rated, rated
+from penstock.jobs.shapes_model import SHAPES
+from penstock.models.model_config import model_config_of
+from penstock.server.metrics import Metrics
+
+CUDA = torch.device("cuda", 0)
+
+
+def config_of(name: str) -> Any:
+    return model_config_of(json.loads(json.dumps(SHAPES[name].config())), "config.json")
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3-8b"])
+def test_sizes_are_those_that_bench_shapes_reckons_with(name: str) -> None:
+    sizes, shape = ModelSizes.of(config_of(name)), SHAPES[name]
+    for field in ModelSizes.__slots__:
+        assert getattr(sizes, field) == getattr(shape, field), field
+
+
+def test_gpus_are_known_by_their_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (copy, flops) in DATA_SHEETS.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        assert rated(CUDA, torch.bfloat16) == rated(CUDA, torch.float16) == Rated(item=2, copy=copy, flops=flops)
+        assert rated(CUDA, torch.float32) is None
+        assert 1e12 < copy < 1e13 and 1e14 < flops < 1e16
+    for other in ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA A10G", "Radeon"):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=other: name)
+        assert rated(CUDA, torch.bfloat16) is None
+    assert rated(torch.device("cpu"), torch.bfloat16) is None
+
+
+def test_a_window_or_an_unknown_device_leaves_it_out() -> None:
+    known = Rated(item=2, copy=1e12, flops=1e15)
+    runner = SimpleNamespace(rated=known, uses_window=False, model_config=config_of("llama-3.2-1b"))
+    assert limit_of(runner) is not None  # type: ignore[arg-type]
+    assert limit_of(SimpleNamespace(**vars(runner) | {"uses_window": True})) is None  # type: ignore[arg-type]
+    assert limit_of(SimpleNamespace(**vars(runner) | {"rated": None})) is None  # type: ignore[arg-type]
+
+
+def test_on_a_cpu_there_is_no_gauge() -> None:
+    engine, _ = open_engine(Config.of(model="demo", device="cpu", max_num_seqs=2, kv_cache_tokens=4096))
+    try:
+        assert engine.limit is None and "hardware_limit" not in engine.stats()
+    finally:
+        engine.runner.close()
+
+
+def test_the_page_has_it_where_the_engine_tells_it() -> None:
+    client: Any = FakeEngine(None)
+    assert b"hardware_limit" not in Metrics(client, "m").text()
+    stats = client.stats() | {"hardware_limit": 0.625}
+    client.stats = lambda: stats
+    assert b'\npenstock:hardware_limit_perc{model_name="m"} 0.625\n' in Metrics(client, "m").text()

@@ -1,0 +1,226 @@
+"""The gauge of the hardware's limit: against a twin that counts bytes row by row, with a clock that the test turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_device import FakeDevice
+
+from penstock.engine.engine import Engine
+from penstock.engine.hardware import LimitGauge, ModelSizes, Steps, limit_seconds
+from penstock.execute.rated import DATA_SHEETS, Rated
+from penstock.request import Request, SamplingParams
+from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.step import StepPlan, StepTokens
+
+MODEL = ModelSizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
+MEMORY = Rated(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
+LIMITS = Limits(num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50)
+
+
+def bytes_of(plan: StepPlan) -> int:
+    """What a step reads and writes at least, in bytes of 2 a number."""
+    numbers = 2 * 1000 + (50 * 10 if plan.rows.size else 0) + 50 * plan.rows.size  # layers, head, logits
+    tokens = [int(length) + 1 for length in plan.lengths]  # each row sees its own new token too
+    for group, prefix in enumerate(plan.group_length.tolist()):
+        members = range(plan.group_start[group], plan.group_start[group + 1])
+        tokens += [-prefix for _ in members] + [prefix]
+    tokens += [1 for _ in plan.rows]  # written
+    if plan.chunks is not None:
+        for chunk, before in enumerate(plan.chunks.context.tolist()):
+            size = int(plan.chunks.start[chunk + 1] - plan.chunks.start[chunk])
+            tokens += [before + size, size]
+    return 2 * (numbers + 64 * sum(tokens))
+
+
+@dataclass
+class Clock:
+    now: float = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Device:
+    """Steps run one after the other, each for `times` its least time. The host's clock moves on only while it waits."""
+
+    num_blocks = LIMITS.num_blocks
+
+    def __init__(self, clock: Clock, times: float) -> None:
+        self.clock, self.times, self.due = clock, times, 0.0
+        self.fake = FakeDevice(LIMITS.num_blocks, LIMITS.max_rows, 32, LIMITS.vocab_size, set())
+        self.chunks = 0
+
+    def launch(self, plan: StepPlan) -> Flight:
+        self.chunks += plan.chunks is not None
+        self.fake.launch(plan)
+        self.due = max(self.due, self.clock.now) + self.times * bytes_of(plan) / 1e6
+        return Flight(self.fake.results.popleft()[1], self.clock, self.due)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass
+class Flight:
+    result: StepTokens
+    clock: Clock
+    due: float
+
+    def ready(self) -> bool:
+        return self.clock.now >= self.due
+
+    def fetch(self) -> StepTokens:
+        self.clock.now = max(self.clock.now, self.due)
+        return self.result
+
+
+def engine(clock: Clock, times: float, ahead: int = 1, *, limit: bool = True) -> Engine:
+    gauge = LimitGauge(MODEL, MEMORY, clock) if limit else None
+    return Engine(Scheduler(LIMITS), Device(clock, times), ahead, gauge)
+
+
+def ask(made: Engine, number: int, prompt: int, n: int, tokens: int) -> None:
+    params = SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, seed=1)
+    ids = (np.arange(prompt, dtype=np.int32) + number) % 50
+    assert made.submit(Request(request_id=number, prompt=ids.tobytes(), sampling=params)) is None
+
+
+def run(made: Engine, clock: Clock, host: float = 0.0) -> list[float]:
+    """The gauge after each step, the host having been busy for so long beside it."""
+    seen = []
+    while made.has_work:
+        made.step()
+        clock.now += host
+        seen.append(made.stats()["hardware_limit"])
+    return seen
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
+def test_it_is_the_least_time_over_the_time_taken(ahead: int) -> None:
+    clock = Clock()
+    made = engine(clock, 2.0, ahead)
+    ask(made, 0, prompt=150, n=4, tokens=120)  # in chunks, then in a prefix group
+    ask(made, 1, prompt=3, n=1, tokens=200)  # alone
+    began = clock.now
+    seen = run(made, clock)
+    assert made.runner.chunks > 2 and made.runner.fake.grouped > 300  # type: ignore[attr-defined]
+    assert clock.now - began > 3
+    assert seen[0] == 0.0 and seen[-1] == 0.0  # nothing is known yet; at rest
+    assert {round(value, 6) for value in seen[:-1]} == {0.0, 0.5}
+    assert seen.index(0.0, 1) == 1 and seen[-2] > 0
+
+
+def test_at_the_limit_it_is_one_and_no_more() -> None:
+    clock = Clock()
+    made = engine(clock, 1.0)
+    ask(made, 0, prompt=40, n=8, tokens=200)
+    assert max(run(made, clock)) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_times_without_work_are_not_counted(ahead: int) -> None:
+    clock = Clock()
+    made = engine(clock, 2.0, ahead)
+    for number in range(0, 80, 2):
+        ask(made, number, prompt=9, n=1, tokens=9)
+        seen = run(made, clock)
+        clock.now += 1000.0
+        ask(made, number + 1, prompt=9, n=1, tokens=9)  # this one is cancelled: the last of it is no step
+        for _ in range(3):
+            made.step()
+        made.cancel(number + 1)
+        run(made, clock)
+        clock.now += 1000.0
+    assert seen[-1] == 0.0 and seen[-2] == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_slow_host_is_counted_where_the_device_waits_for_it() -> None:
+    taken = {}
+    for ahead in (0, 1):
+        clock = Clock()
+        made = engine(clock, 1.0, ahead)
+        ask(made, 0, prompt=9, n=1, tokens=400)
+        taken[ahead] = max(run(made, clock, host=0.01))  # a step is 6 to 58 ms here
+    assert 0.7 < taken[0] < 0.9 and taken[1] == pytest.approx(1.0, rel=1e-6)
+
+
+def test_where_nothing_is_known_there_is_no_number() -> None:
+    made = engine(Clock(), 1.0, limit=False)
+    ask(made, 0, prompt=9, n=1, tokens=3)
+    while made.has_work:
+        made.step()
+        assert "hardware_limit" not in made.stats()
+
+
+def test_many_steps_a_second_are_taken_in_part_by_part() -> None:
+    """More steps than are summed at once, in less than a second."""
+    clock = Clock()
+    fast = LimitGauge(MODEL, Rated(item=2, copy=1e8, flops=1e18), clock)
+    made = engine(clock, 0.02, 1)  # 0.02 times the least time of MEMORY: twice that of memory 100 times as fast
+    made.limit = fast
+    values: set[float] = set()
+    for number in range(6):
+        ask(made, number, prompt=9, n=1, tokens=500)  # 0.4 s
+        values |= {round(value, 6) for value in run(made, clock)}
+    assert values == {0.0, 0.5} and made.completed > 2500
+
+
+def test_products_count_where_they_take_longer_than_their_weights() -> None:
+    machine = Rated(item=2, copy=1e6, flops=1e6)
+    assert machine.layer_seconds(np.array([0.0, 1.0, 100.0]), 1000).tolist() == [0.0, 2e-3, 0.2]
+    names = ("own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
+    steps = dict.fromkeys(names, np.zeros(1)) | {"rows": np.array([100.0])}
+    stored = 100 * (64 + 50) * 2 / 1e6
+    assert limit_seconds(steps, MODEL, machine) == pytest.approx(2 * 0.2 + 0.1 + stored)
+    pairs = steps | {"chunk_pairs": np.array([1000.0])}
+    gained = limit_seconds(pairs, MODEL, machine) - limit_seconds(steps, MODEL, machine)
+    assert gained == pytest.approx(1000 * 4 * 4 * 8 * 2 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "own", "groups", "prefix", "ms", "share"),
+    [(8192, 96, 8, 656, 43.4, 0.63), (1000, 640, 0, 0, 9.2, 0.75), (1, 640, 0, 0, 0.789, 0.66)],
+)
+def test_steps_that_an_h200_was_measured_at_stay_below_its_data_sheet(
+    rows: int, own: int, groups: int, prefix: int, ms: float, share: float
+) -> None:
+    """Llama-3.2-1B's shape in bf16; the times are docs/execute.md's."""
+    model = ModelSizes(
+        layers=16, hidden=2048, heads=32, head_dim=64, vocab=128_256, layer_weights=60_817_408, kv_numbers=16_384
+    )
+    copy, flops = DATA_SHEETS["NVIDIA H200"]
+    plan = _plan(rows)
+    if groups:
+        plan.group_start = np.arange(0, rows + 1, rows // groups, dtype=np.int32)
+        plan.group_length = np.full(groups, prefix, np.int32)
+    plan.lengths[:] = own + (prefix if groups else 0)
+    steps = Steps()
+    steps.note(plan)
+    least = limit_seconds(steps.columns(), model, Rated(item=2, copy=copy, flops=flops))
+    assert 1e3 * least / ms == pytest.approx(share, abs=0.01)
+
+
+def test_steps_are_forgotten_from_the_front() -> None:
+    steps = Steps()
+    for count in (1, 2, 3):
+        steps.note(_plan(count))
+    assert steps.columns(2)["rows"].tolist() == [1, 2] and steps.columns()["own"].tolist() == [8, 16, 24]
+    steps.forget(2)
+    assert len(steps) == 1 and all(len(column) == 1 for column in steps.columns().values())
+
+
+def _plan(rows: int) -> StepPlan:
+    none = np.zeros(0, np.int32)
+    return StepPlan(
+        number=0, rows=np.arange(rows, dtype=np.int32), lengths=np.full(rows, 7, np.int32), wants=0,
+        group_start=np.zeros(1, np.int32), group_blocks=none.reshape(0, 0), group_length=none,
+        copies=none.reshape(0, 2), new_blocks=none.reshape(0, 3), joins=None, chunks=None,
+    )  # fmt: skip

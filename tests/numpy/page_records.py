@@ -22,6 +22,9 @@ def record(run: str, engine: str, points: Sequence[dict[str, Any]], **changes: A
         "name": engine, "version": "1.0", "commit": None, "command": f"{engine} serve it",
         "configuration": {"name": "default", "flags": ["--flag 1"], "files": {}, "environment": {}},
     }  # fmt: skip
+    made["client"] = {
+        **DEFAULT["client"], "command": f"penstock bench run --engine {engine} --model Test-1B --suite almanac",
+    }  # fmt: skip
     made["model"] = {**DEFAULT["model"], "name": "Test-1B", "weights": "real"}
     made["machine"] = {**DEFAULT["machine"], "gpu": None, "cpu": "Test CPU", "cores": 4}
     made["shape"] = {**DEFAULT["shape"], "name": "1024x128", "kind": "exact", "input": 1024.0, "output": 128.0, "n": 1}

@@ -24,6 +24,7 @@ from penstock.almanac.page.build import build
 from penstock.almanac.page.compact import LARGEST, SMALLEST, STEPS, packed
 from penstock.almanac.page.serve import serve
 from penstock.almanac.record import Record, Sample
+from penstock.bench.workload import MONKEYS_SAMPLES, workload
 from penstock.errors import CapacityError, UsageError
 
 HOSTILE = "<img src=x onerror=hacked()></script><script>hacked()</script>\u2028javascript:hacked()"
@@ -110,6 +111,11 @@ def test_a_sample_loses_less_than_a_twentieth_of_a_per_cent() -> None:
     np.testing.assert_array_equal(back[0], back[2])
 
 
+def csv_rows(data: Path) -> list[dict[str, str]]:
+    with (data / "points.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_downloads_hold_all(records: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -117,13 +123,22 @@ def test_downloads_hold_all(records: Path, tmp_path: Path) -> None:
     data = tmp_path / "page" / "data"
     originals = [json.loads(path.read_text()) for path in sorted(records.rglob("*.json"))]
     assert json.loads((data / "records.json").read_text()) == originals
-    points = [(each["run"], at["name"], at) for each in originals for at in each["points"]]
-    with (data / "points.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    table = pq.read_table(data / "points.parquet").to_pylist()
-    assert [(row["run"], row["point"]) for row in rows] == [(run, name) for run, name, _ in points]
-    assert [(row["run"], row["point"]) for row in table] == [(run, name) for run, name, _ in points]
-    for line, row, (_, _, at) in zip(rows, table, points, strict=True):
+    wanted = [(each["run"], at.get("name"), at) for each in originals for at in (*each["points"], *each["failures"])]
+    rows, table = csv_rows(data), pq.read_table(data / "points.parquet").to_pylist()
+    assert [(row["run"], row["point"] or None) for row in rows] == [(run, name) for run, name, _ in wanted]
+    assert [(row["run"], row["point"]) for row in table] == [(run, name) for run, name, _ in wanted]
+    failed = [number for number, (_, _, at) in enumerate(wanted) if "log" in at]
+    assert [table[number]["failure"] for number in failed] == ["out of memory"] * len(failed) and failed
+    for line, row, (_, _, at) in zip(rows, table, wanted, strict=True):
+        if "log" in at:
+            assert line["message"] == row["message"] == at["message"] and row["requests"] is None
+            assert row["sample_first"] == [] and row["goal1_share"] is None and line["goal1_share"] == ""
+            continue
+        assert row["failure"] is None and line["failure"] == ""
+        assert row["opens"] == at["opens"] and row["outcome_stalled"] == at["outcomes"].get("stalled", 0)
+        assert [row[f"goal{number}_{name}"] for number in (1, 2, 3) for name in ("seconds", "share", "goodput")] == [
+            goal[name] for goal in at["goals"] for name in ("seconds", "share", "goodput")
+        ]
         rate = at["figures"]["request_rate"]
         assert float(line["request_rate_low"]) == pytest.approx(rate["low"]) == row["request_rate_low"]
         assert row["first_token_p95"] == at["figures"]["first_token"]["p95"]["value"]
@@ -205,8 +220,39 @@ def test_hostile_texts_stay_texts_in_every_file(tmp_path: Path) -> None:
 def test_a_cell_that_looks_like_a_formula_is_quoted(tmp_path: Path) -> None:
     made = record("formula0", "penstock", [point(1.0, firsts(1, 0.1, 2))], **{"machine.cpu": "=1+1"})
     build([Record.model_validate(made)], tmp_path / "page")
-    with (tmp_path / "page" / "data" / "points.csv").open(newline="") as file:
-        assert next(csv.DictReader(file))["cpu"] == "'=1+1"
+    assert csv_rows(tmp_path / "page" / "data")[0]["cpu"] == "'=1+1"
+
+
+def rated(made: dict[str, Any], value: float, low: float | None, high: float | None) -> dict[str, Any]:
+    """The point with another request rate."""
+    made["figures"]["request_rate"] = {"value": value, "low": low, "high": high}
+    return made
+
+
+def headline(tmp_path: Path, *points: dict[str, Any]) -> Any:
+    build([Record.model_validate(record("headline", "penstock", points))], tmp_path / "page")
+    (index,) = argument(tmp_path / "page" / "data" / "index.js")
+    return index["records"]["peak"][0]
+
+
+def test_the_highest_rate_is_not_the_luckiest_one(tmp_path: Path) -> None:
+    lucky = rated(point(8.0, firsts(1, 0.1, 2)), 12.0, 6.0, 18.0)
+    sure = rated(point(None, firsts(0, 0.1, 2), kind="saturation"), 10.0, 9.5, 10.5)
+    unknown = rated(point(9.0, firsts(1, 0.1, 2)), 30.0, None, None)
+    assert headline(tmp_path, lucky, sure, unknown) == [10.0, 9.5, 10.5]
+    assert headline(tmp_path, unknown) == [30.0, None, None]
+
+
+@pytest.mark.parametrize("cut", ["stopped", "never measured"])
+def test_how_high_the_highest_is_is_known_where_everything_at_once_ended(tmp_path: Path, cut: str) -> None:
+    """6 of 43 done when its time was over, slower than one at a time: neither rate says what it can reach."""
+    alone = rated(point(None, firsts(1, 0.1, 2), kind="single"), 0.26, 0.24, 0.28)
+    at_once = rated(point(None, firsts(0, 0.1, 2, 6), kind="saturation", failed=37), 0.07, 0.066, None)
+    at_once["outcomes"] = {"unfinished": 37}
+    points = [alone, at_once] if cut == "stopped" else [alone]
+    assert headline(tmp_path, *points) == [0.26, 0.24, None]
+    at_once["outcomes"] = {"stalled": 37}  # these failed, but nobody cut it off
+    assert headline(tmp_path, alone, at_once) == [0.26, 0.24, 0.28]
 
 
 def test_headlines_leave_points_out_whose_client_was_short(tmp_path: Path) -> None:
@@ -276,9 +322,13 @@ def test_the_command_that_the_page_gives_is_one() -> None:
 
     from penstock.cli import app
 
-    text = (Path(building.__file__).parent / "site" / "script" / "50_state.js").read_text()
+    text = (Path(building.__file__).parent / "site" / "script" / "52_command.js").read_text()
     given = set(re.findall(r'"(--[a-z-]+)"', text))
     bench: Any = get_command(app)
     run = bench.commands["bench"].commands["run"]
     assert {"--engine", "--model", "--shape", "--goal"} <= given
     assert given <= {flag for option in run.params for flag in option.opts}
+    monkeys = re.search(r"MONKEYS = \{ n: (\d+), input: (\d+), output: (\d+) \}", text)
+    plain, named = workload("monkeys"), workload(f"monkeys:{MONKEYS_SAMPLES}")
+    assert monkeys and tuple(map(int, monkeys.groups())) == (plain.n, plain.input, plain.output)
+    assert plain == named  # one subject, whichever way it was asked for

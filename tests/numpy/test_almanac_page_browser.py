@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from page_browser import Reader, chromium, made_page
 from page_records import firsts, point, record
 
 from penstock.almanac.intervals import share_interval
+from penstock.bench.workload import Workload, workload
 
 WHY_NOT = page_browser.missing()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -181,9 +183,9 @@ def test_a_recorded_goal_is_taken_over_the_sample(ask: Any) -> None:
 def test_what_was_not_measured_is_said_with_its_command(reader: Reader) -> None:
     reader.open("#question?i=2048&o=2048")
     assert reader.text("#answer").startswith("Not measured.")
-    assert (
-        reader.text("#answer code") == "penstock bench run --engine ENGINE --model Test-1B --shape 2048x2048 --goal 1"
-    )
+    asked = asked_of(reader.text("#answer code"))
+    assert (asked["model"], list(asked["shape"]), list(asked["goal"])) == ("Test-1B", ["2048x2048"], [1.0])
+    assert asked["engine"] in ("swift", "steady", "unsure")  # whichever was measured last
     assert reader.page.is_hidden("#ranking-part") and reader.page.is_hidden("#curve-part")
     assert reader.texts("#answer code")[1] == "penstock almanac add bench-out"
     for kind, name, word in (("monkeys", "monkeys:4@rows", "monkeys:4@rows.jsonl"), ("dataset", "talk", "talk.json")):
@@ -192,6 +194,78 @@ def test_what_was_not_measured_is_said_with_its_command(reader: Reader) -> None:
     reader.open("#question?i=2048&o=2048")
     reader.page.click("#answer a >> nth=0")
     reader.wait("#answer", "requests a second")
+
+
+def asked_of(command: str) -> dict[str, Any]:
+    """What `penstock bench run` takes the command's words for."""
+    from typer.main import get_command
+
+    from penstock.cli import app
+
+    words = shlex.split(command)
+    assert words[:3] == ["penstock", "bench", "run"]
+    bench: Any = get_command(app)
+    params: dict[str, Any] = bench.commands["bench"].commands["run"].make_context("run", words[3:]).params
+    return params
+
+
+SERVED = (
+    "penstock bench run http://127.0.0.1:8000 --model served --engine-name sglang --engine-version 1.0 --folder ./it "
+    "--suite almanac --goal=3 --out elsewhere --random-weights"
+)
+STARTED = (
+    "penstock bench run --engine penstock --model test-1b --options '--load-format dummy --note '\"'\"'a b'\"'\"'' "
+    "--shape 128x1024 --shape 1024x128 --minutes 9 --quantile 0.9"
+)
+
+
+def test_the_command_is_that_of_a_record_like_it(ask: Any) -> None:
+    """A server that was measured by its URL, an engine that needs options: as it was done, with another shape."""
+    served = record("served00", "sglang", [point(10.0, firsts(1, 0.1, 2))], **{"client.command": SERVED})
+    started = record("started0", "penstock", [point(9.0, firsts(1, 0.1, 2))], **{"client.command": STARTED})
+    about = "m=Test-1B+%28bf16%29&g=Test+CPU%2C+4+cores&i=2048&o=2048&z=0.5"
+    reader = ask([served, started], f"#question?{about}&e=sglang")
+    asked = asked_of(reader.text("#answer code"))
+    assert (asked["url"], asked["model"], asked["engine_name"]) == ("http://127.0.0.1:8000", "served", "sglang")
+    assert (list(asked["shape"]), list(asked["goal"]), asked["suite"]) == (["2048x2048"], [0.5], None)
+    assert asked["out"] == Path("bench-out") and asked["random_weights"] and asked["engine"] is None
+    assert "sglang 1.0 was measured so on Test CPU, 4 cores" in reader.text("#answer")
+    reader.choose("ask-engine", "penstock")
+    reader.wait("#answer code", "--engine penstock")
+    reader.choose("ask-quantile", "0.99")
+    asked = asked_of(reader.text("#answer code"))
+    assert (asked["engine"], asked["model"], asked["minutes"]) == ("penstock", "test-1b", 9.0)
+    assert asked["options"] == "--load-format dummy --note 'a b'" and asked["quantile"] == 0.99
+    assert list(asked["shape"]) == ["2048x2048"]
+
+
+def test_without_a_record_the_command_says_what_to_put_in(ask: Any) -> None:
+    other = record("imported", "vllm", [point(10.0, firsts(1, 0.1, 2))],
+                   **{"client.command": "vllm bench serve --backend vllm (imported)"})  # fmt: skip
+    reader = ask([other], "#question?m=New-7B+%28bf16%2C+random+weights%29&g=a+GPU&i=128&o=256")
+    command = "penstock bench run --engine ENGINE --model MODEL --shape 128x256 --goal 1 --random-weights"
+    assert reader.text("#answer code") == command and asked_of(command)
+    assert "MODEL: of New-7B, its folder, file or id." in reader.text("#answer")
+    reader.open("#question?i=128&o=256")  # of a model that was measured by another client
+    assert "--engine ENGINE --model MODEL" in reader.text("#answer code")
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ("n=64&i=512&o=256&s=monkeys", "monkeys"),
+        ("n=7&i=512&o=256&s=monkeys%3A7", "monkeys:7"),
+        ("n=64&i=600&o=256&s=monkeys", None),
+    ],
+)
+def test_the_command_measures_the_subject_asked_about(reader: Reader, shape: str, name: str | None) -> None:
+    reader.open(f"#question?k=monkeys&{shape}")
+    if name is None:  # no word of --shape has these lengths
+        assert reader.page.locator("#answer code").count() == 0
+        assert "no command measures other lengths" in reader.text("#answer")
+        return
+    (word,) = asked_of(reader.text("#answer code"))["shape"]
+    assert workload(word) == Workload(name, "monkeys", 512, 256, 64 if name == "monkeys" else 7)
 
 
 def test_another_length_can_be_typed(reader: Reader) -> None:
@@ -266,6 +340,35 @@ def test_the_address_restores_the_view(reader: Reader) -> None:
     assert reader.page.input_value("#ask-first") == "0.5"
 
 
+def test_what_is_left_out_of_an_address_is_not_what_the_page_would_ask_by_itself(ask: Any) -> None:
+    """The fastest subject is 128x1024; 1024x128 has no word in the address."""
+    turned = {"shape.input": 128.0, "shape.output": 1024.0, "shape.name": "128x1024"}
+    fast = record("fast0000", "fast", [point(100.0, firsts(1, 0.1, 2))], **turned)
+    reader = ask([fast, record("slow0000", "slow", [point(10.0, firsts(1, 0.1, 2))])])
+    assert reader.page.input_value("#ask-input") == "128"
+    reader.choose("ask-input", "1024")
+    reader.wait("#answer", "slow 1.0 takes")
+
+    def shown() -> list[str]:
+        reader.page.wait_for_function("() => !document.getElementById('view-question').hidden")
+        reader.wait("#answer", "takes")
+        return [reader.page.input_value("#ask-input"), reader.page.input_value("#ask-output")]
+
+    address = reader.page.url
+    reader.page.reload()
+    assert shown() == ["1024", "128"] and reader.page.url == address
+    reader.page.click("nav >> text=Method")
+    reader.page.click("nav >> text=Question")
+    assert shown() == ["1024", "128"]
+    reader.page.click("nav >> text=Summary")
+    reader.page.click("#summary-body a:has-text('1,024 in, 128 out')")
+    assert shown() == ["1024", "128"] and "slow 1.0 takes" in reader.text("#answer")
+    reader.page.click("nav >> text=Data")
+    reader.page.click("#record-list a:has-text('slow 1.0')")
+    reader.page.wait_for_selector("dialog[open]")
+    assert "slow 1.0" in reader.text("#drawer-body")
+
+
 def test_the_back_button_goes_back(reader: Reader) -> None:
     reader.open()
     reader.choose("ask-quantile", "0.9")
@@ -308,7 +411,8 @@ def test_the_drawer_tells_how_to_run_it_again(reader: Reader) -> None:
     reader.page.click("#ranking li:first-child .rank-name")
     assert reader.page.locator("dialog[open]").count() == 1
     told = reader.text("#drawer-body")
-    for part in ("swift serve it", "penstock bench run --suite almanac", "--flag 1", "Test CPU", "seed 0", "swift000"):
+    measured = "penstock bench run --engine swift --model Test-1B --suite almanac"
+    for part in ("swift serve it", measured, "--flag 1", "Test CPU", "seed 0", "swift000"):
         assert part in told
     assert "at=swift000" in reader.page.url
     reader.page.reload()
@@ -361,11 +465,74 @@ def test_the_page_counts_intervals_as_the_almanac_does(reader: Reader) -> None:
     np.testing.assert_allclose(found, np.stack([low, high], 1), atol=2e-6)
 
 
+def whole(rate: float) -> list[dict[str, Any]]:
+    """Points of a run whose everything at once ended, so that its highest rate is known."""
+    return [point(rate, firsts(1, 0.1, 2)), point(None, firsts(0.1, 0.1, 9), kind="saturation")]
+
+
+def cut(rate: float) -> list[dict[str, Any]]:
+    """Of one whose everything at once was cut off: at least this rate."""
+    points = whole(rate)
+    points[1]["outcomes"] = {"unfinished": 100}
+    points[1]["requests"] += 100
+    points[1]["figures"]["request_rate"]["high"] = None
+    return points
+
+
+def test_who_was_cut_off_is_not_beaten(ask: Any) -> None:
+    turned = {"shape.input": 128.0, "shape.output": 1024.0, "shape.name": "128x1024"}
+    records = [
+        record("aa000000", "ahead", whole(30.0)), record("bb000000", "beaten", whole(20.0)),
+        record("cc000000", "ahead", whole(30.0), **turned), record("dd000000", "beaten", whole(20.0), **turned),
+        record("ee000000", "cutoff", cut(5.0), **turned),
+    ]  # fmt: skip
+    reader = ask(records, "#findings")
+    reader.wait("#findings-body", "by a significant difference, that of ahead in 1; in 1 nobody is surely ahead")
+    reader.page.click("#findings-body section:has-text('Who reaches') summary")
+    reader.wait("#findings-body tbody tr", "ahead of all")
+    rows = reader.texts("#findings-body section:has-text('Who reaches') tbody tr")
+    assert sorted(row.endswith("ahead of all") for row in rows) == [False, True]
+    assert any(row.endswith("cannot be said") and "cutoff 1.0" in row for row in rows)
+    reader.page.click("nav >> text=Data")
+    reader.wait("#record-list tbody tr", "≥ 5 (from 4.9)")
+
+
+def test_a_dropped_record_has_the_same_highest_rate_as_one_of_the_almanac(reader: Reader) -> None:
+    """The lucky window is passed over, and what was cut off has no upper end."""
+    lucky = cut(10.0)
+    lucky.append(point(12.0, firsts(1, 0.1, 2)))
+    lucky[2]["figures"]["request_rate"] = {"value": 12.0, "low": 6.0, "high": 18.0}
+    reader.open()
+    reader.drop("mine.json", json.dumps(record("mine0000", "mine", lucky)))
+    reader.wait("#said", "marked as yours")
+    reader.page.click("nav >> text=Data")
+    reader.wait("#record-list tbody tr", "≥ 10 (from 9.8)")
+
+
+def test_an_offered_rate_that_nobody_saw_served_is_none(ask: Any) -> None:
+    """Too few came back for an interval: what was offered is no answer."""
+
+    def few(rate: float, ended: float) -> dict[str, Any]:
+        made = point(rate, firsts(1, 0.1, 2, 8))
+        made["figures"]["request_rate"] = {"value": ended, "low": None, "high": None}
+        return made
+
+    reader = ask([record("million0", "million", [few(1e5, 3.33)])])
+    assert "million 1.0 takes at least 3.33 requests a second" in reader.text("#answer")
+    reader = ask([record("nothing0", "nothing", [few(4.0, 0.0)])])
+    assert reader.text("#answer").startswith("Not measured")
+    missed = few(8.0, 0.0)
+    missed |= {"complete": 0, "outcomes": {"unfinished": 8}, "output_tokens": 0, "prompt_tokens": 0,
+               "sample": dict.fromkeys(missed["sample"], [-1.0] * 8)}  # fmt: skip
+    reader = ask([record("missed00", "missed", [few(4.0, 3.0), missed])])
+    assert "missed 1.0 takes 3.25 requests a second" in reader.text("#answer")  # from 100 % at 3 to none at 8
+
+
 def test_findings_are_computed(ask: Any) -> None:
     turned = {"shape.input": 128.0, "shape.output": 1024.0, "shape.name": "128x1024"}
-    reads = record("reads000", "one", [point(30.0, firsts(1, 0.1, 2))])
-    writes = record("writes00", "one", [point(10.0, firsts(1, 0.1, 2))], **turned)
-    tuned = record("tuned000", "one", [point(36.0, firsts(1, 0.1, 2))], **{"engine.configuration.name": "tuned"})
+    reads = record("reads000", "one", whole(30.0))
+    writes = record("writes00", "one", whole(10.0), **turned)
+    tuned = record("tuned000", "one", whole(36.0), **{"engine.configuration.name": "tuned"})
     reader = ask([reads, writes, tuned], "#findings")
     reader.wait("#findings-body", "3 (2.92 to 3.09) times as many requests a second at 1,024 in and 128 out")
     assert "1.2 (1.17 to 1.23) times the default's highest rate" in reader.text("#findings-body")

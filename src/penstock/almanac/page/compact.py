@@ -187,7 +187,8 @@ class _Table:
 def headlines(record: Record) -> dict[str, Any]:
     """A record's headlines, read off its points; none of a point whose client was short."""
     points = [point for point in record.points if not point.client.short]
-    best = max((p for p in points if p.figures.request_rate), key=_request_rate, default=None)
+    best = max((p for p in points if p.figures.request_rate), key=_surely, default=None)
+    ended = any(p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points)
     single = next((point for point in points if point.kind == "single"), None)
     spread = single.figures if single else None
     return {
@@ -202,23 +203,27 @@ def headlines(record: Record) -> dict[str, Any]:
         "failures": len(record.failures),
         "price": record.method.price_per_hour,
         "quantile": record.method.quantile,
-        "peak": _headline(best.figures.request_rate) if best else None,
-        "tokens": _headline(best.figures.output_rate) if best else None,
+        "peak": _headline(best.figures.request_rate, bounded=ended) if best else None,
+        "tokens": _headline(best.figures.output_rate, bounded=ended) if best else None,
         "first": _headline(spread.first_token.p50) if spread and spread.first_token else None,
         "token": _headline(spread.per_token.p50) if spread and spread.per_token else None,
         "kept": [_kept(points, seconds, record.method.quantile) for seconds in record.method.goals],
     }
 
 
-def _request_rate(point: Point) -> float:
-    return point.figures.request_rate.value if point.figures.request_rate else 0.0
+def _surely(point: Point) -> tuple[float, float]:
+    """By the low end: the highest of many windows is the luckiest one, whose value says too much."""
+    rate = point.figures.request_rate
+    return (rate.low or 0.0, rate.value) if rate else (0.0, 0.0)
 
 
-def _headline(value: Interval | None) -> list[Any] | None:
-    """Four digits: the index carries every record."""
+def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:
+    """Four digits: the index carries every record. bounded: False where it is a highest rate and everything at once was
+    cut off, or not measured: nobody knows how high the highest is."""
     if value is None:
         return None
-    return [float(f"{each:.4g}") if each is not None else None for each in (value.value, value.low, value.high)]
+    ends = (value.value, value.low, value.high if bounded else None)
+    return [float(f"{each:.4g}") if each is not None else None for each in ends]
 
 
 def _kept(points: list[Point], seconds: float, quantile: float) -> list[float]:

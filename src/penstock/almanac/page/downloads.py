@@ -1,8 +1,9 @@
-"""What can be taken away from the page: every record as JSON, every point as CSV and as Parquet.
+"""What can be taken away from the page: every record as JSON, every point and failure as CSV and as Parquet.
 
-The JSON is the records' own text. A row of the CSV is a point with what was measured and its figures; the Parquet file
-has the same rows with the samples beside them. Records are given one after the other and not kept: 2,000 of them with
-their samples are a gigabyte of Python's numbers. It knows records and files; not the page."""
+The JSON is the records' own text. A row of the CSV is a point with what was measured and its figures, outcomes and
+goals, or a failure; the Parquet file has the same rows with the samples beside them. Records are given one after the
+other and not kept: 2,000 of them with their samples are a gigabyte of Python's numbers. It knows records and files;
+not the page."""
 
 from __future__ import annotations
 
@@ -14,25 +15,27 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac.page.compact import QUANTILES, RATES, SPREADS
-from penstock.almanac.record import Interval, Point, Record
-from penstock.errors import UsageError
+from penstock.almanac.record import Failure, Interval, Point, Record
+from penstock.almanac.samples import OUTCOMES, needs_pyarrow
 
 NAMES = ("records.json", "points.csv", "points.parquet")
 TEXTS = (
     "file", "run", "when", "engine", "version", "commit", "configuration", "model", "dtype", "weights", "gpu", "cpu",
-    "shape", "shape_kind", "prompts", "raw_sha256", "point", "kind", "marks",
-)  # fmt: skip
+    "shape", "shape_kind", "prompts", "raw_sha256", "point", "kind", "marks", "failure", "message",
+)  # the last five of the point or the failure  # fmt: skip
 _OF_RECORD = ("gpus", "input", "output", "n", "price_per_hour", "brief")
 _OF_POINT = (
-    "rate", "concurrency", "seconds", "requests", "effective", "complete", "output_tokens", "prompt_tokens",
+    "rate", "concurrency", "seconds", "opens", "requests", "effective", "complete", "output_tokens", "prompt_tokens",
     "cached_tokens",
 )  # fmt: skip
 _OF_CLIENT = ("lag_p99", "busy", "headroom", "late_p99", "short")
 _INTERVALS = (*RATES, *(f"{name}_{quantile}" for name in SPREADS for quantile in QUANTILES))
+_FAILED = OUTCOMES[1:]
 NUMBERS = (
-    *_OF_RECORD, *_OF_POINT, *(f"client_{name}" for name in _OF_CLIENT),
+    *_OF_RECORD, *_OF_POINT, *(f"outcome_{name}" for name in _FAILED), *(f"client_{name}" for name in _OF_CLIENT),
     *(f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")),
 )  # fmt: skip
+GOAL = ("seconds", "share", "low", "high", "goodput")  # of goal1, goal2, ...: as many as the point with most has
 SAMPLE = ("first", "per_token", "end_to_end")
 NAN = float("nan")
 
@@ -41,14 +44,14 @@ class Downloads:
     """Writes the three files as records come. Raises UsageError where pyarrow is missing."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            import pyarrow.parquet
-        except ImportError as error:
-            raise UsageError("the almanac's page needs pyarrow for its Parquet file: pip install pyarrow") from error
+        needs_pyarrow()
+        import pyarrow.parquet
+
         self._parquet: Any = pyarrow.parquet
         self._folder = folder
-        self._texts: list[list[str | None]] = []  # [points] of TEXTS
-        self._numbers: list[list[float]] = []  # [points] of NUMBERS; NaN: there is none
+        self._texts: list[list[str | None]] = []  # [rows] of TEXTS
+        self._numbers: list[list[float]] = []  # [rows] of NUMBERS; NaN: there is none
+        self._goals: list[list[float]] = []  # [rows] of GOAL, one goal after the other
         self._samples: dict[str, list[npt.NDArray[np.float32]]] = {name: [] for name in SAMPLE}
         self._json = (folder / "records.json").open("w", encoding="utf-8")
         self._count = 0
@@ -59,28 +62,43 @@ class Downloads:
         self._count += 1
         texts, numbers = _what(file, record)
         for point in record.points:
-            self._texts.append([*texts, point.name, point.kind, "; ".join(point.marks)])
+            self._texts.append([*texts, point.name, point.kind, "; ".join(point.marks), None, None])
             self._numbers.append([*numbers, *_point_numbers(point)])
+            self._goals.append([getattr(goal, name) for goal in point.goals for name in GOAL])
             for name in SAMPLE:
                 self._samples[name].append(np.array(getattr(point.sample, name), np.float32))
+        for failure in record.failures:
+            self._fail(failure, texts, numbers)
+
+    def _fail(self, failure: Failure, texts: list[str | None], numbers: list[float]) -> None:
+        """A row that measured nothing. The log's tail is in the JSON alone."""
+        self._texts.append([*texts, failure.point, None, None, failure.kind, failure.message])
+        self._numbers.append([*numbers, *[NAN] * (len(NUMBERS) - len(numbers))])
+        self._goals.append([])
+        for name in SAMPLE:
+            self._samples[name].append(np.empty(0, np.float32))
 
     def close(self) -> None:
         """Ends the JSON, writes the tables."""
         self._json.write("\n]\n" if self._count else "[]\n")
         self._json.close()
+        most = max(map(len, self._goals), default=0)
+        named = [*NUMBERS, *(f"goal{1 + at // len(GOAL)}_{GOAL[at % len(GOAL)]}" for at in range(most))]
+        for numbers, goals in zip(self._numbers, self._goals, strict=True):
+            numbers += goals + [NAN] * (most - len(goals))
         with (self._folder / "points.csv").open("w", encoding="utf-8", newline="") as out:
             table = csv.writer(out)
-            table.writerow([*TEXTS, *NUMBERS])
+            table.writerow([*TEXTS, *named])
             for texts, numbers in zip(self._texts, self._numbers, strict=True):
                 table.writerow([*map(_inert, texts), *("" if value != value else f"{value:.10g}" for value in numbers)])
-        self._write_parquet()
+        self._write_parquet(named)
 
-    def _write_parquet(self) -> None:
+    def _write_parquet(self, named: list[str]) -> None:
         import pyarrow as pa
 
-        matrix = np.array(self._numbers, np.float64).reshape(-1, len(NUMBERS))
+        matrix = np.array(self._numbers, np.float64).reshape(-1, len(named))
         columns = {name: pa.array([row[at] for row in self._texts], pa.string()) for at, name in enumerate(TEXTS)}
-        for at, name in enumerate(NUMBERS):
+        for at, name in enumerate(named):
             columns[name] = pa.array(matrix[:, at], pa.float64(), mask=np.isnan(matrix[:, at]))
         for name, samples in self._samples.items():
             ends = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int32)
@@ -96,7 +114,7 @@ def _inert(value: str | None) -> str | None:
 
 
 def _what(file: str, record: Record) -> tuple[list[str | None], list[float]]:
-    """What all points of a record share: TEXTS but for the last three, and the first of NUMBERS."""
+    """What all rows of a record share: TEXTS but for the last five, and the first of NUMBERS."""
     gpu, shape, engine, model = record.machine.gpu, record.shape, record.engine, record.model
     texts = [
         file, record.run, record.when, engine.name, engine.version, engine.commit, engine.configuration.name,
@@ -110,6 +128,7 @@ def _what(file: str, record: Record) -> tuple[list[str | None], list[float]]:
 
 def _point_numbers(point: Point) -> list[float]:
     values: list[float | None] = [getattr(point, name) for name in _OF_POINT]
+    values += [point.outcomes.get(name, 0) for name in _FAILED]
     values += [getattr(point.client, name) for name in _OF_CLIENT]
     for name in RATES:
         values += _three(getattr(point.figures, name))

@@ -81,9 +81,14 @@ function interval(three, unit = number) {
   return `${unit(value)} (${mark && from.endsWith(mark) ? from.slice(0, -mark.length) : from} to ${to})`;
 }
 
+/** Whether a rate is only known to be no less: everything at once was cut off before its end. */
+const isLeast = (three) => Boolean(three) && three[1] !== null && three[2] === null;
+
+/** A highest rate as text. */
+const peakText = (three) => (isLeast(three) ? `≥ ${number(three[0])} (from ${number(three[1])})` : interval(three));
+
 /** The same for a cell of a table: the interval smaller, under the value. */
-function stacked(three, unit = number) {
-  const text = interval(three, unit);
+function stacked(three, unit = number, text = interval(three, unit)) {
   const at = text.indexOf(" (");
   return at < 0 ? text : el("span", {}, text.slice(0, at), el("small", { text: text.slice(at) }));
 }

@@ -132,14 +132,21 @@ function ownHead(record) {
     short: record.points.filter((point) => point.client.short).length, failures: record.failures.length,
     price: record.method.price_per_hour ?? null, quantile: record.method.quantile,
     model: modelLabel(record), machine: machineLabel(record), kind: shape.kind, input: shape.input, output: shape.output,
-    n: shape.n ?? 1, shapeName: shape.name, peak: peakOf(record), tokens: null, first: null, token: null, kept: [],
+    n: shape.n ?? 1, shapeName: shape.name, peak: highest(record, "request_rate"), tokens: null, first: null, token: null, kept: [],
   };
 }
 
-/** The highest measured request rate of a record, client's short points left out. */
-function peakOf(record) {
-  const rates = record.points.filter((point) => !point.client.short && point.figures.request_rate).map((point) => point.figures.request_rate);
-  return rates.reduce((best, rate) => (best === null || rate[0] > best[0] ? rate : best), null);
+/** The higher one of two rates [value, low, high] comes first: by the low end, for the highest value of many windows is
+    the luckiest one's. */
+const surest = (a, b) => (b[1] ?? 0) - (a[1] ?? 0) || b[0] - a[0];
+
+/** The highest measured rate of a record, client's short points left out. Where everything at once was cut off before its
+    end, or not measured, nobody knows how high the highest is: its high end is null. As compact.py's headlines. */
+function highest(record, name) {
+  const points = record.points.filter((point) => !point.client.short);
+  const [top = null] = points.map((point) => point.figures[name]).filter(Boolean).sort(surest);
+  const ended = points.some((point) => point.kind === "saturation" && point.complete && !point.outcomes.unfinished);
+  return top && !ended ? [top[0], top[1], null] : top;
 }
 
 const allHeads = () => (data.yours.length ? [...data.heads, ...data.yours.map(ownHead)] : data.heads);

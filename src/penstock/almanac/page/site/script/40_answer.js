@@ -32,11 +32,14 @@ function worth(point, rows) {
   return Math.min(1 / (1 / effective + 1 / rows - 1 / all), rows);
 }
 
-/** The rate that a point stands for: what was offered, unless significantly less was completed. */
+/** The rate that a point stands for: what was offered, unless significantly less was completed. Where nobody can say
+    what is significant, the smaller of both; where nothing came back, it is a miss at what was offered. */
 function sustained(point) {
   const rate = point.figures.request_rate;
   if (point.rate === null) return rate ? rate[0] : null;
-  return rate && rate[2] !== null && rate[2] < point.rate ? rate[0] : point.rate;
+  if (!rate) return point.rate;
+  if (rate[2] === null) return Math.min(point.rate, rate[0]) || (point.complete ? null : point.rate); // 0: it shows none
+  return rate[2] < point.rate ? rate[0] : point.rate;
 }
 
 /** [share, low, high, of all] of the requests of a prepared point that met the goal. A recorded goal is exact: it

@@ -35,14 +35,16 @@ function addressOf(wanted) {
   return `#${wanted.view}${query ? `?${query}` : ""}`;
 }
 
-/** Reads the address into the state; what it cannot mean goes into `notes`. */
+/** Reads the address into the state; what it cannot mean goes into `notes`. One that names a model names all of its
+    subject that is not as in `fresh`, so the usual subject fills in only where none is named. */
 function readAddress() {
-  Object.assign(state, fresh(), usualSubject());
-  notes.length = 0;
   const [view, query = ""] = location.hash.slice(1).split("?");
+  const words = new URLSearchParams(query);
+  Object.assign(state, fresh(), words.has("m") ? {} : usualSubject());
+  notes.length = 0;
   if (VIEWS.includes(view)) state.view = view;
   else if (view) notes.push(`The address names a page "${view.slice(0, 60)}", which is none.`);
-  for (const [key, value] of new URLSearchParams(query)) {
+  for (const [key, value] of words) {
     const known = KEYS[key];
     if (!known) { notes.push(`The address has a word "${key.slice(0, 60)}", which means nothing here.`); continue; }
     const read = readValue(known[1], value);
@@ -99,18 +101,3 @@ function replaceAddress(address) {
 }
 
 const questionNow = () => ({ quantile: state.quantile, first: state.first, perToken: state.perToken, endToEnd: state.endToEnd });
-
-/** The shape as `penstock bench run --shape` takes it. */
-function shapeWord({ kind, input, output, n, shapeName }) {
-  if (kind === "exact") return `${input}x${output}`;
-  if (kind === "dataset") return `${shapeName}.json`; // a record knows its file by name alone
-  return shapeName.includes("@") ? `${shapeName}.jsonl` : `monkeys:${n}`;
-}
-
-/** The command that would measure what is asked. */
-function runCommand(engine) {
-  const model = state.model.replace(/ \([^()]*\)$/, "");
-  return ["penstock", "bench", "run", "--engine", shellWord(engine || "ENGINE"), "--model", shellWord(model || "MODEL"),
-    "--shape", shellWord(shapeWord(state)), "--goal", state.first, ...(state.quantile === 0.95 ? [] : ["--quantile", state.quantile]),
-    ...(state.model.endsWith("random weights)") ? ["--random-weights"] : [])].join(" ");
-}

@@ -28,7 +28,7 @@ function goalText() {
 /** One sentence for the best answer, and one for how it stands to the next. */
 function showAnswer(answers) {
   const box = byId("answer");
-  if (!answers.length) return put(box, notMeasured());
+  if (!answers.length) return put(box, notMeasured(shown.like));
   const [best, second] = answers;
   if (best.state !== "crossing" && best.state !== "beyond") return put(box, noneKept(answers));
   const [value, low, high] = best.rate;
@@ -38,7 +38,7 @@ function showAnswer(answers) {
     : best.state === "beyond" ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
   const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
-  const how = best.state === "beyond" ? ` This is the fastest rate measured, and it still kept the goal: the true limit lies above it.${atOnce ? ` All at once, with nobody waiting, it reached ${interval(atOnce)}.` : ""}`
+  const how = best.state === "beyond" ? ` This is the fastest rate measured, and it still kept the goal: the true limit lies above it.${atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}.` : ""}`
     : best.after.rate === best.before.rate ? ""
     : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
   put(box,
@@ -63,7 +63,10 @@ function standing(best, second) {
 function noneKept(answers) {
   const missed = answers.filter((answer) => answer.state === "never");
   if (!missed.length) {
-    return [el("p", { class: "told" }, el("strong", { text: "Not measured:" }), ` no record here has a point that can answer this. ${unique(answers.map((answer) => `${nameOf(answer.record)}: ${stateText(answer)}`)).join("; ")}.`), el("p", { class: "aside", text: "To measure it, run this:" }), commandBox(runCommand(state.engine || answers[0].record.engine.name))];
+    return [
+      el("p", { class: "told" }, el("strong", { text: "Not measured:" }), ` no record here has a point that can answer this. ${unique(answers.map((answer) => `${nameOf(answer.record)}: ${stateText(answer)}`)).join("; ")}.`),
+      commandPart(answers[0].record, "To measure it, run this:"),
+    ];
   }
   const best = missed.reduce((a, b) => (b.before.shares[0] > a.before.shares[0] ? b : a));
   const [value, low, high] = best.before.shares;
@@ -71,19 +74,24 @@ function noneKept(answers) {
     ` No measured rate keeps ${goalText()}. Nearest is ${nameOf(best.record)}: ${share(value)} (${share(low)} to ${share(high)}) at ${number(best.before.rate)} requests a second, its slowest.`)];
 }
 
-/** The sentence where no record is there. */
-function notMeasured() {
-  const near = allHeads().filter((head) => head.model === state.model && (!state.engine || head.engine === state.engine));
-  const subjects = new Map(near.map((head) => [JSON.stringify(subjectOf(head)), head]));
-  const distance = (head) => (head.machine === state.machine ? 0 : 10) + (head.kind === state.kind ? 0 : 5) +
-    Math.abs(Math.log(head.input / state.input)) + Math.abs(Math.log(head.output / state.output));
-  const nearest = [...subjects.values()].sort((a, b) => distance(a) - distance(b)).slice(0, 3);
+/** The sentence where no record is there. `like`: a record whose command serves, null: none. */
+function notMeasured(like) {
   const text = ({ machine, input, output, kind, shapeName }) => `${machine}, ${kind === "exact" ? "" : `${shapeName}, `}${number(input)} in and ${number(output)} out`;
+  const nearest = nearestHeads((head) => !state.engine || head.engine === state.engine).slice(0, 3);
   return [
-    el("p", { class: "told" }, el("strong", { text: "Not measured." }), ` The almanac ${allHeads().length ? "has no record of this, and does not guess" : "holds no record yet"}. Run this, and add the record:`),
-    commandBox(runCommand(state.engine)), commandBox("penstock almanac add bench-out"),
+    el("p", { class: "told" }, el("strong", { text: "Not measured." }), ` The almanac ${allHeads().length ? "has no record of this, and does not guess" : "holds no record yet"}.`),
+    commandPart(like, "Run this, and add the record:", "penstock almanac add bench-out"),
     nearest.length ? el("p", { class: "aside" }, "Measured near it: ", nearest.map((head, at) => [at ? "; " : "",
       el("a", { href: addressOf({ ...state, ...subjectOf(head), point: "" }), text: text(head) })])) : null,
+  ];
+}
+
+/** The command that measures what is asked, with those that come after it and what has to be put in by hand. */
+function commandPart(like, title, ...after) {
+  const { text, notes } = runCommand(like);
+  return [
+    text ? [el("p", { class: "aside", text: title }), [text, ...after].map(commandBox)] : null,
+    notes.map((note) => el("p", { class: "aside", text: note })),
   ];
 }
 

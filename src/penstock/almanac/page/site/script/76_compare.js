@@ -1,19 +1,14 @@
 /* Two records side by side: each figure, its ratio with an interval, and in words what that says. Knows answers. */
 
-/** What is compared: [name, unit, whether more is better, record's [value, low, high] or null]. */
+/** What is compared: [name, unit, whether more is better, record's [value, low, high] or null, its text if special]. */
 const COMPARED = [
   ["Rate that keeps the goal", number, true, (answer) => answer.rate],
-  ["Highest rate, requests/s", number, true, (answer) => peakOf(answer.record)],
-  ["Highest output rate, tokens/s", number, true, (answer) => best(answer.record, "output_rate")],
+  ["Highest rate, requests/s", number, true, (answer) => highest(answer.record, "request_rate"), peakText],
+  ["Highest output rate, tokens/s", number, true, (answer) => highest(answer.record, "output_rate"), peakText],
   ["First token alone, median", time, false, (answer) => alone(answer.record, "first_token")],
   ["A token alone, median", time, false, (answer) => alone(answer.record, "per_token")],
   ["Whole answer alone, median", time, false, (answer) => alone(answer.record, "end_to_end")],
 ];
-
-function best(record, name) {
-  const rates = record.points.filter((point) => !point.client.short && point.figures[name]).map((point) => point.figures[name]);
-  return rates.reduce((top, rate) => (top === null || rate[0] > top[0] ? rate : top), null);
-}
 
 function alone(record, name) {
   const point = record.points.find((each) => each.kind === "single" && !each.client.short);
@@ -31,10 +26,10 @@ function showCompare(answers) {
   choices(byId("compare-left"), named, left.record.run);
   choices(byId("compare-right"), named, right.record.run);
   const [one, two] = [nameOf(left.record), nameOf(right.record)];
-  const rows = COMPARED.map(([name, unit, more, of]) => {
+  const rows = COMPARED.map(([name, unit, more, of, told = (three) => interval(three, unit)]) => {
     const [a, b] = [of(left), of(right)];
     const ratio = ratioOf(a, b);
-    return [name, stacked(a, unit), stacked(b, unit), ratio ? stacked(ratio) : "–", saidOf(ratio, more, one, two)];
+    return [name, stacked(a, unit, told(a)), stacked(b, unit, told(b)), ratio ? stacked(ratio) : "–", saidOf(ratio, more, one, two)];
   });
   put(byId("compare-said"), comparedWords(left, right, one, two));
   put(byId("compare-table"), table(`${one} against ${two}`, ["", one, two, "Ratio (95 % interval)", "So"], rows, { file: "compared.csv", numeric: [1, 2, 3] }));

@@ -63,7 +63,7 @@ function figuresOf(point, gpus) {
     el("h3", { text: "Figures" }),
     facts([
       [`Met the question's goal`, met ? `${share(met[0])} (${share(met[1])} to ${share(met[2])}), ${met[3] ? "of all its requests" : `from a sample of ${point.sample.first.length}`}` : null],
-      ...Object.entries(RATE_NAMES).map(([name, title]) => [title, figures[name] ? interval(figures[name]) : null]),
+      ...Object.entries(RATE_NAMES).map(([name, title]) => [title, figures[name] ? peakText(figures[name]) : null]),
       ["Output tokens a second, a GPU", gpus > 1 && figures.output_rate ? interval(figures.output_rate.map((each) => (each === null ? null : each / gpus))) : null],
       ["For one user", figures.per_token ? `${number(1 / figures.per_token[1][0])} tokens a second (median)` : null],
       ["Requests", `${thousands.format(point.requests)} issued, ${thousands.format(point.complete)} complete${Object.entries(point.outcomes).map(([name, count]) => `, ${thousands.format(count)} ${name}`).join("")}, in ${time(point.seconds)}`],

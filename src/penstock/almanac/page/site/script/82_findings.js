@@ -36,6 +36,9 @@ function findings(heads) {
   return [tokensMoved(measured), whoLeads(measured), goalsCost(measured), tuningPays(measured), samplesShare(measured), whatFails(heads), whoWasShort(heads)].filter(Boolean);
 }
 
+/** The ratio of two highest rates, null where one of them is only a lower bound. */
+const ratioOfKnown = (a, b) => (isLeast(a) || isLeast(b) ? null : ratioOf(a, b));
+
 /** Requests a second when tokens move from the output to the input. */
 function tokensMoved(heads) {
   const rows = [];
@@ -44,7 +47,7 @@ function tokensMoved(heads) {
     for (const reads of group) {
       const writes = group.find((head) => head.input === reads.output && head.output === reads.input);
       if (!writes || reads.input <= reads.output) continue;
-      const ratio = ratioOf(reads.peak, writes.peak);
+      const ratio = ratioOfKnown(reads.peak, writes.peak);
       if (!ratio) continue;
       const pair = `${thousands.format(reads.input)} in and ${thousands.format(reads.output)} out`;
       ratios.set(pair, [...(ratios.get(pair) ?? []), ratio]);
@@ -59,37 +62,39 @@ function tokensMoved(heads) {
 
 const headName = (head) => `${head.engine} ${head.version}${head.configuration === "default" ? "" : ` · ${head.configuration}`}`;
 
-/** How often each engine has the highest rate, and how often nobody has it significantly. */
+/** How often each engine has the highest rate, and how often nobody surely has it: each of the others must be surely
+    slower, which one that was cut off before its end never is. */
 function whoLeads(heads) {
   const leads = new Map();
   const rows = [];
   let same = 0;
   for (const group of gathered(heads, (head) => sameBut(head, "engine", "version", "configuration")).values()) {
     const engines = new Map();
-    for (const head of group) if (!engines.has(head.engine) || engines.get(head.engine).peak[0] < head.peak[0]) engines.set(head.engine, head);
+    for (const head of group) if (!engines.has(head.engine) || surest(head.peak, engines.get(head.engine).peak) < 0) engines.set(head.engine, head);
     if (engines.size < 2) continue;
-    const [first, second] = [...engines.values()].sort((a, b) => b.peak[0] - a.peak[0]);
-    const ratio = ratioOf(first.peak, second.peak);
-    const clear = verdict(ratio) === "more";
-    if (clear) leads.set(first.engine, (leads.get(first.engine) ?? 0) + 1);
-    else same += 1;
-    rows.push([first.model, first.machine, workName(first), headName(first), headName(second), interval(ratio), clear ? "ahead" : "no significant difference"]);
+    const [first, ...others] = [...engines.values()].sort((a, b) => surest(a.peak, b.peak));
+    const rival = others.find((head) => verdict(ratioOf(first.peak, head.peak)) !== "more");
+    if (rival) same += 1;
+    else leads.set(first.engine, (leads.get(first.engine) ?? 0) + 1);
+    const ratio = ratioOf(first.peak, (rival ?? others[0]).peak);
+    rows.push([first.model, first.machine, workName(first), headName(first), headName(rival ?? others[0]), interval(ratio),
+      !rival ? "ahead of all" : verdict(ratio) === "same" ? "no significant difference" : "cannot be said"]);
   }
   if (!rows.length) return null;
   const said = [...leads].sort((a, b) => b[1] - a[1]).map(([engine, count]) => `${engine} in ${count}`);
-  return { title: "Who reaches the highest rate", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, ${said.length ? `the highest rate is, by a significant difference, that of ${listed(said)}` : "nobody has a significantly highest rate"}${same && said.length ? `; in ${same} there is no significant difference between the first two` : ""}.`,
-    caption: "The fastest and the next", heads: ["Model", "Machine", "Lengths", "First", "Second", "Ratio", "So"], rows };
+  return { title: "Who reaches the highest rate", text: `In ${plural(rows.length, "comparison")} of engines on the same model, machine and lengths, ${said.length ? `the highest rate is, by a significant difference, that of ${listed(said)}` : "nobody has a significantly highest rate"}${same && said.length ? `; in ${same} nobody is surely ahead of all others` : ""}.`,
+    caption: "The fastest, and the next or the first that may be as fast", heads: ["Model", "Machine", "Lengths", "Fastest", "Against", "Ratio", "So"], rows };
 }
 
 const workName = (head) => (head.kind === "exact" ? `${number(head.input)} in, ${number(head.output)} out` : `${head.shapeName}: ${number(head.input)} in, ${number(head.output)} out, n = ${head.n}`);
 
-/** What share of the highest rate is left when a first-token goal is kept. */
+/** What share of the highest rate is left when a first-token goal is kept; of runs that know their highest. */
 function goalsCost(heads) {
   const parts = new Map();
   const rows = [];
   for (const head of heads) {
     for (const [seconds, rate] of head.kept ?? []) {
-      if (!(rate > 0)) continue;
+      if (!(rate > 0) || isLeast(head.peak)) continue;
       const part = rate / head.peak[0];
       parts.set(seconds, [...(parts.get(seconds) ?? []), part]);
       rows.push([headName(head), head.model, head.machine, workName(head), time(seconds), number(rate), interval(head.peak), share(part)]);
@@ -108,7 +113,7 @@ function tuningPays(heads) {
   for (const group of gathered(heads, (head) => sameBut(head, "configuration", "version")).values()) {
     const usual = group.find((head) => head.configuration === "default");
     for (const tuned of group) {
-      const ratio = usual && tuned !== usual ? ratioOf(tuned.peak, usual.peak) : null;
+      const ratio = usual && tuned !== usual ? ratioOfKnown(tuned.peak, usual.peak) : null;
       if (!ratio) continue;
       ratios.push(ratio);
       rows.push([headName(tuned), tuned.model, tuned.machine, workName(tuned), interval(tuned.peak), interval(usual.peak), interval(ratio)]);
@@ -126,7 +131,7 @@ function samplesShare(heads) {
   for (const group of gathered(heads.filter((head) => head.tokens), (head) => sameBut(head, "kind", "input", "output", "n", "version")).values()) {
     const shared = group.find((head) => head.kind === "monkeys");
     const usual = group.filter((head) => head.kind === "exact").sort((a, b) => distanceOf(a, shared) - distanceOf(b, shared))[0];
-    const ratio = shared && usual ? ratioOf(shared.tokens, usual.tokens) : null;
+    const ratio = shared && usual ? ratioOfKnown(shared.tokens, usual.tokens) : null;
     if (!ratio) continue;
     ratios.push(ratio);
     rows.push([headName(shared), shared.model, shared.machine, workName(shared), workName(usual), interval(shared.tokens), interval(usual.tokens), interval(ratio)]);

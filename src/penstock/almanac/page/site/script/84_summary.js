@@ -21,12 +21,13 @@ function showSummary() {
 function leadersTable(heads) {
   const rows = [];
   for (const group of gathered(heads, (head) => sameBut(head, "engine", "version", "configuration")).values()) {
-    const first = group.reduce((top, head) => (head.peak[0] > top.peak[0] ? head : top));
+    const first = group.reduce((top, head) => (surest(head.peak, top.peak) < 0 ? head : top));
     const kept = group.filter((head) => keptUnder(head, 1) > 0).sort((a, b) => keptUnder(b, 1) - keptUnder(a, 1))[0];
     const price = state.price ?? first.price;
     rows.push([
       el("a", { href: addressOf({ ...fresh(), ...subjectOf(first), price: state.price }), text: workName(first) }), first.model, first.machine, String(unique(group.map((head) => head.engine)).length),
-      headName(first), interval(first.peak), price === null || !first.tokens ? "–" : money((price / 3600 / first.tokens[0]) * 1e6),
+      headName(first), peakText(first.peak),
+      price === null || !first.tokens ? "–" : `${isLeast(first.tokens) ? "≤ " : ""}${money((price / 3600 / first.tokens[0]) * 1e6)}`,
       kept ? `${headName(kept)}: ${number(keptUnder(kept, 1))}` : "–",
     ]);
   }

@@ -19,7 +19,7 @@ function showData() {
   byId("filter-count").textContent = `${plural(found.length, "run")} of ${thousands.format(heads.length)}`;
   const rows = found.slice(0, listed_rows).map((head) => [
     head.when.slice(0, 10), el("a", { href: addressOf({ ...fresh(), ...subjectOf(head), older: true, point: `${head.run}/` }), text: headName(head) }),
-    head.model, head.machine, workName(head), head.points, interval(head.peak), head.first ? time(head.first[0]) : "–",
+    head.model, head.machine, workName(head), head.points, peakText(head.peak), head.first ? time(head.first[0]) : "–",
     [head.yours ? "yours" : null, head.brief ? "short windows" : null, head.failures ? plural(head.failures, "failure") : null, head.short ? `client short at ${head.short}` : null].filter(Boolean).join(", ") || "–",
   ]);
   put(byId("record-list"), table("Runs, newest first", ["Date", "Engine", "Model", "Machine", "Shape", "Points", "Highest requests/s", "First token alone", "Marks"], rows, { file: "runs.csv", numeric: [5, 6, 7] }),
@@ -28,7 +28,7 @@ function showData() {
 }
 
 function showDownloads() {
-  const about = { "records.json": "every record as it was handed in, with its samples", "points.csv": "a line a point, with its figures", "points.parquet": "the same, with the samples" };
+  const about = { "records.json": "every record as it was handed in, with its samples", "points.csv": "a line a point with its figures, goals and outcomes; a line a failure", "points.parquet": "the same, with the samples" };
   put(byId("downloads"), data.index.downloads.map(([name, bytes]) => el("li", {}, el("a", { href: `data/${name}`, download: name, text: name }), ` ${bytes < 1e6 ? `${number(bytes / 1e3)} kB` : `${number(bytes / 1e6)} MB`}: ${about[name]}`)));
   const { refused } = data.index;
   byId("refused-part").hidden = !refused.length;

@@ -1,6 +1,6 @@
 /* Joins the parts: reads the address, loads what the question is about, shows it. One way: choice -> state -> address -> show. */
 
-const shown = { view: "", about: "", records: [], ready: new Map(), question: "" };
+const shown = { view: "", about: "", records: [], like: null, ready: new Map(), question: "" };
 
 /** The answers of the loaded records, in order. What does not hang on the first-token limit is kept between calls. */
 function answersNow() {
@@ -34,12 +34,14 @@ async function show() {
   document.title = state.view === "question" ? `Almanac: ${state.model || "how fast is any engine"}` : `Almanac: ${state.view}`;
   if (state.view !== "question") { showDrawer(shown.records); return; }
   showSentence();
-  const about = JSON.stringify([subjectOf(state), data.yours.length]);
+  const about = JSON.stringify([subjectOf(state), state.engine, data.yours.length]);
   if (shown.about !== about) {
     try {
       const records = await recordsAbout(subjectOf(state));
+      const answered = records.some((record) => !state.engine || record.engine.name === state.engine);
+      const like = answered ? null : await recordLike();
       if (mine !== turn) return;
-      Object.assign(shown, { about, records });
+      Object.assign(shown, { about, records, like });
       shown.ready.clear();
     } catch (error) {
       if (mine === turn) say(`${error.message}.`, "warn");

@@ -14,7 +14,9 @@ from typing import Generic, Protocol, TypeVar
 class Gate:
     """Room for so many sequences and bytes at once, over all batches; first come, first served.
 
-    One that is larger than all of the room goes in alone.
+    Of sequences the bound is passed by the last line that goes in: with lines of 300 and room for 576, a second one is
+    there before the first one's last samples end, so that the engine's rows don't drain line by line. Bytes are memory,
+    and theirs is kept: a line that is larger than all of the room goes in alone.
     """
 
     def __init__(self, sequences: int, bytes: int) -> None:
@@ -23,6 +25,7 @@ class Gate:
         self._line: deque[tuple[tuple[int, int], asyncio.Future[None]]] = deque()
 
     async def enter(self, sequences: int, bytes: int) -> None:
+        """Waits for its place; who comes in has to `leave`."""
         weight = (sequences, bytes)
         if not self._line and self._fits(weight):
             self._take(weight)
@@ -35,7 +38,6 @@ class Gate:
             if turn.done() and not turn.cancelled():  # it was let in and left in the same moment
                 self.leave(*weight)
             else:
-                self._line.remove((weight, turn))
                 self._let_in()
             raise
 
@@ -44,16 +46,16 @@ class Gate:
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._line and self._fits(self._line[0][0]):
+        """Whoever has given up is passed over here, whether it knows of it by now or not."""
+        while self._line and (self._line[0][1].cancelled() or self._fits(self._line[0][0])):
             weight, turn = self._line.popleft()
-            if not turn.done():
+            if not turn.cancelled():
                 self._take(weight)
                 turn.set_result(None)
 
     def _fits(self, weight: tuple[int, int]) -> bool:
-        if self._taken == (0, 0):
-            return True
-        return all(taken + more <= most for taken, more, most in zip(self._taken, weight, self.most, strict=True))
+        (sequences, bytes), (most_sequences, most_bytes) = self._taken, self.most
+        return self._taken == (0, 0) or (sequences < most_sequences and bytes + weight[1] <= most_bytes)
 
     def _take(self, weight: tuple[int, int]) -> None:
         self._taken = (self._taken[0] + weight[0], self._taken[1] + weight[1])

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from penstock.config import Config
 from penstock.errors import UsageError
-from penstock.server.doors import Doors, check_hosts, check_public, is_loopback
+from penstock.server.doors import BadHostError, Doorkeeper, Doors, check_hosts, check_public, is_loopback
 from penstock.server.keys import Key, KeyRing, gather_keys
+from penstock.server.refusals import BadKeyError
 
 MODELS = "/v1/models"
 
@@ -71,6 +72,64 @@ def test_pages_of_others_are_refused(tmp_path: Path) -> None:
         assert not server.engine.submitted
     with running_server(make_tokenizer(tmp_path), doors=Doors(hosts=("*",))) as server:
         assert httpx.get(server.url + MODELS, headers={"host": "any.example", "origin": "null"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "comes_in"),
+    [
+        ("127.0.0.1:8000", "http://203.0.113.5", False),  # anybody may serve a page from an address of his own
+        ("127.0.0.1:8000", "http://192.168.1.9:8000", False),
+        ("[::1]:8000", "https://[2001:db8::9]", False),
+        ("localhost:8000", "http://0.0.0.0:8000", False),
+        (None, "http://203.0.113.5", False),
+        ("192.168.1.5:8000", "http://192.168.1.5:3000", True),
+        ("[2001:db8::1]:8000", "http://[2001:db8:0::1]", True),
+        ("192.168.1.5", "http://127.0.0.1:3000", True),
+        ("localhost", "http://[::1]:5173", True),
+        ("127.0.0.1", "http://198.51.100.7:81", True),  # these two were allowed
+        ("127.0.0.1", "http://[2001:db8::7]", True),
+    ],
+)
+def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: bool) -> None:
+    keeper = Doorkeeper(Doors(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
+    headers = [(b"origin", origin.encode())] + ([(b"host", host.encode())] if host is not None else [])
+    if comes_in:
+        assert keeper.let_in(headers) is None
+    else:
+        with pytest.raises(BadHostError, match="--allowed-host"):
+            keeper.let_in(headers)
+
+
+def test_a_form_on_a_strangers_address_computes_nothing(tmp_path: Path) -> None:
+    """What a page can send without asking first: a text body."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    headers = {"host": "127.0.0.1:8000", "origin": "http://203.0.113.5", "content-type": "text/plain"}
+    with running_server(make_tokenizer(tmp_path)) as server:
+        answer = httpx.post(server.url + "/v1/completions", headers=headers, content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert not server.engine.submitted
+
+
+def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
+    key = (b"authorization", b"Bearer k")
+    cases = {
+        b"api.example.com": True, b"API.example.com:443": True, b"127.0.0.1:8000": True, b"localhost": True,
+        b"evil.example": False,
+    }  # fmt: skip
+    keys = gather_keys(["k"], None, {})
+    named, bare, any_host = (Doorkeeper(Doors(keys=keys, hosts=hosts)) for hosts in (("api.example.com",), (), ("*",)))
+    for host, comes_in in cases.items():
+        for keeper in (bare, any_host):
+            assert keeper.let_in([key, (b"host", host)]) == keys[0]
+        with pytest.raises(BadKeyError):  # who has no key hears nothing of hosts
+            named.let_in([(b"host", host)])
+        if comes_in:
+            assert named.let_in([key, (b"host", host), (b"origin", b"https://" + host)]) == keys[0]
+        else:
+            with pytest.raises(BadHostError):
+                named.let_in([key, (b"host", host)])
+            with pytest.raises(BadHostError):
+                named.let_in([key, (b"host", b"api.example.com"), (b"origin", b"https://" + host)])
 
 
 def test_a_public_address_wants_a_key() -> None:
@@ -153,7 +212,7 @@ def test_key_files_that_cannot_be(tmp_path: Path, text: str) -> None:
 
 
 def test_names_of_hosts() -> None:
-    assert check_hosts(["API.Example.", "*"]) == ("api.example", "*")
-    for host in ("", "http://x", "a:80", "a b", "*.x", "ä.example"):
+    assert check_hosts(["API.Example.", "*", "2001:DB8:0::1"]) == ("api.example", "*", "2001:db8::1")
+    for host in ("", ".", "http://x", "a:80", "[::1]", "1.2.3.4:80", "a b", "*.x", "ä.example"):
         with pytest.raises(UsageError):
             check_hosts([host])

@@ -2,8 +2,10 @@
 
 A server without keys trusts whoever reaches its address, and a browser on that machine reaches it for any page: by a
 form that posts, or by a name that its owner points here (DNS rebinding). So Host must be an address, a name of this
-machine or one that was allowed, and so must Origin where there is one. With keys neither is asked: a page doesn't have
-the key. It knows headers; no bodies, no queue.
+machine or one that was allowed. Origin, where there is one, must be Host's own, loopback, or allowed: an address is
+nobody's to rebind, but anybody's to serve pages from. With keys neither is asked unless hosts were allowed by name: a
+page has no key, and without our leave (CORS, which we give to nobody) it cannot send the header that holds one. It
+knows headers; no bodies, no queue.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class BadHostError(HttpError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """keys: none lets in everybody. hosts: names beside addresses and this machine's own; `*` is any."""
+    """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is any."""
 
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -65,11 +67,15 @@ def is_loopback(host: str) -> bool:
 
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Names as they are compared. Raises UsageError."""
+    """Names and addresses as they are compared. Raises UsageError."""
     for host in hosts:
-        if host != ANY_HOST and (not host or not host.isascii() or set(host) & set(" /:@*,")):
-            raise UsageError("--allowed-host takes a name without scheme and port, or *", param="allowed_host")
-    return tuple(host.lower().rstrip(".") for host in hosts)
+        if host == ANY_HOST or _address_of(host) is not None:
+            continue
+        if not host.strip(".") or not host.isascii() or set(host) & set(" /:@*,"):
+            raise UsageError(
+                "--allowed-host takes a name or an address without scheme and port, or *", param="allowed_host"
+            )
+    return tuple(_plain(host) for host in hosts)
 
 
 class Doorkeeper:
@@ -78,13 +84,14 @@ class Doorkeeper:
     def __init__(self, doors: Doors) -> None:
         self._ring = KeyRing(doors.keys)
         self._hosts = frozenset((*_OWN_NAMES, *doors.hosts))
+        self._asks_host = ANY_HOST not in doors.hosts and (not doors.keys or bool(doors.hosts))
 
     def let_in(self, headers: Headers) -> Key | None:
         """Its key; None where the server has none. Raises BadKeyError, BadHostError."""
-        if self._ring:
-            return self._find_key(headers)
-        self._check_page(headers)
-        return None
+        key = self._find_key(headers) if self._ring else None
+        if self._asks_host:
+            self._check_page(headers)
+        return key
 
     def _find_key(self, headers: Headers) -> Key:
         given = _values(headers, b"authorization")
@@ -95,31 +102,15 @@ class Doorkeeper:
         return key
 
     def _check_page(self, headers: Headers) -> None:
-        if ANY_HOST in self._hosts:
-            return
-        hosts = _values(headers, b"host")
-        if len(hosts) > 1 or not all(map(self._allows, hosts)):  # HTTP/1.0 may leave it out; browsers never do
+        hosts = [_host_of(value) for value in _values(headers, b"host")]  # HTTP/1.0 may leave it out; browsers never do
+        if len(hosts) > 1 or not all(host in self._hosts or _address_of(host) is not None for host in hosts):
             raise BadHostError(
                 "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
             )
         for origin in _values(headers, b"origin"):
-            if not self._allows(origin.partition(b"://")[2]):
-                raise BadHostError(
-                    "pages of other sites may not ask this server: allow their host with --allowed-host, or set a key"
-                )
-
-    def _allows(self, authority: bytes) -> bool:
-        """`name`, `name:port` or `[address]:port`; an address is nobody's to rebind."""
-        name = authority.decode("latin-1").lower()
-        if name.startswith("["):
-            name = name[1:].partition("]")[0]
-        else:
-            name = name.partition(":")[0]
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name.rstrip(".") in self._hosts
-        return True
+            page = _host_of(origin.partition(b"://")[2])
+            if not page or (page not in hosts and page not in self._hosts and not _is_own(page)):
+                raise BadHostError("pages of other sites may not ask this server: allow their host with --allowed-host")
 
 
 class Gate:
@@ -144,6 +135,30 @@ def key_of(scope: Scope) -> Key | None:
     """The key that a request came with; None where the server has none."""
     key: Key | None = scope.get("state", {}).get("key")
     return key
+
+
+def _host_of(authority: bytes) -> str:
+    """The name or address of `name`, `name:port`, `address:port` or `[address]:port`, as they are compared."""
+    text = authority.decode("latin-1")
+    return _plain(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
+
+
+def _plain(host: str) -> str:
+    address = _address_of(host)
+    return host.lower().rstrip(".") if address is None else str(address)
+
+
+def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _is_own(host: str) -> bool:
+    """Whether pages of this host are of the asker's own machine."""
+    address = _address_of(host)
+    return address is not None and address.is_loopback
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:

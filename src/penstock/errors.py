@@ -29,7 +29,12 @@ class PenstockError(Exception):
 
 
 class UsageError(PenstockError, ValueError):
-    """An option, field or value that cannot be served; `param` names it."""
+    """An option, field or value that cannot be served; `param` names it. `rule` is the message without what was given:
+    what a server says, whose answers go to logs that the value must not get into."""
+
+    def __init__(self, message: str, *, param: str | None = None, rule: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.rule = str(self) if rule is None else rule
 
 
 class ContextLengthError(UsageError):

@@ -85,6 +85,7 @@ class SamplingParams:
                 raise UsageError(
                     f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}): lower min_tokens",
                     param="min_tokens",
+                    rule="min_tokens is above max_tokens: lower min_tokens",
                 )
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), MAX_SEED)
@@ -102,13 +103,14 @@ class SamplingParams:
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for token, value in (self.logit_bias or {}).items():
             if token < 0:
-                raise UsageError(f"logit_bias names token {token}: ids are 0 and up", param="logit_bias")
+                rule = "logit_bias names a token below 0: ids are 0 and up"
+                raise UsageError(f"logit_bias names token {token}: ids are 0 and up", param="logit_bias", rule=rule)
             _real(f"logit_bias[{token}]", value, -100.0, 100.0, param="logit_bias")
 
     def _check_stops(self) -> None:
         for name in ("stop", "stop_token_ids"):
             if not isinstance(getattr(self, name), (list, tuple, NoneType)):
-                raise UsageError(f"{name} must be a list, not {getattr(self, name)!r}", param=name)
+                raise _wrong(name, "a list", getattr(self, name))
         if any(not isinstance(s, str) or not s for s in self.stop or ()):
             raise UsageError("stop holds an empty string or something that is no string: leave it out", param="stop")
         for token in self.stop_token_ids or ():
@@ -119,7 +121,7 @@ class SamplingParams:
     def _check_switches(self) -> None:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+                raise _wrong(name, "true or false", getattr(self, name))
 
 
 def _bias(bias: object) -> dict[int, float]:
@@ -131,20 +133,24 @@ def _bias(bias: object) -> dict[int, float]:
 
 def _whole(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} must be a whole number, not {value!r}", param=name)
+        raise _wrong(name, "a whole number", value)
     if value < low or (high is not None and value > high):
-        bound = f"between {low} and {high}" if high is not None else f"at least {low}"
-        raise UsageError(f"{name} must be {bound}, not {value}", param=name)
+        raise _wrong(name, f"between {low} and {high}" if high is not None else f"at least {low}", value)
 
 
 def _real(
     name: str, value: object, low: float, high: float, *, open_low: bool = False, param: str | None = None
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
-        raise UsageError(f"{name} must be a finite number, not {value!r}", param=param or name)
+        raise _wrong(name, "a finite number", value, param)
     if value < low or value > high or (open_low and value == low):
-        bound = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
-        raise UsageError(f"{name} must be {bound}, not {value}", param=param or name)
+        raise _wrong(name, f"above {low} and at most {high}" if open_low else f"between {low} and {high}", value, param)
+
+
+def _wrong(name: str, must_be: str, value: object, param: str | None = None) -> UsageError:
+    """`name` may hold what was given; `param` doesn't."""
+    param = param or name
+    return UsageError(f"{name} must be {must_be}, not {value!r}", param=param, rule=f"{param} must be {must_be}")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -87,10 +87,26 @@ def test_no_template_says_the_way_out() -> None:
 
 
 def test_a_templates_own_refusal_is_told() -> None:
-    with pytest.raises(UsageError, match="roles must alternate"):
+    with pytest.raises(UsageError, match="roles must alternate") as told:
         render(by("{{ raise_exception('roles must alternate') }}"), USER)
+    assert told.value.rule == str(told.value)
     with pytest.raises(UsageError, match="ZeroDivisionError"):
         render(by("{{ 1 / 0 }}"), USER)
+
+
+@pytest.mark.parametrize(
+    ("template", "says", "kind"),
+    [
+        ("{{ raise_exception('no ' ~ messages[0].content) }}", ": no zq7", "TemplateError"),
+        ("{{ raise_exception(messages[0].content) }}", ": zq7", "TemplateError"),
+        ("{{ raise_exception('') }}", r"messages \(TemplateError\)$", "TemplateError"),
+        ("{{ messages[0][messages[0].content].more }}", "has no attribute 'zq7'", "UndefinedError"),
+    ],
+)
+def test_a_templates_words_of_a_message_are_no_rule(template: str, says: str, kind: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        render(by(template), [{"role": "user", "content": "zq7"}])
+    assert caught.value.rule == f"the model's chat template refuses these messages ({kind})"
 
 
 DOUBLING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x OUT }}"

@@ -57,17 +57,15 @@ def render(
         documents=variables.get("documents"),
         add_generation_prompt=add_generation_prompt,
     )
-    environment, template = _compile(source)
-    return _run(environment, template, variables, max_characters, max_seconds)
+    return _run(source, variables, max_characters, max_seconds)
 
 
-def _run(
-    environment: ChatEnvironment, template: jinja2.Template, variables: dict[str, Any], characters: int, seconds: float
-) -> str:
+def _run(source: str, variables: dict[str, Any], characters: int, seconds: float) -> str:
     import jinja2
 
     from penstock.text.chat_sandbox import Budget
 
+    environment, template = _compile(source)
     budget = Budget(characters, seconds)
     budget.written(variables)
     try:
@@ -75,11 +73,20 @@ def _run(
     except PenstockError:
         raise
     except jinja2.TemplateError as error:
-        raise UsageError(f"the model's chat template refuses these messages: {error}", param="messages") from error
+        raise _refusal(error, source) from error
     except Exception as error:  # a template is a program: on messages it didn't foresee it fails in any way at all
         # Its kind alone: what it says may hold what a message says.
         message = f"the model's chat template fails on these messages ({type(error).__name__})"
         raise UsageError(message, param="messages") from error
+
+
+def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
+    """What a template said by raise_exception, or Jinja of a name that isn't there. Words that stand in the template
+    are the model's; others may be built of a message, so that the rule is their kind alone."""
+    refuses, said = "the model's chat template refuses these messages", str(error)
+    kind = f"{refuses} ({type(error).__name__})"
+    message = f"{refuses}: {said}" if said else kind
+    return UsageError(message, param="messages", rule=message if said in source else kind)
 
 
 def _pick_template(templates: Mapping[str, str], *, with_tools: bool) -> str:

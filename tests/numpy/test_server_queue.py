@@ -122,6 +122,46 @@ def test_several_servers_share_the_bounds() -> None:
     assert taken == 1998
 
 
+def test_a_keys_limits_over_several_servers() -> None:
+    """Nothing within it is refused for ever; beside what it has open, a key gets an equal part of it at each server."""
+    queue = Queue(2000, 10**6, keys=1, servers=4)
+    mine = key("mine", max_num_queued_reqs=8, max_num_queued_tokens=400)
+    for reqs, tokens in ((4, 1), (8, 400)):
+        ticket = queue.enter(mine, reqs, tokens)
+        with pytest.raises(QueueFullError) as full:
+            queue.enter(mine, 1, 1)
+        assert full.value.code == "rate_limit_exceeded"
+        ticket.leave()
+    for reqs, tokens in ((9, 1), (1, 401)):
+        with pytest.raises(HttpError) as never:
+            queue.enter(mine, reqs, tokens)
+        assert (never.value.status, never.value.code) == (400, "key_limit")
+    queue.enter(mine, 1, 50)
+    queue.enter(mine, 1, 50)
+    for reqs, tokens in ((1, 0), (0, 1)):
+        with pytest.raises(QueueFullError):
+            queue.enter(mine, reqs, tokens)
+    one = key("one", max_num_queued_reqs=1)  # fewer than there are servers: one at each
+    ticket = queue.enter(one, 1, 1)
+    with pytest.raises(QueueFullError):
+        queue.knock(one)
+    ticket.leave()
+    queue.enter(one, 1, 1)
+
+
+def test_a_text_may_turn_out_longer_than_a_keys_part_of_a_server() -> None:
+    queue = Queue(2000, 10**6, keys=1, servers=4)
+    mine = key("mine", max_num_queued_tokens=400)
+    ticket = queue.enter(mine, 1, 10)
+    ticket.settle(400)
+    assert queue.tokens.total == 400
+    with pytest.raises(HttpError) as never:
+        ticket.settle(401)
+    assert never.value.code == "key_limit"
+    ticket.leave()
+    assert queue.tokens.total == 0
+
+
 def test_retry_after_is_the_measured_drain() -> None:
     clock = Clock()
     queue = Queue(100, 10**6, clock=clock)

@@ -3,7 +3,9 @@
 What is bounded is what was accepted and not yet answered, waiting or running: samples (n counts, and each prompt of a
 list), and prompt tokens (a prompt counts once, whatever n is). Half of each bound is shared out between the keys, so
 that no key can keep another from getting in; the other half is whose comes first. What alone is larger than a bound is
-taken when nothing else is open: else it could never be. It knows counts and keys; no bodies, no engine.
+taken when nothing else is open: else it could never be. So is, of several servers, what a key asks of one of them
+beyond an equal part of its own limit: what is above that limit is never taken. It knows counts and keys; no bodies, no
+engine.
 """
 
 from __future__ import annotations
@@ -133,11 +135,11 @@ class Queue:
     def check(self, pool: Pool, key: Key | None, amount: int, limit: int | None, what: str) -> None:
         name = NOBODY if key is None else key.name
         if limit is not None:
-            limit = max(limit // self._servers, 1)
             if amount > limit:
                 message = f"this API key may have {limit} {what} open at once, and this is more: ask for less at once"
                 raise HttpError(message, code="key_limit")
-            if pool.held(name) + amount > limit:
+            held = pool.held(name)
+            if held and held + amount > limit // self._servers:  # what the key has nothing beside is within its limit
                 self.refused += 1
                 message = f"this API key has its {limit} {what} open: wait for answers before sending more"
                 raise QueueFullError(message, pool.wait_for(amount, name), code="rate_limit_exceeded")

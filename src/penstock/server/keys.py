@@ -20,6 +20,7 @@ from penstock.errors import UsageError
 
 ENVIRONMENT = "PENSTOCK_API_KEY"
 LONGEST = 512  # characters of a key
+NAMED_BY = 8  # hex digits of its digest that a key without a name is called by
 MOST = 10_000  # keys: each is looked at for each request, about 1 us
 _FIELDS = ("name", "key", "sha256", "max_num_queued_reqs", "max_num_queued_tokens")
 _HEX = frozenset(string.hexdigits)
@@ -27,8 +28,8 @@ _HEX = frozenset(string.hexdigits)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. `digest`: SHA-256 of its UTF-8, in hex. The limits are the queue's (admission.py), of this key alone;
-    None: only the queue's own hold."""
+    """One key. `name`: what its files and batches belong to, and what logs say. `digest`: SHA-256 of its UTF-8, in hex.
+    The limits are the queue's (admission.py), of this key alone; None: only the queue's own hold."""
 
     name: str
     digest: str
@@ -59,7 +60,7 @@ def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[st
     """The keys of the options and of the file. The environment's counts where neither names one. Raises UsageError."""
     if not given and file is None and ENVIRONMENT in environment:
         given = [environment[ENVIRONMENT]]
-    keys = [_plain_key(key, f"key{place}" if place else "key") for place, key in enumerate(given)]
+    keys = [_plain_key(key) for key in given]
     if file is not None:
         keys += read_key_file(file)
     for what in ("name", "digest"):
@@ -110,10 +111,12 @@ def _file_key(entry: Any, place: int) -> Key:
     return Key(name=name, digest=digest.lower(), **limits)
 
 
-def _plain_key(key: Any, name: str) -> Key:
-    """Printable ASCII, since it travels in a header."""
+def _plain_key(key: Any, name: str | None = None) -> Key:
+    """Printable ASCII, since it travels in a header. Without a name it is called by its digest: what belongs to it
+    (files, batches) stays its own, whatever keys come and go beside it."""
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST or not key.isascii() or not key.isprintable():
         raise UsageError(f"an API key must be 1 to {LONGEST} printable ASCII characters", param="api_key")
     if key != key.strip():
         raise UsageError("an API key begins or ends with a space: take it off", param="api_key")
-    return Key(name=name, digest=hashlib.sha256(key.encode()).hexdigest())
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return Key(name=f"key-{digest[:NAMED_BY]}" if name is None else name, digest=digest)

@@ -100,6 +100,7 @@ def _run(given: dict[str, Any]) -> None:
     from penstock.bench.runs import run_all
     from penstock.bench.subject import Run
     from penstock.bench.workload import named
+    from penstock.bench.writing import commit
 
     works = named(given["shape"] or [], given["suite"])
     settings = _settings(given, len(works))
@@ -110,20 +111,19 @@ def _run(given: dict[str, Any]) -> None:
     subject = replace(subject, cores=tuple(share))
     machine = machine_of(given["machine"], given["url"], {**os.environ, **subject.environment})
     if share:
-        machine = machine.model_copy(update={"server_cores": len(share), "cores": len(cores)})
+        machine = machine.model_copy(update={"server_cores": len(share)})
     run_all(Run(
         subject=subject, works=works, settings=settings, out=given["out"], seed=given["seed"], processes=processes,
         machine=machine, ceiling=_ceiling(clients_at_once(cores, share, processes)), price=given["price"],
         configuration=given["configuration"] or ("tuned" if given["options"] or given["env"] else "default"),
+        commit=commit(),
     ))  # fmt: skip
 
 
 def _processes() -> int:
-    import os
+    from penstock.bench.cores import count_here
 
-    from penstock.bench.cores import cores_here
-
-    return max(1, (len(cores_here()) or os.cpu_count() or 1) // 4)
+    return max(1, count_here() // 4)
 
 
 def _subject(given: dict[str, Any]) -> Subject:
@@ -283,9 +283,9 @@ def bench_import(
     price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)] = None,
 ) -> None:
     """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no point is ranked."""
+    given = dict(locals())
     from penstock.cli_options import with_one_line
 
-    given = {name: value for name, value in locals().items() if name != "with_one_line"}
     with_one_line(lambda: _import(given))
 
 
@@ -296,6 +296,7 @@ def _import(given: dict[str, Any]) -> None:
     from penstock.bench.machine import machine_of
     from penstock.bench.method import Settings
     from penstock.bench.report import print_table
+    from penstock.bench.run_folder import write_whole
     from penstock.bench.vllm_import import read_vllm, record_of
     from penstock.bench.writing import line, word
     from penstock.errors import UsageError
@@ -315,6 +316,6 @@ def _import(given: dict[str, Any]) -> None:
         goals=sorted(set(given["goal"] or Settings().goals)), weights="random" if given["random_weights"] else "real",
         dtype=word(given["dtype"]), price=given["price"],
     )  # fmt: skip
-    (out / "record.json").write_text(record.model_dump_json(by_alias=True, indent=1), encoding="utf-8")
+    write_whole(out / "record.json", record.model_dump_json(by_alias=True, indent=1))
     print_table(record, sys.stdout)
     typer.echo(f"{out}: `penstock almanac add` takes it from there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -142,6 +143,20 @@ def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:
     assert penstock("almanac", "validate", tmp_path / "i").exit_code == 0
     assert penstock(*words).exit_code == 2  # never into a folder that is there
     assert penstock("bench", "import", tmp_path / "no.json", *words[3:]).exit_code == 2
+
+
+def test_an_import_that_cannot_be_written_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(told()))
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    found = penstock("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+                     "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
+    assert found.exit_code == 2 and f"{tmp_path / 'i'} cannot be written (No space left on device)" in found.stderr
 
 
 @pytest.mark.parametrize(

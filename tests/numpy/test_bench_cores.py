@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.cores import away_from, clients_at_once, cores_here, server_share
+from penstock.bench.cores import away_from, clients_at_once, cores_here, count_here, server_share
+from penstock.bench.machine import this_machine
 from penstock.bench.serving import Server, free_port
 from penstock.errors import UsageError
 
@@ -42,6 +43,15 @@ def test_a_client_without_a_core_is_refused(cores: list[int], asked: int) -> Non
 def test_a_ceiling_is_of_as_many_processes_as_have_a_core() -> None:
     assert clients_at_once([0, 1], [0], 2) == 1 and clients_at_once([0, 1, 2, 3], [0], 2) == 2
     assert clients_at_once([0], [], 3) == 3  # none is pinned: as `bench calibrate` measured it
+
+
+def test_cores_that_this_process_may_not_use_count_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen cores, and a container that gives three of them."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 9}, raising=False)
+    assert count_here() == 3 and this_machine().cores == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert count_here() == 16  # macOS
 
 
 @several

@@ -23,8 +23,10 @@ import msgspec
 import numpy as np
 
 from penstock import __version__
+from penstock.almanac.record import LAG
 from penstock.almanac.samples import OK
-from penstock.bench.load import LAG, Ask, Load, Seen, run_load
+from penstock.bench.cores import count_here
+from penstock.bench.load import Ask, Load, Seen, run_load
 from penstock.bench.machine import processor
 from penstock.bench.null_plan import Plan
 from penstock.bench.null_server import NullServer
@@ -80,8 +82,8 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print) -> Ceiling:
-    """Measures with 1, 2, 4, ... processes, up to `most` (None: this machine's cores). About 40 s a rung."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Measures with 1, 2, 4, ... processes, up to `most` (None: the cores it may run on). About 40 s a rung."""
+    cores = count_here()
     most = cores if most is None else most
     counts = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
     rungs = []

@@ -18,6 +18,11 @@ def cores_here() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
+def count_here() -> int:
+    """How many those are; where the system cannot say, how many the machine has."""
+    return len(cores_here()) or os.cpu_count() or 1
+
+
 def server_share(cores: list[int], processes: int, asked: int | None) -> list[int]:
     """The server's cores: `asked` of them, or all but one a client process; the first ones. Empty: none is pinned, for
     there is one core or no pinning. Raises UsageError where the client would have none."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from penstock.almanac.record import Gpu, Machine
+from penstock.bench.cores import count_here
 from penstock.bench.target import target_of
 from penstock.errors import EngineError, UsageError
 
@@ -51,7 +52,7 @@ def this_machine(environment: Mapping[str, str] = os.environ) -> Machine:
     return Machine(
         gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES")),
         cpu=processor(),
-        cores=os.cpu_count() or 1,
+        cores=count_here(),
         memory_mib=_memory_mib(),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),

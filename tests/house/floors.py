@@ -29,7 +29,7 @@ GROUND_PACKAGES = frozenset({"numpy"})
 
 # Room -> outside packages that it never imports, in no function either.
 BARRED_PACKAGES: dict[str, frozenset[str]] = {
-    "schedule": frozenset({"torch", "transformers", "triton"}),
+    "schedule": frozenset({"torch", "triton"}),
     "text": frozenset({"torch", "triton"}),
 }
 
@@ -47,12 +47,11 @@ ONLY_ROOMS: dict[str, frozenset[str]] = {"bench": WORDS | {"almanac"}}
 # Outside package -> the only places (folders or files under src/penstock) that import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "triton": ("kernels/triton/",),
-    "transformers": ("text/",),  # tokenizers and chat templates, nothing else of it
     "zmq": ("engine/channel.py", "execute/ranks.py"),  # where processes meet
 }
 
 # Imported inside functions: by who needs them, when they need them.
-LATE = frozenset({"ray", "modal", "transformers", "matplotlib"})
+LATE = frozenset({"ray", "modal", "matplotlib"})
 
 # Modules that nobody imports: each can run what a file says.
 BARRED_MODULES = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})

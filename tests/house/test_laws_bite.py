@@ -43,8 +43,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
         "import triton.language as tl",
         "kernels/triton/",
     ),
-    (laws.packages_stay_in_their_places, "weights/checkpoint.py", "def f():\n    import transformers", "text/"),
-    (laws.packages_stay_in_their_places, "text/chat.py", "import transformers", "inside functions"),
+    (laws.packages_stay_in_their_places, "jobs/curve.py", "import matplotlib", "inside functions"),
     (laws.packages_stay_in_their_places, "deploy/on_ray.py", "import ray", "inside functions"),
     (laws.packages_stay_in_their_places, "request.py", "import msgspec", "stdlib and numpy"),
     (laws.packages_stay_in_their_places, "server/app.py", "import zmq", "engine/channel.py"),
@@ -80,12 +79,13 @@ WHOLE = {
     "config.py": "import numpy\nfrom penstock.errors import UsageError",
     "errors.py": "",
     "text/__init__.py": "",
-    "text/chat.py": "from penstock.errors import UsageError\nfrom .forms import Form\ndef f(): import transformers",
+    "text/chat.py": "from penstock.errors import UsageError\nfrom .forms import Form",
     "execute/batch.py": "import torch\nfrom penstock.schedule.step import StepPlan\nmodel.eval()",
     "kernels/triton/norm.py": "import triton",
     "server/app.py": "from penstock import __version__\nfrom penstock.engine.client import Client",
     "bench/load.py": "from penstock.almanac.record import Record\nfrom penstock.request import Request",
     "engine/channel.py": "import zmq",
+    "jobs/curve.py": "def f():\n    import matplotlib",
 }
 
 

@@ -159,6 +159,11 @@ def test_doctor_says_what_would_run() -> None:
     assert "KV tokens that fit  4,608 (" in out and "2 sequences of full length" in out
 
 
+def test_doctor_refuses_what_serve_would(tmp_path: Path) -> None:
+    code, _, err = penstock("doctor", "--revision", "main", "--device", "cpu")
+    assert (code, err) == (2, "penstock: the demo model has no revisions: leave --revision out\n")
+
+
 def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((model_folder() / "config.json").read_bytes())
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "num_beams": 4, "suppress_tokens": [1]}')

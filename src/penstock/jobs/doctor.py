@@ -6,7 +6,6 @@ from the config, their files are only looked at.
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections import defaultdict
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import __version__
+from penstock.bench.cores import count_here
 from penstock.bench.machine import processor
 from penstock.config import BLOCK_SIZE, Config
-from penstock.demo import model_folder
 from penstock.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.models.decoder import Decoder
 
-PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
 Facts = list[tuple[str, str]]
 
 TRIED = (9, 0)  # compute capability of the GPUs that tests/gpu ran on
@@ -50,12 +49,15 @@ def print_doctor(config: Config) -> None:
 def versions() -> Facts:
     """Name and version of each library that the engine stands on; "not installed" where one is missing."""
     found = [("penstock", __version__), ("python", platform.python_version())]
-    for name in PACKAGES:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            found.append((name, "not installed"))
-    return found
+    return found + [(name, installed(name) or "not installed") for name in PACKAGES]
+
+
+def installed(name: str) -> str | None:
+    """The version of a library; None where there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def machine() -> Facts:
@@ -63,10 +65,9 @@ def machine() -> Facts:
 
     from penstock.execute.limits import free_memory
 
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts = [
         ("system", f"{platform.system()} {platform.release()} ({platform.machine()})"),
-        ("processor", f"{processor()}, {cpus} to use, {torch.get_num_threads()} threads of torch"),
+        ("processor", f"{processor()}, {count_here()} to use, {torch.get_num_threads()} threads of torch"),
         ("memory", f"{_size(free_memory(torch.device('cpu')))} free"),
     ]
     for index in range(torch.cuda.device_count()):
@@ -94,9 +95,10 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     """What the model takes here, and how many tokens of KV fit beside its weights."""
+    from penstock.engine.open import model_folder
     from penstock.execute.limits import batch_limits, free_memory, with_kv
 
-    folder = _folder(config)
+    folder = model_folder(config)
     decoder = _shape(folder, dtype)
     if config.model.load_format == "auto":
         from penstock.weights.checkpoint import read_entries
@@ -135,14 +137,6 @@ def _unserved(folder: Path) -> Facts:
 
 def _fit(tokens: int, token_bytes: int, longest: int) -> str:
     return f"{tokens:,} ({_size(tokens * token_bytes)}, {tokens // longest:,} sequences of full length)"
-
-
-def _folder(config: Config) -> Path:
-    if config.model.model == "demo":
-        return model_folder()
-    from penstock.weights.find import find_model
-
-    return find_model(config.model.model, config.model.revision)
 
 
 def _shape(folder: Path, dtype: torch.dtype) -> Decoder:

@@ -10,23 +10,21 @@ written after each work, so nothing is lost when the time ends. It loads no torc
 from __future__ import annotations
 
 import json
-import os
 import platform
-import queue
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from penstock import __version__
+from penstock.bench.cores import count_here
 from penstock.bench.serving import Server, free_port
 from penstock.config import Config
 from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
+from penstock.jobs.doctor import installed
+from penstock.jobs.shapes_child import rows_of
 from penstock.jobs.shapes_http import penstock_command, run_http
 from penstock.jobs.shapes_llm import Session, spec_line
 from penstock.jobs.shapes_model import load_format, write_model
@@ -34,6 +32,7 @@ from penstock.jobs.shapes_start import first_token_seconds
 from penstock.jobs.shapes_table import print_tables
 from penstock.jobs.shapes_tokenizer import rare_pair
 from penstock.jobs.shapes_works import STOP_SHARE, WAYS, Family, Work, chosen, family, problem_prompts
+from penstock.journal import write_whole
 
 LOAD_PATIENCE = 240.0  # seconds for an engine to load and warm up
 START_UP = "start-up"
@@ -96,9 +95,7 @@ class Results:
         self.save()
 
     def save(self) -> None:
-        half = self.path.with_suffix(".part")
-        half.write_text(json.dumps(self.data, indent=1) + "\n")
-        half.replace(self.path)
+        write_whole(self.path, (json.dumps(self.data, indent=1) + "\n").encode())
 
 
 def run_shapes(options: Options, show: Callable[[str], None] = print) -> dict[str, Any]:
@@ -197,7 +194,7 @@ class _Run:
             machine=self._probed.get(shape.name),
             profile=options.profile,
         )  # fmt: skip
-        for row in _child("penstock.jobs.shapes_llm", spec_line(spec), 2 * options.seconds + LOAD_PATIENCE):
+        for row in rows_of("penstock.jobs.shapes_llm", spec_line(spec), 2 * options.seconds + LOAD_PATIENCE):
             if "machine" in row:
                 self._probed[shape.name] = self.results.data["limits"][shape.name] = row["machine"]
             elif "about" in row:
@@ -252,39 +249,6 @@ class _Run:
         self.show(f"{work.name:18}{row['way']:6}{said}{' (cut)' if row.get('cut') else ''}")
 
 
-def _child(module: str, line: bytes, patience: float) -> Iterator[dict[str, Any]]:
-    """Runs a module with a line on its standard input; the JSON lines that it writes, as they come. What else it says
-    goes to stderr. Raises EngineError when nothing comes for `patience` seconds."""
-    child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        assert child.stdout is not None
-        for said in child.stdout:
-            lines.put(said)
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        assert child.stdin is not None
-        child.stdin.write(line)
-        child.stdin.close()
-        while (said := lines.get(timeout=patience)) is not None:
-            if said.startswith(b"{"):
-                yield json.loads(said)
-            else:
-                sys.stderr.write(said.decode(errors="replace"))
-    except queue.Empty as error:
-        raise EngineError(f"the process said nothing for {patience:.0f} s and was ended") from error
-    finally:
-        if child.poll() is None:
-            try:
-                child.wait(10 if sys.exc_info()[0] is None else 0)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-
 def _stop(folder: Path) -> str:
     from penstock.text.tokenizer import Tokenizer
 
@@ -294,12 +258,8 @@ def _stop(folder: Path) -> str:
 def machine(before: dict[str, Any]) -> dict[str, Any]:
     """What the figures are of: the machine and the versions."""
     found: dict[str, Any] = {**before, "penstock": __version__, "python": platform.python_version()}
-    for name in ("torch", "triton", "vllm"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    found["cores"] = os.cpu_count()
+    found |= {name: installed(name) for name in ("torch", "triton", "vllm")}
+    found["cores"] = count_here()
     found["gpu"] = gpu_name()
     return found
 

@@ -6,7 +6,6 @@ It knows a command that serves, /health, /metrics and /v1/completions; no engine
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.almanac.samples import Samples
+from penstock.bench.cores import count_here
 from penstock.bench.load import Ask, Load, Seen, run_load
 from penstock.bench.serving import HOST, Server
 from penstock.bench.target import Target
@@ -120,7 +120,7 @@ def drive(server: Server, work: Work, prompts: list[Any], stop: str, seconds: fl
     """Posts one body a prompt, all at once, from as many client processes as it takes; after `seconds` the rest is cut.
     A stall is cut then too, for a work's last request may wait as long as the work."""
     bodies = [json.dumps(body_of(work, server.model, prompt, stop)).encode() for prompt in prompts]
-    count = min(-(-len(bodies) // CONNECTIONS), max(1, (os.cpu_count() or 1) // 4)) if work.stream else 1
+    count = min(-(-len(bodies) // CONNECTIONS), max(1, count_here() // 4)) if work.stream else 1
     asks = [Ask(0.0, body, -1, -1) for body in bodies]
     load = Load(asks, None, seconds, seconds + 60, (0.0, seconds), work.stream)
     came = run_load(Target(HOST, server.port), load, point=work.name, start=0, processes=count)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import EngineError
+from penstock.jobs.shapes_child import rows_of
 
 PROMPT = list(range(100, 108))
-PATIENCE = 300.0
+PATIENCE = 300.0  # seconds
 
 
 def main() -> int:
@@ -26,35 +26,26 @@ def main() -> int:
     from penstock.request import SamplingParams
 
     with LLM(**knobs) as llm:
-        opened = time.monotonic()
         params = SamplingParams(max_tokens=1, ignore_eos=True, detokenize=False)
         out = llm.generate([PROMPT], params, use_tqdm=False)[0]
-        print(json.dumps({"tokens": len(out.outputs[0].token_ids), "opened": opened}), flush=True)
+        print(json.dumps({"tokens": len(out.outputs[0].token_ids)}), flush=True)
     return 0
 
 
 def first_token_seconds(knobs: dict[str, Any], *, cold: bool) -> float:
-    """From the start of a process to its first token. cold: weights out of the page cache, Triton's cache empty."""
+    """From the start of a process to its first token. cold: weights out of the page cache, Triton's cache empty.
+
+    Raises EngineError where none comes within PATIENCE seconds."""
     with tempfile.TemporaryDirectory() as empty:
         environment = {**os.environ, "TRITON_CACHE_DIR": empty} if cold else None
         if cold:
             forget_files(Path(knobs["model"]))
-        begin = time.monotonic()
-        command = [sys.executable, "-m", "penstock.jobs.shapes_start"]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        try:
-            assert child.stdin is not None and child.stdout is not None
-            child.stdin.write(json.dumps(knobs) + "\n")
-            child.stdin.flush()
-            line = child.stdout.readline()
-            seconds = time.monotonic() - begin
-            child.communicate(timeout=PATIENCE)
-        finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-    if not line or json.loads(line)["tokens"] != 1:
-        raise EngineError(f"the start-up's process gave no token and ended with code {child.returncode}")
+        line = json.dumps(knobs).encode() + b"\n"
+        begin, tokens, seconds = time.monotonic(), 0, 0.0
+        for row in rows_of("penstock.jobs.shapes_start", line, PATIENCE, environment):
+            tokens, seconds = row["tokens"], time.monotonic() - begin
+    if tokens != 1:
+        raise EngineError("the start-up's process gave no token; its last words are above")
     return seconds
 
 

@@ -44,7 +44,6 @@ class Work:
     """
 
     name: str
-    says: str
     count: int
     n: int = 1
     length: int = 0
@@ -110,47 +109,33 @@ def _works(
     """The list; pairs are (prompt ids, output tokens)."""
     monkeys = {"temperature": 0.6, "max_tokens": longest, "stop": ["Question:"]}
 
-    def variant(name: str, says: str, targets: dict[str, Target], *, groups: bool = True, **more: Any) -> Work:
+    def variant(name: str, targets: dict[str, Target], *, groups: bool = True, **more: Any) -> Work:
         return Work(
-            name=name, says=says, count=problems, n=n, sampling={**monkeys, **more}, groups=groups,
+            name=name, count=problems, n=n, sampling={**monkeys, **more}, groups=groups,
             against="monkeys" if name != "monkeys" else None, targets=targets,
         )  # fmt: skip
 
-    def ids(name: str, says: str, count: int, sizes: tuple[int, int], **more: Any) -> Work:
+    def ids(name: str, count: int, sizes: tuple[int, int], **more: Any) -> Work:
         sampling = {"max_tokens": sizes[1], "ignore_eos": True}
-        return Work(name=name, says=says, count=count, length=sizes[0], sampling=sampling, stream=True, **more)
+        return Work(name=name, count=count, length=sizes[0], sampling=sampling, stream=True, **more)
 
     rate = "output_tokens_per_second"
     return (
-        variant("monkeys", f"{problems} x n = {n}", {"http": Target(rate, 110e3, 135e3)}),
+        variant("monkeys", {"http": Target(rate, 110e3, 135e3)}),
+        ids("128-1024", at_once, out, profile_after=40, targets={"llm": Target(rate, 60e3, 72e3)}),
         ids(
-            "128-1024", f"{at_once} at once, {out[0]} -> {out[1]}", at_once, out, profile_after=40,
-            targets={"llm": Target(rate, 60e3, 72e3)},
+            "1024-128", at_once, into, profile_rows=0.0, profile_after=20,
+            targets={"llm": Target("requests_per_second", 130, 155)},
         ),
-        ids(
-            "1024-128", f"{at_once} at once, {into[0]} -> {into[1]}", at_once, into, profile_rows=0.0,
-            profile_after=20, targets={"llm": Target("requests_per_second", 130, 155)},
-        ),
-        ids(
-            "one", f"one request, {alone[0]} -> {alone[1]}", 1, alone, profile_steps=40,
-            targets={"llm": Target(rate, 800, 1100)},
-        ),
-        variant("monkeys-top-p", "monkeys, top_p 0.95", {"http": Target(rate, 90e3, 115e3)}, top_p=0.95),
-        variant(
-            "monkeys-logprobs", "monkeys, chosen token's logprob", {"http": Target("percent_lost", 5, 2)}, logprobs=0
-        ),
-        variant(
-            "monkeys-stops", "monkeys, ended by a stop string", {"llm": Target("thrown_away_percent", 3, 3)},
-            stop=[STOP], ignore_eos=True,
-        ),
-        variant("monkeys-alone", "monkeys, groups off", {"http": Target(rate, 60e3, 75e3)}, groups=False),
-        ids(
-            "big", f"larger model, {problems * 8} x {big[0]} -> {big[1]}", problems * 8, big, big=True,
-            targets={"llm": Target(rate, 11e3, 13.5e3)},
-        ),
+        ids("one", 1, alone, profile_steps=40, targets={"llm": Target(rate, 800, 1100)}),
+        variant("monkeys-top-p", {"http": Target(rate, 90e3, 115e3)}, top_p=0.95),
+        variant("monkeys-logprobs", {"http": Target("percent_lost", 5, 2)}, logprobs=0),  # the chosen token's
+        variant("monkeys-stops", {"llm": Target("thrown_away_percent", 3, 3)}, stop=[STOP], ignore_eos=True),
+        variant("monkeys-alone", {"http": Target(rate, 60e3, 75e3)}, groups=False),
+        ids("big", problems * 8, big, big=True, targets={"llm": Target(rate, 11e3, 13.5e3)}),
         Work(
-            name="start-up", says="start to first token", count=1, length=8, sampling={"max_tokens": 1},
-            ways=("llm",), targets={"llm": Target("warm_seconds", 20, 8)},
+            name="start-up", count=1, length=8, sampling={"max_tokens": 1}, ways=("llm",),
+            targets={"llm": Target("warm_seconds", 20, 8)},
         ),
     )  # fmt: skip
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.demo import problems_file, shots_file
 from penstock.jobs.monkeys import Options, run_monkeys
-from penstock.jobs.open_llm import OpenLLM, open_llm
 from penstock.request import SamplingParams
 
 SEED = 42
 
 
-def run_demo(config: Config, out: Path, *, n: int, limit: int, open_engine: OpenLLM = open_llm) -> None:
+def run_demo(config: Config, out: Path, *, n: int, limit: int) -> None:
     """Says what it does, does it, says where the report is. Errors as `run_monkeys`."""
     sampling = SamplingParams(n=n, temperature=0.6, max_tokens=256, stop=["Question:"])
     options = Options(
@@ -22,5 +21,5 @@ def run_demo(config: Config, out: Path, *, n: int, limit: int, open_engine: Open
     print("Penstock demo: a small model, trained on word problems, answers each of them many times.")
     print(f"{limit} problems, {n} samples each, 4 worked examples before each; everything goes to {out}/")
     print("The same on any model and file: penstock monkeys MODEL --problems FILE.jsonl --out DIR\n", flush=True)
-    run_monkeys(config, options, open_engine)
+    run_monkeys(config, options)
     print(f"\nOpen {(out / 'report.html').resolve()} in a browser.")

@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from penstock.almanac.samples import needs_pyarrow
 from penstock.errors import CapacityError, UsageError
 from penstock.jobs.prompts import find_answer
 
@@ -95,8 +95,7 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    if find_spec("pyarrow") is None:
-        raise UsageError(f"{path.name} is parquet, which needs one more package: pip install pyarrow")
+    needs_pyarrow()
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 

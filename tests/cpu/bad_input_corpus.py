@@ -1,8 +1,8 @@
 """Bad inputs, made by hand: the bytes that are sent, and the status that each must have. test_bad_input_corpus.py and
 the reliability harness send them.
 
-A case's bytes are its request line, headers and body. Where it shows, CANARY stands for what a client may hold secret:
-no answer may say it again.
+A case's bytes are its request line, headers and body. Where they show, CANARY and NUMBER stand for what a client may
+hold secret: no answer may say them again.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CANARY = "zq7canary"
+NUMBER = 81_920_373  # a canary too
 COMPLETIONS, CHAT, BATCHES, FILES = "/v1/completions", "/v1/chat/completions", "/v1/batches", "/v1/files"
 CONTEXT = 256  # tokens of the fake model, whose vocabulary has as many
 MAX_BODY = 1_000_000  # bytes: the limit that the server under test is given
@@ -261,6 +262,65 @@ def _fields() -> list[Case]:
     ]
 
 
+def _numbers() -> list[Case]:
+    """Values that an error could say again: each is wrong by its size alone."""
+    return [
+        _completion(400, "n", n=NUMBER),
+        _completion(400, "max_tokens", max_tokens=-NUMBER),
+        _completion(400, "min_tokens", min_tokens=NUMBER, max_tokens=NUMBER),
+        _completion(400, "min_tokens", min_tokens=-NUMBER),
+        _completion(400, "temperature", temperature=NUMBER + 0.5),
+        _completion(400, "top_p", top_p=-NUMBER),
+        _completion(400, "top_k", top_k=-NUMBER),
+        _completion(400, "min_p", min_p=NUMBER),
+        _completion(400, "repetition_penalty", repetition_penalty=-NUMBER),
+        _completion(400, "presence_penalty", presence_penalty=NUMBER),
+        _completion(400, "frequency_penalty", frequency_penalty=-NUMBER),
+        _completion(400, "seed", seed=NUMBER * 10**14),
+        _completion(400, "logprobs", logprobs=NUMBER),
+        _completion(400, "prompt_logprobs", prompt_logprobs=-NUMBER),
+        _completion(400, "stop_token_ids", stop_token_ids=[NUMBER]),
+        _completion(400, "stop_token_ids", stop_token_ids=[-NUMBER]),
+        _completion(400, "logit_bias", logit_bias={str(NUMBER): 1}),
+        _completion(400, "logit_bias", logit_bias={"1": NUMBER}),
+        _completion(400, "best_of", best_of=NUMBER),
+        _completion(400, "truncate_prompt_tokens", truncate_prompt_tokens=-NUMBER),
+        _completion(400, "timeout", timeout=NUMBER),
+        _completion(400, "prompt", prompt=[NUMBER]),
+        _completion(400, "prompt", prompt=[[1], [-NUMBER]]),
+        _completion(400, "stream", stream=NUMBER),
+        _chat(400, "n", n=NUMBER),
+        _chat(400, "max_tokens", max_completion_tokens=-NUMBER, max_tokens=None),
+        _chat(400, "max_completion_tokens", max_completion_tokens=NUMBER),
+        _chat(400, "logprobs", logprobs=True, top_logprobs=NUMBER),
+        _get(f"{FILES}?limit={NUMBER}", 400),
+        _get(f"{BATCHES}?limit=-{NUMBER}", 400),
+    ]
+
+
+def _many() -> list[Case]:
+    """More of something than a body may hold, in few bytes; and what is refused by its length alone."""
+    message = {"role": "user", "content": ""}
+    return [
+        *(_completion(400, "prompt", None, prompt=[each] * 8_193) for each in ("", "x", [1], [], None, 0.5, {})),
+        _completion(400, None, None, prompt=[[1]] * 131_073),
+        _completion(400, None, None, prompt=[{}] * 131_073),
+        _completion(400, None, None, user={"a": [[]] * 131_073}),
+        _text(400, None, b'"metadata": {"a": [' + b"{}," * 131_073 + b"{}]}", None),
+        Case("lists without an end", request(COMPLETIONS, b'{"prompt": [' + b"[1]," * 140_000), 400, None, None),
+        Case("open lists beyond the bound", request(COMPLETIONS, b"[" * 200_000), 400, None, None),
+        Case("brackets behind a fault", request(COMPLETIONS, b'\\" [' + b"[1]," * 140_000), 400, None),
+        _chat(400, "messages", None, messages=[message] * 16_385),
+        _chat(400, "messages", None, messages=[None] * 16_385),
+        _chat(400, None, None, messages=[{**message, "content": [{}] * 131_073}]),
+        _completion(400, "n", None, n=9, prompt=["x"] * 8_192),
+        _completion(400, "prompt", "context_length_exceeded", prompt=[1] * 300_000),
+        _completion(400, "prompt", "context_length_exceeded", prompt=[NUMBER] * CONTEXT),  # too long, whatever it holds
+        _completion(400, "prompt", "context_length_exceeded", prompt=[[1], [1] * 100_000]),
+        _completion(400, "prompt", "context_length_exceeded", prompt=[1] * 1000, truncate_prompt_tokens=CONTEXT),
+    ]
+
+
 def _chats() -> list[Case]:
     def message(status: int, param: Any, **fields: Any) -> Case:
         return _chat(status, param, messages=[{"role": "user", "content": "hi", **fields}])
@@ -462,16 +522,25 @@ def _served() -> list[Case]:
         _completion(200, ..., user=CANARY),
         _completion(200, ..., metadata={"a": [[[[[]]]]]}),
         _completion(200, ..., max_tokens=2**62),
+        _completion(200, ..., prompt=["x"] * 2_048, max_tokens=1),
+        _completion(200, ..., prompt=[[1, 2]] * 500, max_tokens=1),
+        _completion(200, ..., prompt=[1] * 5_000, truncate_prompt_tokens=10),
+        _completion(200, ..., prompt=[[2] * 5_000, [1]], truncate_prompt_tokens=CONTEXT - 1),
+        _completion(200, ..., user="[{,:" * 70_000),
+        _completion(200, ..., user='"[\\' * 140_000 + '\\"'),
+        _completion(200, ..., metadata={"[" * 150_000: "{" * 150_000}),
         _text(200, ..., b'"n": 2, "n": 1'),
         _text(200, ..., b'"temperature": 1e-400'),
         _text(200, ..., b'"temperature": -0.0'),
         _chat(200, ..., messages=[{"role": "user", "content": "{{ messages }}{% raw %}</s>"}]),
         _chat(200, ..., messages=[{"role": "user", "content": ""}]),
         _chat(200, ..., messages=[{"role": "user", "content": []}]),
+        _chat(200, ..., messages=[{"role": "user", "content": ""}] * 30),
+        _chat(200, ..., messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 200}]),
         _chat(200, ..., chat_template_kwargs={}),
         _chat(200, ..., chat_template_kwargs={"shout": "\x00"}),
         _chat(200, ..., messages=[{"role": "user", "content": "\x00\ud83d\ude00"}]),
     ]
 
 
-CORPUS: list[Case] = [*_no_json(), *_fields(), *_chats(), *_routes(), *_served()]
+CORPUS: list[Case] = [*_no_json(), *_fields(), *_numbers(), *_many(), *_chats(), *_routes(), *_served()]

@@ -208,7 +208,7 @@ def running_server(
             model="fake",
             metrics=Metrics(engine, "fake"),
             limits=limits or Limits(),
-            keys=len(doors_.keys),
+            keys=doors_.keys,
         )
         app = build_app(service, doors_)
         protocol = connection_of(service.limits, Porter(service.queue, doors_))

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from bad_input_corpus import CANARY, CORPUS, MAX_BODY, Case
+from bad_input_corpus import CANARY, CORPUS, MAX_BODY, NUMBER, Case
 from batch_fake import Batching, batching
 from server_fake import make_tokenizer
 
@@ -60,6 +60,7 @@ def test_case(server: Batching, case: Case) -> None:
     if status == 200:
         return
     assert CANARY.encode() not in body or CANARY in str(case.param), body[:600]  # a field is named by its name
+    assert str(NUMBER).encode() not in body, body[:600]
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 600

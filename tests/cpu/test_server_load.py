@@ -153,14 +153,15 @@ def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
 
 
 def test_a_busy_key_leaves_room_for_another(tokenizer: Tokenizer) -> None:
-    doors = Doors(keys=gather_keys(["busy", "calm"], None, {}))
+    keys = gather_keys(["busy", "calm"], None, {})
+    doors = Doors(keys=keys)
     with running_server(tokenizer, doors=doors, limits=Limits(max_num_queued_reqs=8)) as server:
         server.hold(True)
 
         async def until(tasks: list[asyncio.Task[Any]]) -> None:
             while sum(task.done() for task in tasks) < 15:
                 await asyncio.sleep(0.01)
-            assert server.service.queue.reqs.held("key") == 6
+            assert server.service.queue.reqs.held(keys[0].name) == 6
             calm = [ask({"prompt": "x"}, "authorization: Bearer calm")] * 3
 
             async def release(more: list[asyncio.Task[Any]]) -> None:

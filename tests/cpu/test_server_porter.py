@@ -185,7 +185,7 @@ def test_it_is_in_the_log_and_counted() -> None:
         error = await _asked(porter, headers=headers)
         assert error is not None and (error.status, queue.refused) == (429, 1)
         line = json.loads(log.getvalue())
-        assert (line["route"], line["status"], line["key"], line["method"]) == (CHAT, 429, "key", "POST")
+        assert (line["route"], line["status"], line["key"], line["method"]) == (CHAT, 429, key.name, "POST")
         assert b"secret" not in log.getvalue() and b"mine" not in log.getvalue()
         assert await _asked(porter, headers=headers, method=b"GET") is None
         assert await _asked(porter, "/v1/models", headers=headers) is None

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -25,9 +25,12 @@ from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue, Ticket
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from penstock.server.doors import key_of
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
+from penstock.server.keys import Key
 from penstock.server.limits import Intake, Limits
 from penstock.server.metrics import Metrics
 from penstock.server.refusals import (
+    CLOSED_BY_CLIENT,
+    FAILED,
     HttpError,
     ModelNotFoundError,
     SampleError,
@@ -38,7 +41,7 @@ from penstock.server.refusals import (
 )
 from penstock.server.spelling import Spellings
 from penstock.server.translate import Call, chat_call, completion_call, size_of
-from penstock.server.whole import JSON, Pace, Whole
+from penstock.server.whole import JSON, PIECE, Pace, Whole, Wholes
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient, Stream
@@ -46,16 +49,16 @@ if TYPE_CHECKING:
     from penstock.server.batch_desk import Desk
     from penstock.text.tokenizer import Tokenizer
 
-NO_TENANT = 0  # whose requests are where there are no keys
-CLOSED_BY_CLIENT = 499  # nobody reads it; it is for logs
+NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
+PORTION = 64  # events that are made before it is looked at how many bytes they are
 Result = TypeVar("Result")
 Form = TypeVar("Form", CompletionForm, ChatForm)
 
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """What every route is handed. `closing` is set when running requests have to end. `servers`, `keys`: how many
-    processes share the engine, and how many API keys the queue."""
+    """What every route is handed. `closing` is set when running requests have to end. `servers`: how many processes
+    share the engine; `keys`: the API keys that share it, and the queue."""
 
     client: AsyncClient
     model: str
@@ -64,19 +67,23 @@ class Service:
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     created: int = field(default_factory=lambda: int(time.time()))
     servers: int = 1
-    keys: int = 0
+    keys: Sequence[Key] = ()
     queue: Queue = field(init=False)
     intake: Intake = field(init=False)
     spellings: Spellings = field(init=False)
+    wholes: Wholes = field(init=False)
+    _tenants: dict[str, int] = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
     desk: Desk | None = None  # of files and batches, where there is a state folder
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
         self.intake = Intake(self.limits)
+        self.wholes = Wholes(self.limits.max_answer_bytes // self.servers)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
-        self.queue = Queue(reqs, QUEUED_TOKENS if tokens is None else tokens, self.keys, self.servers)
+        self.queue = Queue(reqs, QUEUED_TOKENS if tokens is None else tokens, len(self.keys), self.servers)
+        self._tenants = {key.name: key.number for key in self.keys}
 
     @property
     def ready(self) -> bool:
@@ -92,6 +99,10 @@ class Service:
         """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
         allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
         return asyncio.get_running_loop().time() + min(allowed) if allowed else None
+
+    def tenant_of(self, owner: str) -> int:
+        """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""
+        return self._tenants.get(owner, NO_TENANT)
 
     def check_model(self, model: str | None) -> None:
         if model is not None and model != self.model:
@@ -234,7 +245,7 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events of a running call: one `send` a step, as bytes."""
+    """Server-sent events of a running call: one `send` a step, as bytes, or one for about PIECE of them."""
 
     def __init__(self, service: Service, running: Running, answer: Answer, deadline: float | None) -> None:
         super().__init__(
@@ -255,7 +266,7 @@ class EventStream(Response):
             return
         except Exception:  # a fault of ours: said to this client, raised again for the log; no other request's matter
             self._running.cancel()
-            last = b"data: " + body_of(FaultError("the server failed at this request; its log says how")) + b"\n\n"
+            last = b"data: " + body_of(FaultError(FAILED)) + b"\n\n"
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
@@ -266,31 +277,39 @@ class EventStream(Response):
         running, event = self._running, self._answer.event
         n = running.call.sampling.n
         async for step in running.steps():
-            pieces = []
+            pieces: list[bytes] = []
+            size = 0
             for at, deltas in step:
                 positions = running.streams[at].prompt_logprobs
-                pieces += [event(at * n + delta.index, delta, positions) for delta in deltas]
-            data = b"".join(pieces)
-            if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                for begin in range(0, len(deltas), PORTION):
+                    made = [event(at * n + delta.index, delta, positions) for delta in deltas[begin : begin + PORTION]]
+                    pieces += made
+                    size += sum(map(len, made))
+                    if size >= PIECE:  # first events may say a whole prompt again, each of them
+                        await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+                        pieces, size = [], 0
+            if size:
+                await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
         if not running.call.include_usage:
             return DONE
         return self._answer.usage_event(self._answer.usage(running.account.made, running.cached)) + DONE
 
 
 async def whole(service: Service, running: Running, answer: Answer) -> list[bytes]:
-    """The body in pieces. A choice becomes bytes when its sample ends, so that little is left to do at the last end."""
+    """The body in pieces. A choice becomes bytes when its sample ends, so that little is left to do at the last end.
+    Raises PenstockError; AnswerTooLargeError where there is no room for what is there of it."""
     n, pace = running.call.sampling.n, service.pace
     likely = 1 + (running.call.logprobs or 0)
-    choices = [b""] * running.call.choices
-    async for step in running.steps():
-        for at, deltas in step:
-            positions = running.streams[at].prompt_logprobs
-            for delta in deltas:
-                choice = at * n + delta.index
-                choices[choice] = answer.choice(choice, delta, positions)
-                await pace.spend(len(delta.token_ids) * likely)
-    return answer.body(choices, answer.usage(running.account.made, running.cached))
+    with service.wholes.hold([b""] * running.call.choices) as held:
+        async for step in running.steps():
+            for at, deltas in step:
+                positions = running.streams[at].prompt_logprobs
+                for delta in deltas:
+                    choice = at * n + delta.index
+                    held.put(choice, answer.choice(choice, delta, positions))
+                    await pace.spend(len(delta.token_ids) * likely)
+        held.check()
+        return answer.body(held.pieces, answer.usage(running.account.made, running.cached))
 
 
 async def post_completions(service: Service, request: Request) -> Response:
@@ -306,14 +325,14 @@ async def post_chat(service: Service, request: Request) -> Response:
 async def _post(
     service: Service,
     request: Request,
-    read: Callable[[bytearray], Form],
+    read: Callable[[bytearray, Limits], Form],
     call_of: Callable[[Form, EngineFacts, Tokenizer | None], Awaitable[Call]],
     answer_of: Callable[[Call, str, Spellings], Answer],
 ) -> Response:
     """A request from its body on. The queue is asked before the body is read, and again before it is tokenised."""
     key = key_of(request.scope)
     service.queue.knock(key)
-    form = read(await service.intake.read(request))
+    form = read(await service.intake.read(request), service.limits)
     deadline = service.deadline(form.timeout)
     service.check_model(form.model)
     ticket = service.queue.enter(key, *size_of(form))
@@ -346,13 +365,10 @@ async def _respond(
         return Response(status_code=CLOSED_BY_CLIENT)
     finally:
         running.cancel()
-    return Whole(pieces, answer.id)
+    return Whole(service.wholes, pieces, answer.id)
 
 
 def refuse(error: PenstockError) -> Response:
     """The answer to a request that ended in an error of ours."""
     headers = error.headers if isinstance(error, HttpError) else None
     return Response(body_of(error), status_of(error), headers, media_type=JSON)
-
-
-__all__ = ["ClientDisconnect", "Running", "Service", "post_chat", "post_completions", "refuse", "whole"]

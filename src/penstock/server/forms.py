@@ -1,7 +1,8 @@
 """OpenAI's bodies: JSON bytes to a checked form, or an error that names the field.
 
-Types and names only: ranges of sampling are SamplingParams', tokens are translate's. What a form declares is read by
-translate; fields that it doesn't declare have their fate in fields.py. It knows no engine, no text, no HTTP.
+Numbers of things, types and names only: ranges of sampling are SamplingParams', tokens are translate's. What a form
+declares is read by translate; fields that it doesn't declare have their fate in fields.py. It knows no engine, no text,
+no HTTP.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from penstock.server import fields
+from penstock.server.limits import USUAL, Limits
 from penstock.server.refusals import HttpError
+from penstock.server.values import check_values
 
 # What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -101,12 +104,14 @@ class ChatForm(Form, kw_only=True):
 FormT = TypeVar("FormT", bound=Form)
 
 
-def read_completion(body: bytes | bytearray) -> CompletionForm:
+def read_completion(body: bytes | bytearray, limits: Limits = USUAL) -> CompletionForm:
     """A completion's form. Raises HttpError."""
-    raw = fields.sift(read_object(body), CompletionForm.__struct_fields__, fields.COMPLETION)
+    raw = fields.sift(read_object(body, limits), CompletionForm.__struct_fields__, fields.COMPLETION)
     _sift_stream_options(raw)
     if "prompt" not in raw:
         raise HttpError("prompt is missing: text, a list of texts, token ids or a list of them", param="prompt")
+    if prompts_in(raw["prompt"]) > limits.max_prompts:
+        raise HttpError(f"prompt lists more than {limits.max_prompts} prompts: send several bodies", param="prompt")
     form = _convert(raw, CompletionForm)
     if form.best_of is not None and form.best_of != (1 if form.n is None else form.n):
         message = "best_of is served only where it equals n: leave it out, or choose among n on your side"
@@ -114,13 +119,19 @@ def read_completion(body: bytes | bytearray) -> CompletionForm:
     return form
 
 
-def read_chat(body: bytes | bytearray) -> ChatForm:
+def prompts_in(prompt: Any) -> int:
+    """How many prompts a body's `prompt` is. What begins with a whole number is one of token ids."""
+    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
+
+
+def read_chat(body: bytes | bytearray, limits: Limits = USUAL) -> ChatForm:
     """A chat's form. Raises HttpError."""
-    raw = fields.sift(read_object(body), ChatForm.__struct_fields__, fields.CHAT)
+    raw = fields.sift(read_object(body, limits), ChatForm.__struct_fields__, fields.CHAT)
     _sift_stream_options(raw)
     messages = raw.get("messages")
     if not isinstance(messages, list) or not messages:
         raise HttpError("messages must be a list of at least one message", param="messages")
+    _check_length(messages, limits)
     raw["messages"] = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
     form = _convert(raw, ChatForm)
     if form.top_logprobs is not None and not form.logprobs:
@@ -131,7 +142,17 @@ def read_chat(body: bytes | bytearray) -> ChatForm:
     return form
 
 
-def read_object(body: bytes | bytearray) -> Json:
+def _check_length(messages: list[Any], limits: Limits) -> None:
+    if len(messages) > limits.max_messages:
+        raise HttpError(f"there are more than {limits.max_messages} messages: send fewer", param="messages")
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    if sum(len(content) for content in contents if isinstance(content, list)) > limits.max_parts:
+        raise HttpError(f"the messages have more than {limits.max_parts} parts: join some", param="messages")
+
+
+def read_object(body: bytes | bytearray, limits: Limits = USUAL) -> Json:
+    """The body's JSON object; what it holds is counted before it is made. Raises HttpError."""
+    check_values(body, limits)
     try:
         raw = msgspec.json.decode(body)
     except msgspec.ValidationError as error:  # a number that no double and no integer of use can hold

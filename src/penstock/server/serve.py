@@ -162,7 +162,7 @@ async def serve_engine(
     metrics = Metrics(client, site.name, board)
     servers = 1 if board is None else board.servers
     service = Service(
-        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=len(site.doors.keys)
+        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.doors.keys
     )
     service.desk = None if state is None else Desk(service, state)
     if board is None or board.first:

@@ -1,7 +1,8 @@
 """Bodies to requests: the prompts' ids and the SamplingParams of a form.
 
 A call holds everything that the answer needs to know of what was asked. It knows forms, the tokenizer and the model's
-facts; it submits nothing and builds no answer. Long texts are rendered and tokenised in a thread, off the event loop.
+facts; it submits nothing and builds no answer. Long texts, and many, are rendered and tokenised in a thread, off the
+event loop; many ids are looked at in turns of it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.errors import ContextLengthError, TokenizerError
+from penstock.errors import ContextLengthError, TokenizerError, UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
-from penstock.server.forms import ChatForm, CompletionForm, Form
+from penstock.server.forms import ChatForm, CompletionForm, Form, prompts_in
 from penstock.server.refusals import HttpError
 from penstock.text.chat import render
 
@@ -29,6 +30,8 @@ MAX_STOPS = 1_024  # stop strings, and stop ids
 MAX_STOP_LENGTH = 1_024  # characters
 MAX_SALT_LENGTH = 1_024  # characters
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
+A_TEXT = 64  # characters that a text or a message costs as much as, however short it is
+TURN = 32_768  # token ids that are looked at in one turn of the loop; about 3 ms
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
 _SAMPLING = [knob.name for knob in fields(SamplingParams) if knob.name in set(Form.__struct_fields__) - {"logit_bias"}]
@@ -80,13 +83,16 @@ def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
     or tokenised. Four characters are a token, about, in any language that has words."""
     n = form.n if form.n is not None and 1 <= form.n <= MAX_SAMPLES else 1
     if isinstance(form, ChatForm):
-        return n, 1 + sum(len(message.text) for message in form.messages) // 4
+        return n, sum(1 + len(message.text) // 4 for message in form.messages)
     prompt = form.prompt
     if isinstance(prompt, str):
         return n, 1 + len(prompt) // 4
-    several = bool(prompt) and not isinstance(prompt[0], int)
-    sizes = [len(part) // (4 if isinstance(part, str) else 1) for part in prompt if isinstance(part, str | list)]
-    return min(n * len(prompt), MAX_CHOICES) if several else n, 1 + (sum(sizes) if several else len(prompt))
+    if not prompt or type(prompt[0]) is int:
+        return n, 1 + len(prompt)
+    sizes = [
+        1 + len(part) // 4 if isinstance(part, str) else len(part) for part in prompt if isinstance(part, str | list)
+    ]
+    return min(n * len(prompt), MAX_CHOICES), 1 + sum(sizes)
 
 
 async def completion_call(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> Call:
@@ -95,6 +101,9 @@ async def completion_call(form: CompletionForm, facts: EngineFacts, tokenizer: T
     if form.echo and tokenizer is None:
         raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
     given = _completion_sampling(form, facts, detokenize=tokenizer is not None)
+    if prompts_in(form.prompt) * given.n > MAX_CHOICES:
+        message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
+        raise HttpError(message, param="n")
     prompts = await _completion_prompts(form, facts, tokenizer)
     call = _call(form, given, prompts, facts)
     call.echo, call.only_prompt = form.echo, only_prompt
@@ -112,8 +121,8 @@ async def chat_call(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | N
         text = _render(tokenizer, messages, form)
         return tokenizer.encode(text, add_special_tokens=bool(form.add_special_tokens))
 
-    size = sum(len(message["content"]) for message in messages)
-    ids = await _off_loop(prompt_ids, long=size > LONG_TEXT or form.chat_template_kwargs is not None)
+    long = _long([message["content"] for message in messages]) or form.chat_template_kwargs is not None
+    ids = await _off_loop(prompt_ids, long=long)
     if not ids:
         raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
     return _call(form, given, [_cut(Prompt(ids), form)], facts)
@@ -163,7 +172,10 @@ def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> Samplin
         knobs["top_k"] = 0
     for token in knobs.get("stop_token_ids") or ():
         _check_id(token, facts.vocab_size, "stop_token_ids")
-    return SamplingParams(**knobs)
+    try:
+        return SamplingParams(**knobs)
+    except UsageError as error:
+        raise HttpError(error.rule, param=error.param) from error
 
 
 def _check_sizes(form: Form, vocab_size: int) -> None:
@@ -179,20 +191,12 @@ def _check_sizes(form: Form, vocab_size: int) -> None:
 
 
 def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[Prompt], facts: EngineFacts) -> Call:
-    if len(prompts) * sampling.n > MAX_CHOICES:
-        message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
-        raise HttpError(message, param="n")
     if form.stream and form.prompt_logprobs is not None:
         raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
     if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
         raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
     for prompt in prompts:
-        if len(prompt.ids) >= facts.max_model_len:
-            raise ContextLengthError(
-                f"a prompt has {len(prompt.ids)} tokens and the context {facts.max_model_len}, with room for one at "
-                "least to be made: shorten it, or cut it with truncate_prompt_tokens",
-                param="prompt" if isinstance(form, CompletionForm) else "messages",
-            )
+        _check_length(len(prompt.ids), form, facts)
     return Call(
         prompts=prompts,
         sampling=sampling,
@@ -207,19 +211,28 @@ def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: li
     )
 
 
+def _check_length(size: int, form: Form, facts: EngineFacts) -> None:
+    if size >= facts.max_model_len:
+        raise ContextLengthError(
+            f"a prompt has {size} tokens and the context {facts.max_model_len}, with room for one at least to be made: "
+            "shorten it, or cut it with truncate_prompt_tokens",
+            param="prompt" if isinstance(form, CompletionForm) else "messages",
+        )
+
+
 async def _completion_prompts(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> list[Prompt]:
     prompt = form.prompt
     if isinstance(prompt, str):
         return await _text_prompts([prompt], form, tokenizer)
     if not prompt:
         raise HttpError("prompt is an empty list: give at least one prompt", param="prompt")
+    if type(prompt[0]) is int:
+        return await _id_prompts([prompt], form, facts)
     kinds = set(map(type, prompt))
     if kinds == {str}:
         return await _text_prompts(prompt, form, tokenizer)
-    if kinds == {int}:
-        return [_cut(_id_prompt(prompt, facts), form)]
     if kinds == {list}:
-        return [_cut(_id_prompt(ids, facts), form) for ids in prompt]
+        return await _id_prompts(prompt, form, facts)
     raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
 
 
@@ -231,10 +244,25 @@ async def _text_prompts(texts: list[str], form: CompletionForm, tokenizer: Token
     def encode() -> list[list[int]]:
         return tokenizer.encode_batch(texts, add_special_tokens=special)
 
-    batch = await _off_loop(encode, long=sum(map(len, texts)) > LONG_TEXT)
+    batch = await _off_loop(encode, long=_long(texts))
     if not all(batch):
         raise HttpError("a prompt is empty: give it at least one token", param="prompt")
     return [_cut(Prompt(ids, text), form) for ids, text in zip(batch, texts, strict=True)]
+
+
+async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, facts: EngineFacts) -> list[Prompt]:
+    """Of what is too long, and of what is cut off, no id is looked at."""
+    keep = _kept(form)
+    for ids in prompts:
+        _check_length(len(ids) if keep is None else min(len(ids), keep), form, facts)
+    found, looked = [], 0
+    for ids in prompts:
+        found.append(_id_prompt(ids if keep is None else ids[-keep:], facts))
+        looked += len(found[-1].ids)
+        if looked > TURN:
+            await asyncio.sleep(0)
+            looked = 0
+    return found
 
 
 def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> Prompt:
@@ -247,13 +275,17 @@ def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> Prompt:
     return Prompt(list(ids))
 
 
-def _cut(prompt: Prompt, form: Form) -> Prompt:
+def _kept(form: Form) -> int | None:
+    """How many tokens of a prompt are kept at most, the last ones; None: all."""
     keep = form.truncate_prompt_tokens
-    if keep is None:
-        return prompt
-    if keep < 1:
+    if keep is not None and keep < 1:
         raise HttpError("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
-    return prompt if len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
+    return keep
+
+
+def _cut(prompt: Prompt, form: Form) -> Prompt:
+    keep = _kept(form)
+    return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
 
 
 def _check_id(token: int, vocab_size: int, param: str) -> None:
@@ -299,6 +331,13 @@ def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], form: ChatForm
         )
     except TokenizerError as error:  # no template in this model: asking it to chat is the fault
         raise HttpError(str(error), param="messages") from error
+    except UsageError as error:
+        raise HttpError(error.rule, param=error.param) from error
+
+
+def _long(texts: Sequence[str]) -> bool:
+    """Whether it takes longer to tokenise these than others' streams can wait."""
+    return sum(map(len, texts)) + A_TEXT * len(texts) > LONG_TEXT
 
 
 async def _off_loop(work: Callable[[], Result], *, long: bool) -> Result:

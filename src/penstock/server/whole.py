@@ -1,14 +1,19 @@
-"""Bodies in one go, which may be tens of megabytes: how they are paced while written, and handed to the connection.
+"""Bodies in one go, which may be tens of megabytes: how they are paced while written, held, and handed to the
+connection.
 
-Both let the loop turn, since every other client's stream is on it. It knows bytes; no calls, no engine.
+Writing and handing on let the loop turn, since every other client's stream is on it. What is held is counted, and has a
+bound. It knows bytes; no calls, no engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+from types import TracebackType
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from penstock.server.refusals import HttpError
 
 JSON = "application/json"
 TURN = 8_192  # tokens, and likely ones, that are written in one turn of the loop; 2 to 4 ms
@@ -32,21 +37,103 @@ class Pace:
             self._left = TURN
 
 
-class Whole(Response):
-    """A body that is there in pieces, handed on as the connection takes them."""
+class AnswerTooLargeError(HttpError):
+    """A whole answer that there is no room for: of all that are held it was the largest."""
 
-    def __init__(self, pieces: list[bytes], request_id: str) -> None:
+    status, code = 400, "answer_too_large"
+
+    def __init__(self) -> None:
+        what = "this answer takes more bytes than the server holds"
+        super().__init__(f"{what}: stream it, or ask for fewer samples, tokens or logprobs")
+
+
+class Held:
+    """The pieces of one body. Its bytes are counted from `put` to `take`, or to the end of its `with`."""
+
+    def __init__(self, wholes: Wholes, pieces: list[bytes]) -> None:
+        self._wholes, self.pieces = wholes, pieces
+        self.bytes = 0
+        self.given_up = False
+        self._taken = 0  # pieces
+
+    def __enter__(self) -> Held:
+        self._wholes.add(self, sum(map(len, self.pieces)))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._wholes.remove(self)
+
+    def put(self, at: int, piece: bytes) -> None:
+        """Raises AnswerTooLargeError, also where it was given up since the last time."""
+        self.check()
+        self.pieces[at] = piece
+        self._wholes.add(self, len(piece))
+        self.check()
+
+    def check(self) -> None:
+        """Raises AnswerTooLargeError where it was given up."""
+        if self.given_up:
+            raise AnswerTooLargeError
+
+    def take(self) -> tuple[bytes, bool]:
+        """The next PIECE of it, about, and whether there is more."""
+        begin, size = self._taken, 0
+        while self._taken < len(self.pieces) and size < PIECE:
+            size += len(self.pieces[self._taken])
+            self._taken += 1
+        data = b"".join(self.pieces[begin : self._taken])
+        self.pieces[begin : self._taken] = [b""] * (self._taken - begin)
+        self._wholes.add(self, -size)
+        return data, self._taken < len(self.pieces)
+
+    def give_up(self) -> None:
+        """Lets its bytes go, whoever still waits for them."""
+        self.given_up = True
+        self.pieces.clear()
+        self._wholes.remove(self)
+
+
+class Wholes:
+    """All whole bodies of this process: being written, or on their way. Past `most` bytes the largest is given up, so
+    that one that asks for too much, or reads too slowly, costs itself and not the others."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.bytes = 0
+        self._held: set[Held] = set()
+
+    def hold(self, pieces: list[bytes]) -> Held:
+        """For a `with`; the list is the holder's from here on."""
+        return Held(self, pieces)
+
+    def add(self, held: Held, size: int) -> None:
+        self._held.add(held)
+        held.bytes += size
+        self.bytes += size
+        while self.bytes > self.most:
+            max(self._held, key=lambda each: each.bytes).give_up()
+
+    def remove(self, held: Held) -> None:
+        """Idempotent."""
+        self.bytes -= held.bytes
+        held.bytes = 0
+        self._held.discard(held)
+
+
+class Whole(Response):
+    """A body that is there in pieces, handed on as the connection takes them. One that is given up meanwhile stays
+    without its end, and the connection is closed: its length was said."""
+
+    def __init__(self, wholes: Wholes, pieces: list[bytes], request_id: str) -> None:
         size = sum(map(len, pieces))
         super().__init__(media_type=JSON, headers={"content-length": str(size), "x-request-id": request_id})
-        self._pieces = pieces
+        self._wholes, self._pieces = wholes, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        begin = size = 0
-        for place, piece in enumerate(self._pieces):
-            size += len(piece)
-            if size >= PIECE:
-                data = b"".join(self._pieces[begin : place + 1])
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                begin, size = place + 1, 0
-        await send({"type": "http.response.body", "body": b"".join(self._pieces[begin:]), "more_body": False})
+        with self._wholes.hold(self._pieces) as held:
+            held.check()
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            more = True
+            while more and not held.given_up:
+                data, more = held.take()
+                await send({"type": "http.response.body", "body": data, "more_body": more})

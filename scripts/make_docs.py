@@ -19,6 +19,11 @@ from penstock.config import Config
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"
+ENDINGS = """\
+`penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended ends with one
+line and exit code 2 (1 where another program or a server is at fault), Ctrl-C with 130, SIGTERM of a job that goes on
+where it was with 143. [Engine options](config.md) are told there.
+"""
 
 
 def main() -> int:
@@ -43,13 +48,9 @@ def main() -> int:
 def cli_page() -> str:
     """A section a command: its line, what it does, its arguments and options."""
     root: Any = get_command(app)
-    engine = set(Config().places())
+    helps = {knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)}
     parts = [f"# The command line\n\n{NOTE}\n{root.help}\n"]
-    parts.append(
-        "`penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended"
-    )
-    parts.append("ends with one line and exit code 2, Ctrl-C with 130, SIGTERM of a job that goes on where it was")
-    parts.append("with 143. [Engine options](config.md) are told there.\n")
+    parts.append(ENDINGS)
     for name, command in _commands(root):
         inner = getattr(command, "commands", None)
         if inner is not None:
@@ -58,7 +59,7 @@ def cli_page() -> str:
             continue
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-        own = [p for p in options if p.name not in engine or (name == "monkeys" and p.name == "seed")]
+        own = [p for p in options if p.help != helps.get(p.name)]  # a knob's name alone makes none an engine option
         shared = [p for p in options if p not in own]
         line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
         parts.append(f"## `penstock {name}`\n\n```\n{line}\n```\n\n{_one_line(command.help)}\n")
@@ -82,12 +83,17 @@ def _table(rows: list[tuple[str, Any]]) -> str:
     lines = ["| | default | |", "| --- | --- | --- |"]
     for name, parameter in rows:
         shown = name if name.startswith("`") else f"`{name}`"
-        lines.append(f"| {shown} | {_default(parameter)} | {_one_line(parameter.help or '')} |")
+        lines.append(f"| {shown} | {_default(parameter)} | {_help(parameter)} |")
     return "\n".join(lines) + "\n"
 
 
+def _help(parameter: Any) -> str:
+    told = _one_line(parameter.help or "")
+    return f"{told} `{parameter.envvar}` in the environment says it too." if parameter.envvar else told
+
+
 def _metavar(argument: Any) -> str:
-    name = argument.metavar or argument.name.upper()
+    name = (argument.metavar or argument.name.upper()).strip("[]")
     return name if argument.required else f"[{name}]"
 
 
@@ -98,7 +104,7 @@ def _names(option: Any) -> str:
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
-    return "" if parameter.default is None else f"`{parameter.default}`"
+    return "" if parameter.default in (None, "") else f"`{parameter.default}`"
 
 
 def config_page() -> str:

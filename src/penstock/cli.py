@@ -31,7 +31,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-bench_app = typer.Typer(help="Measure: speed on this machine.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(
+    help="Measure: any server's speed, or this machine's.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(bench_app, name="bench")
 bench_app.command("run")(bench_run)
 bench_app.command("compare")(bench_compare)
@@ -202,7 +204,8 @@ def serve(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Without keys: a Host, or a page's host, to answer, beside addresses; * is any. May be given again."
+            help="A Host, or a page's host, to answer, beside addresses; * is any. May be given again. "
+            "Where there are keys, neither is asked until one is given."
         ),
     ] = None,
     api_server_count: Annotated[

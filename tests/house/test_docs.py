@@ -51,15 +51,34 @@ def test_decisions_are_listed() -> None:
 
 
 def test_every_command_and_option_is_documented() -> None:
-    opening, *parts = re.split(r"^## ", (DOCS / "cli.md").read_text(), flags=re.M)
-    sections = {part.split("\n", 1)[0].strip("`"): part for part in parts} | {"penstock": opening}
     missing = []
     for name, command in commands().items():
-        section = sections.get(name, "")
+        section = sections().get(name, "")
         flags = [flag for option in command.params for flag in option.opts if flag.startswith("--")]
         missing += [f"{name} {flag}" for flag in flags if not re.search(f"[` ]{flag}`", section)]
         missing += [name] if not section else []
     assert missing == []
+
+
+def test_an_option_has_its_words_on_the_page() -> None:
+    """An engine option's are on config.md; one that only shares a knob's name has its own, as `bench run --model`."""
+    helps = {knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)}
+    missing, seen = [], 0
+    for name, command in commands().items():
+        for option in command.params:
+            if option.name in ("help", "version") or option.help == helps.get(option.name):
+                continue
+            seen += 1
+            said = " ".join((option.help or "").split()).replace("|", "\\|")
+            words = [said, *([f"`{option.envvar}`"] if getattr(option, "envvar", None) else [])]
+            missing += [f"{name} {option.name}: {word}" for word in words if word not in sections()[name]]
+    assert missing == [] and seen > 50
+
+
+def sections() -> dict[str, str]:
+    """The command line's page, a part a command."""
+    opening, *parts = re.split(r"^## ", (DOCS / "cli.md").read_text(), flags=re.M)
+    return {part.split("\n", 1)[0].strip("`"): part for part in parts} | {"penstock": opening}
 
 
 def commands() -> dict[str, Any]:

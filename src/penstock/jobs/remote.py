@@ -30,8 +30,8 @@ class RemoteError(PenstockError):
 
     exit_code = 1
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 0) -> None:
-        super().__init__(message, param=param)
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        super().__init__(message)
         self.status = status
 
 

@@ -9,12 +9,15 @@ Names are made by the server and checked here again: nothing that a client sends
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection
+import sys
+import threading
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,8 +69,16 @@ class Shelf:
         sync_folder(self.files)
         return target.stat().st_size
 
+    def lend(self, source: Path, file_id: str) -> int:
+        """As adopt, of a file that is left its own name too. Raises OSError."""
+        target = self.path(file_id)
+        os.link(source, target)
+        sync_folder(self.files)
+        return target.stat().st_size
+
     def remove(self, file_id: str) -> None:
-        self.path(file_id).unlink(missing_ok=True)
+        """Takes a content away; what stays by a fault goes at the next start."""
+        _take_away(self.path(file_id))
 
     def batch_folder(self, batch_id: str) -> Path:
         """Where a batch writes; it is made where it isn't. Raises OSError."""
@@ -93,46 +104,75 @@ class Shelf:
 
 
 class Draft:
-    """A file's content on its way to the disk. Left without `keep`, it goes."""
+    """A file's content on its way to the disk. Left without `keep`, it goes.
+
+    Its calls block, so threads make them; one at a time, since a request may end while a thread still writes for it.
+    """
 
     def __init__(self, target: Path) -> None:
         self._target, self._part = target, target.with_name(target.name + ".part")
         self.size = 0
-        try:
+        self._turn = threading.Lock()
+        with _told():
             self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115 - closed by keep or drop
-        except OSError as error:
-            raise storage_error(error) from error
 
     def write(self, data: bytes) -> None:
         """Raises StorageError."""
         view = memoryview(data)
-        try:
+        with self._turn, _told():
             while view:
                 view = view[self._file.write(view) :]
-        except OSError as error:
-            raise storage_error(error) from error
         self.size += len(data)
 
+    def sync(self) -> None:
+        """What takes long of `keep`, where that is called in a thread that others wait for. Raises StorageError."""
+        with self._turn, _told():
+            os.fsync(self._file.fileno())
+
     def keep(self) -> None:
-        """Synced, named, and the name synced. Raises StorageError."""
-        try:
+        """Synced, named, and the name synced; or nothing of it is there. Raises StorageError."""
+        with self._turn, _told():
             os.fsync(self._file.fileno())
             self._file.close()
             os.rename(self._part, self._target)
-            sync_folder(self._target.parent)
-        except OSError as error:
-            raise storage_error(error) from error
+            try:
+                sync_folder(self._target.parent)
+            except BaseException:
+                _take_away(self._target)
+                raise
 
     def drop(self) -> None:
         """Takes away what was written, unless it was kept."""
-        self._file.close()
-        self._part.unlink(missing_ok=True)
+        with self._turn:
+            with contextlib.suppress(OSError):  # what could not be written is not wanted any more
+                self._file.close()
+            _take_away(self._part)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Raises StorageError for what the disk raises."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error) from error
+
+
+def _take_away(path: Path) -> None:
+    """Removes a file that nobody knows any more. Where the disk fails it stays until the next start's sweep."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        print(f"penstock: {path.name} stays in the state folder until the next start ({why})", file=sys.stderr)
 
 
 def storage_error(error: OSError) -> PenstockError:
     """What a client hears of a disk's fault: no path of ours is in it."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError("the server's disk is full: delete files there, or try again when there is room")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StorageError("the server has as many files open as it may: try again, with less at once")
     return StorageError("the server's disk failed at this: try again, and tell whoever runs it")
 
 

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from server_fake import FakeEngine
@@ -16,6 +17,7 @@ from penstock.engine.open import limit_of, open_engine
 from penstock.execute.rated import DATA_SHEETS, Rated, rated
 from penstock.jobs.shapes_model import SHAPES
 from penstock.models.model_config import model_config_of
+from penstock.request import Request, SamplingParams
 from penstock.server.metrics import Metrics
 
 CUDA = torch.device("cuda", 0)
@@ -50,6 +52,24 @@ def test_a_window_or_an_unknown_device_leaves_it_out() -> None:
     assert limit_of(runner) is not None  # type: ignore[arg-type]
     assert limit_of(SimpleNamespace(**vars(runner) | {"uses_window": True})) is None  # type: ignore[arg-type]
     assert limit_of(SimpleNamespace(**vars(runner) | {"rated": None})) is None  # type: ignore[arg-type]
+
+
+def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU that is known: the runner says what it is rated at, and the plans are a real scheduler's."""
+    monkeypatch.setattr("penstock.execute.runner.rated", lambda device, dtype: Rated(item=2, copy=1e12, flops=1e14))
+    monkeypatch.setattr("penstock.engine.hardware.EVERY", 0.02)
+    engine, _ = open_engine(Config.of(model="demo", device="cpu", max_num_seqs=8, kv_cache_tokens=4096))
+    try:
+        prompt = (np.arange(40, dtype=np.int32) + 1).tobytes()
+        params = SamplingParams(n=4, max_tokens=32, ignore_eos=True, seed=1)
+        assert engine.submit(Request(request_id=1, prompt=prompt, sampling=params)) is None
+        seen = []
+        while engine.has_work:
+            engine.step()
+            seen.append(engine.stats()["hardware_limit"])
+        assert 0 < max(seen) < 1 and seen[-1] == 0
+    finally:
+        engine.runner.close()
 
 
 def test_on_a_cpu_there_is_no_gauge() -> None:

@@ -100,6 +100,19 @@ def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: boo
             keeper.let_in(headers)
 
 
+def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
+    keeper, host = Doorkeeper(Doors()), (b"host", b"localhost:8000")
+    assert keeper.let_in([host]) is None
+    with pytest.raises(BadHostError, match="Host header"):
+        keeper.let_in([host, host])
+    for strange in (b"", b".", b"[", b"[]", b":8000"):
+        with pytest.raises(BadHostError, match="Host header"):
+            keeper.let_in([(b"host", strange)])
+        for headers in ([host], []):
+            with pytest.raises(BadHostError, match="pages of other"):
+                keeper.let_in([*headers, (b"origin", b"http://" + strange)])
+
+
 def test_a_form_on_a_strangers_address_computes_nothing(tmp_path: Path) -> None:
     """What a page can send without asking first: a text body."""
     body = b'{"prompt": "a", "max_tokens": 1}'

@@ -10,12 +10,12 @@ import pytest
 from fake_device import FakeDevice
 
 from penstock.engine.engine import Engine
-from penstock.engine.hardware import LimitGauge, ModelSizes, Steps, limit_seconds
+from penstock.engine.hardware import AT_ONCE, LimitGauge, ModelSizes, Steps, limit_seconds
 from penstock.execute.rated import DATA_SHEETS, Rated
 from penstock.request import Request, SamplingParams
 from penstock.schedule.limits import Limits
 from penstock.schedule.scheduler import Scheduler
-from penstock.schedule.step import StepPlan, StepTokens
+from penstock.schedule.step import Chunks, StepPlan, StepTokens
 
 MODEL = ModelSizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
 MEMORY = Rated(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
@@ -170,6 +170,7 @@ def test_many_steps_a_second_are_taken_in_part_by_part() -> None:
     for number in range(6):
         ask(made, number, prompt=9, n=1, tokens=500)  # 0.4 s
         values |= {round(value, 6) for value in run(made, clock)}
+        assert len(fast._steps) < AT_ONCE
     assert values == {0.0, 0.5} and made.completed > 2500
 
 
@@ -206,6 +207,19 @@ def test_steps_that_an_h200_was_measured_at_stay_below_its_data_sheet(
     steps.note(plan)
     least = limit_seconds(steps.columns(), model, Rated(item=2, copy=copy, flops=flops))
     assert 1e3 * least / ms == pytest.approx(share, abs=0.01)
+
+
+def test_a_chunks_tokens_each_see_what_is_before_them_and_themselves() -> None:
+    plan, none = _plan(0), np.zeros(0, np.int32)
+    plan.chunks = Chunks(
+        tokens=np.zeros(7, np.int32), start=np.array([0, 3, 7], np.int32), context=np.array([0, 16], np.int32),
+        blocks=none.reshape(2, 0), prompt_logprobs=none, next_token=none,
+    )  # fmt: skip
+    steps = Steps()
+    steps.note(plan)
+    seen = steps.columns()
+    assert (seen["chunk"], seen["chunk_context"]) == ([7], [3 + 20])
+    assert seen["chunk_pairs"] == [1 + 2 + 3 + 17 + 18 + 19 + 20]
 
 
 def test_steps_are_forgotten_from_the_front() -> None:

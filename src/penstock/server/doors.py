@@ -109,7 +109,7 @@ class Doorkeeper:
             )
         for origin in _values(headers, b"origin"):
             page = _host_of(origin.partition(b"://")[2])
-            if not page or (page not in hosts and page not in self._hosts and not _is_own(page)):
+            if page not in hosts and page not in self._hosts and not _is_own(page):
                 raise BadHostError("pages of other sites may not ask this server: allow their host with --allowed-host")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench.calibrate import machine_key
 from penstock.bench.cores import away_from, clients_at_once, cores_here, count_here, server_share
 from penstock.bench.machine import this_machine
 from penstock.bench.serving import Server, free_port
@@ -50,8 +51,10 @@ def test_cores_that_this_process_may_not_use_count_nowhere(monkeypatch: pytest.M
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 9}, raising=False)
     assert count_here() == 3 and this_machine().cores == 3
+    of_three = machine_key()
     monkeypatch.delattr(os, "sched_getaffinity")
     assert count_here() == 16  # macOS
+    assert machine_key() != of_three, "a client's ceiling is of the cores that it had"
 
 
 @several

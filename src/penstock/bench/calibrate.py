@@ -184,8 +184,8 @@ def _requests(processes: int, seconds: float) -> tuple[int, Seen]:
 
 
 def machine_key() -> str:
-    """Of this machine's name, CPU and cores: a word for a file's name."""
-    told = f"{platform.node()}/{processor()}/{os.cpu_count()}"
+    """Of this machine's name, CPU and the cores that we may use: a word for a file's name."""
+    told = f"{platform.node()}/{processor()}/{count_here()}"
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

@@ -145,6 +145,24 @@ def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
                 named.let_in([key, (b"host", b"api.example.com"), (b"origin", b"https://" + host)])
 
 
+@pytest.mark.parametrize(
+    ("keyed", "hosts", "asked"),
+    [(False, (), True), (False, ("*",), False), (True, (), False), (True, ("api.example",), True)],
+)
+def test_the_description_has_403_where_a_host_is_asked(
+    tmp_path: Path, keyed: bool, hosts: tuple[str, ...], asked: bool
+) -> None:
+    doors = Doors(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts)
+    header = bearer("k") if keyed else {}
+    with running_server(make_tokenizer(tmp_path), doors=doors) as server, httpx.Client(base_url=server.url) as http:
+        paths = http.get("/openapi.json", headers=header).json()["paths"]
+        for path in ("/v1/models", "/metrics", "/version", "/health"):
+            status = http.get(path, headers={**header, "host": "evil.example"}).status_code
+            told = paths[path]["get"]["responses"]
+            assert (status == 403) == ("403" in told) == (asked and path != "/health"), path
+            assert ("401" in told) == (keyed and path != "/health")
+
+
 def test_a_public_address_wants_a_key() -> None:
     open_doors, keyed = Doors(), Doors(keys=gather_keys(["k"], None, {}))
     for host in ("0.0.0.0", "::", "", "203.0.113.7"):

@@ -34,7 +34,7 @@ def build_app(service: Service, doors: Doors | None = None, access_log: IO[bytes
     add_batch_routes(app, service)
     _add_health_routes(app, service)
     _add_error_shapes(app)
-    _add_description(app, service, keyed=bool(doors and doors.keys))
+    _add_description(app, service, doors or Doors())
     app.add_middleware(Gate, doors=doors or Doors())
     if access_log is not None:
         app.add_middleware(AccessLog, file=access_log)
@@ -140,14 +140,14 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
 
 
-def _add_description(app: FastAPI, service: Service, *, keyed: bool) -> None:
+def _add_description(app: FastAPI, service: Service, doors: Doors) -> None:
     plain, facts = app.openapi, service.client.facts
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             described = plain()
             describe(
-                described, model=service.model, longest=facts.max_model_len, vocabulary=facts.vocab_size, keyed=keyed
+                described, model=service.model, longest=facts.max_model_len, vocabulary=facts.vocab_size, doors=doors
             )
         return plain()
 

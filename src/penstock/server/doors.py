@@ -44,6 +44,11 @@ class Doors:
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
 
+    @property
+    def asks_host(self) -> bool:
+        """Whether Host and Origin are looked at."""
+        return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
+
 
 def check_public(host: str, doors: Doors, *, allow_no_key: bool) -> None:
     """Refuses a server that others can reach and that asks for no key. Raises UsageError."""
@@ -84,7 +89,7 @@ class Doorkeeper:
     def __init__(self, doors: Doors) -> None:
         self._ring = KeyRing(doors.keys)
         self._hosts = frozenset((*_OWN_NAMES, *doors.hosts))
-        self._asks_host = ANY_HOST not in doors.hosts and (not doors.keys or bool(doors.hosts))
+        self._asks_host = doors.asks_host
 
     def let_in(self, headers: Headers) -> Key | None:
         """Its key; None where the server has none. Raises BadKeyError, BadHostError."""

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.server import batches, files
-from penstock.server.doors import OPEN_PATHS, PROBES
+from penstock.server.doors import OPEN_PATHS, PROBES, Doors
 from penstock.server.openapi_schemas import ANSWERS, BATCH, UPLOAD, Json, ref, request_schemas
 from penstock.server.whole import JSON
 
@@ -102,22 +102,22 @@ LINKS: dict[str, dict[str, Json]] = {
 }
 
 
-def describe(document: Json, *, model: str, longest: int, vocabulary: int, keyed: bool) -> None:
-    """Completes FastAPI's document in place, for a model of this name, context and vocabulary; keyed: by a server that
-    asks for API keys. Every operation must be in the table."""
+def describe(document: Json, *, model: str, longest: int, vocabulary: int, doors: Doors) -> None:
+    """Completes FastAPI's document in place, for a model of this name, context and vocabulary, behind these doors.
+    Every operation must be in the table."""
     components = document.setdefault("components", {})
     components["schemas"] = request_schemas(model, longest, vocabulary) | ANSWERS
-    if keyed:
+    if doors.keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             told = OPERATIONS[f"{method.upper()} {path}"]
-            operation["responses"] = _responses(told, path, keyed)
+            operation["responses"] = _responses(told, path, doors)
             if told.body is not None:
                 operation["requestBody"] = {"required": True, "content": told.body}
             if told.query:
                 operation["parameters"] = [*operation.get("parameters", ()), *told.query]
-            if keyed and path not in OPEN_PATHS:
+            if doors.keys and path not in OPEN_PATHS:
                 operation["security"] = [{"key": []}]
     for source, links in LINKS.items():
         good = _operation(document, source)["responses"]["200"]
@@ -131,10 +131,10 @@ def _operation(document: Json, name: str) -> Json:
     return found
 
 
-def _responses(told: Told, path: str, keyed: bool) -> Json:
+def _responses(told: Told, path: str, doors: Doors) -> Json:
     good = {"description": _STATUSES[200], "content": _content(told.answers)}
     found: Json = {"200": good}
-    for status in sorted({*_ANYWHERE, *told.statuses, *_at_the_door(path, keyed)}):
+    for status in sorted({*_ANYWHERE, *told.statuses, *_at_the_door(path, doors)}):
         found[str(status)] = {"description": _STATUSES[status], "content": _json(ref("Error"))}
     if told.again:
         found["503"] = {**good, "description": _STATUSES[503]}
@@ -143,9 +143,11 @@ def _responses(told: Told, path: str, keyed: bool) -> Json:
     return found
 
 
-def _at_the_door(path: str, keyed: bool) -> tuple[int, ...]:
+def _at_the_door(path: str, doors: Doors) -> tuple[int, ...]:
     crowded = () if path.startswith(PROBES) else (429,)
-    return crowded if path in OPEN_PATHS else (401 if keyed else 403, *crowded)
+    if path in OPEN_PATHS:
+        return crowded
+    return (*((401,) if doors.keys else ()), *((403,) if doors.asks_host else ()), *crowded)
 
 
 def _content(answers: tuple[str, ...]) -> Json:

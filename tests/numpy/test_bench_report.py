@@ -98,6 +98,21 @@ def test_the_table_has_a_line_a_point_and_tells_failures() -> None:
     assert sum("first token within" in line for line in lines) == len(found.method.goals)
 
 
+def test_a_rate_that_a_time_limit_cut_off_is_told_as_at_least() -> None:
+    made = record(0)
+    point = next(each for each in made.points if each.kind == "saturation")
+    assert point.figures.request_rate is not None and point.figures.output_rate is not None
+    cut = point.figures.model_copy(update={
+        "request_rate": Interval(value=0.714, low=0.667, high=None),
+        "output_rate": Interval(value=1234.0, low=1200.0, high=None),
+    })  # fmt: skip
+    told = made.model_copy(update={"points": [point.model_copy(update={"figures": cut})]})
+    out = io.StringIO()
+    print_table(told, out)
+    assert "≥ 0.71 (from 0.67)" in out.getvalue() and "≥ 1,234 (from 1,200)" in out.getvalue()
+    assert "≥ 0.71 (from 0.67)" in render(told)
+
+
 def test_crossings_are_the_highest_that_meets_below_the_lowest_that_fails() -> None:
     found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 3)
     for crossing in crossings(found):

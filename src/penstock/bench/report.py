@@ -101,8 +101,8 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
     goals = [goal_of(point, seconds) for seconds in record.method.goals]
     return [
         point.name,
-        interval(figures.request_rate, 1, 2),
-        interval(figures.output_rate, 1, 0),
+        rate(figures.request_rate, 2),
+        rate(figures.output_rate, 0),
         f"{_middle(figures.first_token, 'p50', 1e3, 0)}, {_middle(figures.first_token, 'p95', 1e3, 0)}",
         _middle(figures.per_token, "p50", 1e3, 2),
         _middle(figures.end_to_end, "p50", 1, 2),
@@ -127,6 +127,13 @@ def interval(value: Interval | None, times: float, digits: int) -> str:
     if value.low is None or value.high is None:
         return f"{times * value.value:,.{digits}f}"
     return f"{times * value.value:,.{digits}f} [{times * value.low:,.{digits}f}, {times * value.high:,.{digits}f}]"
+
+
+def rate(value: Interval | None, digits: int) -> str:
+    """≥ where everything at once was cut off before its end: no upper end is known."""
+    if value is None or value.low is None or value.high is not None:
+        return interval(value, 1, digits)
+    return f"≥ {value.value:,.{digits}f} (from {value.low:,.{digits}f})"
 
 
 def _middle(spread: Spread | None, name: str, times: float, digits: int) -> str:
@@ -193,9 +200,9 @@ def _row(point: Point, goals: Sequence[float]) -> dict[str, object]:
     met = [goal_of(point, seconds) for seconds in goals]
     return {
         "name": point.name,
-        "requests": interval(figures.request_rate, 1, 2),
-        "output": interval(figures.output_rate, 1, 0),
-        "total": interval(figures.total_rate, 1, 0),
+        "requests": rate(figures.request_rate, 2),
+        "output": rate(figures.output_rate, 0),
+        "total": rate(figures.total_rate, 0),
         "goals": [f"{_met(goal)}, {goal.goodput:,.2f}/s" if goal else "-" for goal in met],
         "counts": f"{point.complete:,} of {point.requests:,}",
         "outcomes": ", ".join(f"{count:,} {name}" for name, count in point.outcomes.items()),

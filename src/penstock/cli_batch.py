@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -50,13 +49,10 @@ def watch_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
     The exit code is 0 for one that is completed. A server may end and start again meanwhile."""
 
     def call() -> None:
-        from penstock.jobs.batch import troubles_of, watch
+        from penstock.jobs.batch import watch
         from penstock.jobs.remote import Remote
 
-        batch = watch(Remote(url, api_key), batch_id)
-        for trouble in troubles_of(batch):
-            print(f"penstock: {trouble}", file=sys.stderr)
-        if batch.get("status") != "completed":
+        if watch(Remote(url, api_key), batch_id).get("status") != "completed":
             raise typer.Exit(1)
 
     with_one_line(call)

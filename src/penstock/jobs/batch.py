@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
 from penstock.errors import UsageError
+from penstock.jobs.progress import duration
 from penstock.jobs.remote import Json, NoAnswerError, Remote, RemoteError
 
 OVER = ("completed", "failed", "cancelled", "expired")
@@ -48,15 +49,11 @@ def _endpoint_of(path: Path) -> str:
     return url
 
 
-def watch(
-    remote: Remote,
-    batch_id: str,
-    out: TextIO | None = None,
-    every: float = LOOK_EVERY,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Json:
-    """Says how far a batch is until it is over, and gives it then. Raises RemoteError for what no waiting mends."""
+def watch(remote: Remote, batch_id: str, out: TextIO | None = None, every: float = LOOK_EVERY) -> Json:
+    """Says how far a batch is until it is over, and gives it then; bad lines as soon as they are known. Raises
+    RemoteError for what no waiting mends."""
     screen = _Screen(out or sys.stderr)
+    troubles: list[str] = []
     while True:
         try:
             batch = remote.batch(batch_id)
@@ -69,10 +66,15 @@ def watch(
                 raise
             screen.say(str(error))
         else:
-            screen.say(line_of(batch), last=batch.get("status") in OVER)
-            if batch.get("status") in OVER:
+            over = batch.get("status") in OVER
+            screen.say(line_of(batch), last=over)
+            found = troubles_of(batch)
+            if found != troubles:
+                screen.tell(found)
+                troubles = found
+            if over:
                 return batch
-        sleep(every)
+        time.sleep(every)
 
 
 def line_of(batch: Json) -> str:
@@ -86,14 +88,16 @@ def line_of(batch: Json) -> str:
         parts.append(f"{failed:,} failed")
     expected = batch.get("expected_at")
     if isinstance(expected, int):
-        parts.append(f"done in about {_span(expected - time.time())}")
+        parts.append(f"done in about {duration(max(0.0, expected - time.time()))}")
     return ", ".join(parts)
 
 
 def troubles_of(batch: Json) -> list[str]:
-    """The lines that kept a batch from running, one text each; the last says how many more there are."""
+    """What a batch's check found, a text each bad line; the last says how many more there are."""
     found = (batch.get("errors") or {}).get("data") or []
     told = [_trouble(error) for error in found[:MOST_TOLD] if isinstance(error, dict)]
+    if told and batch.get("status") != "failed":
+        told.insert(0, "bad lines are not run and go to the error file:")
     if len(found) > MOST_TOLD:
         told.append(f"and {len(found) - MOST_TOLD} more: GET /v1/batches/{batch.get('id')} has them all")
     return told
@@ -139,6 +143,12 @@ class _Screen:
         self._at = float("-inf")
         self.said = False
 
+    def tell(self, texts: Iterable[str]) -> None:
+        """Lines that stay."""
+        for text in texts:
+            self._out.write(("\r\x1b[2K" if self._live else "") + f"penstock: {text}\n")
+        self._out.flush()
+
     def say(self, text: str, *, last: bool = False) -> None:
         self.said = True
         now = time.monotonic()
@@ -148,10 +158,3 @@ class _Screen:
             self._out.write(text + "\n")
             self._at, self._last = now, text
         self._out.flush()
-
-
-def _span(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -56,6 +56,7 @@ def make_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Tokenize
 @dataclass
 class Facts:
     model: str = "fake"
+    folder: str = "/no/files"
     max_model_len: int = CONTEXT
     max_num_seqs: int = 16
     vocab_size: int = 256

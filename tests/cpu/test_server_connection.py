@@ -15,6 +15,7 @@ import pytest
 from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
+from penstock.server.connection import MOST_BEHIND
 from penstock.server.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 
@@ -133,6 +134,92 @@ def test_pipelined_requests_and_large_ones_one_behind_the_other(server: Running)
             (GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n") * 5 + post({"prompt": "x", "max_tokens": 1}) + last
         )
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 7
+
+
+def begin_stream(server: Running, connection: socket.socket) -> bytes:
+    """Sends a request whose stream is held after its first bytes, which are returned."""
+    server.engine.step_seconds = 1000
+    connection.sendall(post({"prompt": "x", "max_tokens": 50, "stream": True}))
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += connection.recv(65_536)
+    assert head.startswith(b"HTTP/1.1 200 ")
+    return head
+
+
+@pytest.fixture
+def held(server: Running) -> Iterator[Running]:
+    before = len(server.engine.submitted)
+    yield server
+    server.engine.step_seconds = 0
+    server.wait_for(lambda: not server.engine.open)
+    assert len(server.engine.submitted) == before + 1 and server.engine.submitted[-1].cancelled
+
+
+def test_no_more_wait_behind_one_than_are_held(held: Running) -> None:
+    """The one that was begun ends with it, the others never begin, and what comes behind isn't parsed."""
+    with connect(held) as connection:
+        begin_stream(held, connection)
+        connection.sendall((GET + b"\r\n") * MOST_BEHIND)
+        connection.sendall((GET + b"\r\n") * 5_000)
+        assert b"HTTP/1.1" not in read_all(connection)
+
+
+def test_too_many_behind_one_are_told(server: Running) -> None:
+    server.hold(True)
+    status, body = send(server, post({"prompt": "x", "max_tokens": 1}) + (GET + b"\r\n") * (MOST_BEHIND + 1))
+    assert (status, json.loads(body)["error"]["code"]) == (400, "too_many_pipelined")
+    server.hold(False)
+    server.wait_for(lambda: not server.engine.open)
+    assert server.engine.submitted[-1].cancelled
+
+
+def test_garbage_behind_a_request_that_waits_is_no_part_of_a_stream(held: Running) -> None:
+    with connect(held) as connection:
+        begin_stream(held, connection)
+        connection.sendall(GET + b"\r\n" + b"\x00garbage\r\n\r\n")
+        assert b"HTTP/1.1" not in read_all(connection)
+
+
+def test_many_heads_that_ask_for_another_protocol(server: Running) -> None:
+    """One behind the other, in one read: no depth of calls comes of it."""
+    asks = GET + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(asks * 20 + GET + b"connection: close\r\n\r\n")
+        assert read_all(connection).count(b"HTTP/1.1 200 ") == 21
+    status, body = send(server, asks * 1_000)
+    assert (status, json.loads(body)["error"]["code"]) == (400, "too_many_pipelined")
+
+
+CHUNKED = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+
+
+def test_trailers_are_read_by_nobody(server: Running) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    whole = CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(body), body)
+    with connect(server) as connection:
+        connection.sendall(whole + b"expect: 100-continue\r\nhost: elsewhere\r\n" + b"a:b\r\n" * 1_000 + b"\r\n")
+        assert read_one(connection)[0].startswith(b"HTTP/1.1 200 ")
+        connection.sendall(GET + b"\r\n")
+        assert read_one(connection)[0].startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "endless", [b"0\r\n" + b"a:b\r\n" * 500_000, b"0\r\na: " + b"b" * 2_000_000, b"1;a=" + b"b" * 2_000_000]
+)
+def test_what_stands_around_a_body_has_a_bound(server: Running, endless: bytes) -> None:
+    """Trailers, one trailer, what follows a chunk's size: each could go on for ever."""
+    status, body = send(server, CHUNKED + b"1\r\n{\r\n" + endless)
+    assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
+
+
+def test_who_has_its_answer_gets_no_other(server: Running) -> None:
+    head = CHUNKED.replace(COMPLETIONS.encode(), b"/no/such")
+    with connect(server) as connection:
+        connection.sendall(head)
+        assert read_one(connection)[0].startswith(b"HTTP/1.1 404 ")
+        connection.sendall(b"no chunk\r\n")
+        assert read_all(connection) == b""
 
 
 def test_a_client_that_asks_for_http2_is_served_without(server: Running) -> None:

@@ -1,5 +1,6 @@
 """A connection, with limits of its own before uvicorn's: bytes and seconds of a request's head, seconds that a reader
-may take nothing, seconds that are spent on a body nobody wants, and how many connections there are.
+may take nothing, seconds that are spent on a body nobody wants, requests one behind the other, and how many connections
+there are.
 
 uvicorn's protocol parses and answers; this one watches it, and ends what goes past a limit with an answer in OpenAI's
 shape where one can still be given. What the porter turns away is answered here too, by its head alone. It knows HTTP on
@@ -25,6 +26,7 @@ from penstock.server.whole import JSON
 SPARE = 64  # connections beyond the most that are there for probes, and to tell the others
 LINGER = 2.0  # seconds that what a client still sends is read and thrown away, so that it gets to its answer
 OTHER_FILES = 256  # descriptors that are no connections
+MOST_BEHIND = 32  # requests that wait behind the one that is being answered
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
@@ -44,6 +46,12 @@ class HeadTooSlowError(HttpError):
     """Headers that didn't come in their time."""
 
     status, code = 408, "headers_too_slow"
+
+
+class ManyBehindError(HttpError):
+    """More requests one behind the other than the server holds."""
+
+    status, code = 400, "too_many_pipelined"
 
 
 class CrowdedError(HttpError):
@@ -72,6 +80,10 @@ def _nothing() -> None:
     """What an answer that never comes does at its end."""
 
 
+class _RefusedError(Exception):
+    """Ends the parser: what is behind a refusal isn't looked at."""
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection. A head is the request line and the headers."""
 
@@ -81,14 +93,14 @@ class Connection(HttpToolsProtocol):
     # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each connection.
     __slots__ = (
         "_answering", "_close_behind", "_dropping", "_end_timer", "_head_bytes", "_head_open", "_head_timer",
-        "_refused", "_upgrade", "_whole_heads", "_write_timer",
+        "_mixed", "_refused", "_upgrade", "_write_timer",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_open = True  # no head has come whole since the last request did
-        self._head_bytes = 0  # of the head that is coming
-        self._whole_heads = False  # what is being parsed has more in it than a piece of one head
+        self._head_bytes = 0  # of the head that is coming, or of what came since the body's last byte
+        self._mixed = False  # what is being parsed has more in it than a piece of one of these
         self._refused = False  # answered by us: what still comes is thrown away
         self._upgrade = False  # the head asks for another protocol, which isn't served
         self._dropping = False  # the porter turned this request away: its body is thrown away, the next is served
@@ -130,25 +142,32 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._whole_heads = not self._head_open
+        self._mixed = False
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(BadRequestError("these bytes are no HTTP request: send HTTP/1.1"))
+        self._parse(data)
         if self._dropping and self._end_timer is None:
             self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
-        if self._refused or not self._head_open or self.transport.is_closing():
+        if self._refused or self.transport.is_closing():
             return
-        # Behind the end of another request its part isn't known; a read is 256 KB at most, and the next counts whole.
-        if not self._whole_heads:
+        # Of a mixed read its part isn't known; a read is 256 KB at most, and the next counts whole.
+        if not self._mixed:
             self._head_bytes += len(data)
         if self._head_bytes > self.limits.max_header_bytes:
             self._refuse(self._too_large())
-        elif self.cycle is None or self.cycle.response_complete:
+        elif self._head_open and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_head()
+
+    def _parse(self, data: bytes) -> None:
+        """All of it: behind a request that asks for another protocol the parser stops, and begins anew."""
+        coming: list[bytes | memoryview] = [data]
+        while coming and not self._refused:
+            piece = coming.pop()
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                coming += [memoryview(piece)[upgrade.args[0] :], self._without_upgrade()]
+            except httptools.HttpParserError:
+                self._refuse(BadRequestError("these bytes are no HTTP request: send HTTP/1.1"))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -160,43 +179,48 @@ class Connection(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+            self.flow.resume_reading()
 
     # -- the parser's calls
 
     def on_message_begin(self) -> None:
+        if self._refused:
+            raise _RefusedError
         super().on_message_begin()
         self._head_bytes = 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_open:  # else it stands behind a body, and nobody reads it
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._refused:
             return
-        self._head_open, self._whole_heads = False, True
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > self.limits.max_header_bytes:
-            self._refuse(self._too_large())
-        elif len(self.connections) > self.most and not self.url.startswith(_PROBES):
-            message = "the server has as many connections as it takes: send this again in a moment"
-            self._refuse(CrowdedError(message, headers={"retry-after": "1"}))
-        elif self.parser.should_upgrade():
+        if (error := self._beyond()) is not None:
+            self._refuse(error)
+            return
+        self._head_open, self._head_bytes, self._mixed = False, 0, True
+        if self.parser.should_upgrade():
             self._upgrade = True
-        elif (error := self._unwanted()) is not None:
-            self._turn_away(error)
+        elif (unwanted := self._unwanted()) is not None:
+            self._turn_away(unwanted)
         else:
             super().on_headers_complete()
             if not self.pipeline:
                 self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes, self._mixed = 0, True
         if not (self._refused or self._upgrade or self._dropping):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._refused or self._upgrade:
             return
-        self._head_open, self._head_bytes = True, 0
+        self._head_open, self._head_bytes, self._mixed = True, 0, True
         if self._end_timer is not None:
             self._end_timer.cancel()
             self._end_timer = None
@@ -234,26 +258,39 @@ class Connection(HttpToolsProtocol):
 
     def _turn_away(self, error: HttpError) -> None:
         self._dropping = True
+        if self._write_timer is not None:  # it doesn't take its answers: more of them wait until it does
+            self.flow.pause_reading()
         self._close_behind = not self.parser.should_keep_alive() or self.parser.get_http_version() == "1.0"
         self._answer(error, close=self._close_behind)
 
     # -- what goes past a limit
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """The request again, as if it had not asked for another protocol: some clients (Java's) always do, and their
-        bodies are behind it."""
+    def _beyond(self) -> HttpError | None:
+        """Why the head that is here is refused."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.limits.max_header_bytes:
+            return self._too_large()
+        if len(self.pipeline) >= MOST_BEHIND:
+            return ManyBehindError(f"more than {MOST_BEHIND} requests wait here for their answers: read some first")
+        if len(self.connections) > self.most and not self.url.startswith(_PROBES):
+            message = "the server has as many connections as it takes: send this again in a moment"
+            return CrowdedError(message, headers={"retry-after": "1"})
+        return None
+
+    def _without_upgrade(self) -> bytes:
+        """The request's head again, as if it had not asked for another protocol, for a new parser: some clients
+        (Java's) always do, and their bodies are behind it. Nothing where it is refused."""
         if not self._upgrade or self._refused:
-            return
+            return b""
         self._upgrade, self._head_open = False, True
         method = self.parser.get_method()
         dropped = (b"upgrade", b"connection", b"http2-settings")
         kept = b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name not in dropped)
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self.url, kept)
         self.parser = httptools.HttpRequestParser(self)
         if method == b"CONNECT":
             self._refuse(BadRequestError("this is no proxy: send a request of its own"))
-            return
-        self.data_received(head + rest)
+            return b""
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self.url, kept)
 
     def _wait_for_head(self) -> None:
         if self._head_timer is None:
@@ -275,20 +312,18 @@ class Connection(HttpToolsProtocol):
         return HeadTooLargeError(f"the headers are larger than {self.limits.max_header_bytes} bytes: send fewer")
 
     def _refuse(self, error: HttpError) -> None:
-        """Answers, where there is still place for an answer, and closes."""
+        """Answers, where there is still place for an answer, and closes. What waited for its turn is never begun."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        if self._dropping:
-            self.transport.close()  # it has its answer
-            return
-        if self.cycle is not None and not self.cycle.response_complete:
-            if self.cycle.response_started:
-                self.transport.close()  # in the middle of an answer there is no place for another
-                return
-            self.cycle.disconnected = True  # what was begun ends, and says nothing
-            self.cycle.message_event.set()
-        self._answer(error, close=True)
+        begun = self._answering
+        answered = self._dropping or (begun is not None and begun.response_complete and not self._head_open)
+        if begun is not None and not begun.response_complete:
+            answered = begun.response_started  # in the middle of an answer there is no place for another
+            begun.disconnected = True  # what was begun ends, and says nothing
+            begun.message_event.set()
+        if not answered:
+            self._answer(error, close=True)
         self.transport.close()
 
     def _answer(self, error: HttpError, *, close: bool) -> None:

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-VERSION = 1  # of the tables, kept in the database
+VERSION = 2  # of the tables, kept in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
+ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")
 
 _TABLES = """
 CREATE TABLE files (
@@ -30,10 +31,12 @@ CREATE TABLE batches (
     output_file_id TEXT, error_file_id TEXT, in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER,
     failed_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
     total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
-    deaths INTEGER NOT NULL DEFAULT 0, suspect TEXT, suspect_deaths INTEGER NOT NULL DEFAULT 0
+    deaths INTEGER NOT NULL DEFAULT 0, suspect TEXT, suspect_deaths INTEGER NOT NULL DEFAULT 0, model TEXT
 );
 CREATE INDEX batches_status ON batches (status);
 """
+# What makes tables of the next version of those of an earlier one.
+_CHANGES = {1: "ALTER TABLE batches ADD COLUMN model TEXT;"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +57,8 @@ class BatchRow:
     """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines.
 
     deaths: of the engine, one after the other, amid this batch and without a line done between them. suspect: the
-    custom_id of the line that ran alone when the engine died last, so many times.
+    custom_id of the line that ran alone when the engine died last, so many times. model: the server's name of the model
+    that the batch was made for, and runs with; None where nothing said so, and any will do.
     """
 
     number: int = 0
@@ -80,6 +84,7 @@ class BatchRow:
     deaths: int = 0
     suspect: str | None = None
     suspect_deaths: int = 0
+    model: str | None = None
 
     @property
     def over(self) -> bool:
@@ -100,7 +105,11 @@ class Store:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        elif version != VERSION:
+            version = VERSION
+        while version in _CHANGES:
+            self._db.executescript(f"BEGIN; {_CHANGES[version]} PRAGMA user_version = {version + 1}; COMMIT;")
+            version += 1
+        if version != VERSION:
             self._db.close()
             raise UsageError(
                 f"the state folder was written by another version of penstock (tables {version}, here {VERSION}): "
@@ -130,6 +139,9 @@ class Store:
         """False where it isn't there."""
         return self._db.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount == 1
 
+    def count_files(self, owner: str) -> int:
+        return self._count("files WHERE owner = ?", owner)
+
     def user_of(self, file_id: str) -> str | None:
         """A batch that isn't over and reads this file."""
         statement = f"SELECT id FROM batches WHERE input_file_id = ? AND status NOT IN {OVER}"
@@ -156,6 +168,10 @@ class Store:
         rows = self._db.execute(f"SELECT * FROM batches WHERE status NOT IN {OVER} ORDER BY number")
         return [_row(BatchRow, row) for row in rows]
 
+    def count_unfinished(self, owner: str) -> int:
+        """Batches of an owner that aren't over."""
+        return self._count(f"batches WHERE owner = ? AND status NOT IN {OVER}", owner)
+
     def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
         """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. False where it doesn't."""
         values = {"status": status, f"{status}_at": int(time.time()), **values}
@@ -169,12 +185,13 @@ class Store:
         sets = ", ".join(f"{name} = ?" for name in values)
         self._db.execute(f"UPDATE batches SET {sets} WHERE id = ?", (*values.values(), batch_id))
 
-    def finish(self, batch_id: str, status: str, files: Iterable[FileRow]) -> None:
-        """The end of a batch: its files are there and it is over, or neither."""
+    def finish(self, batch_id: str, status: str, files: Iterable[FileRow], **values: Any) -> None:
+        """The end of a batch: its files are there and it is over, or neither; of one that is over, nothing. values:
+        columns, as note's."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            self._insert("files", files)
-            self.note(batch_id, **{"status": status, f"{status}_at": int(time.time())})
+            if self.move(batch_id, ON_ITS_WAY, status, **values):
+                self._insert("files", files)
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:  # SQLite has rolled back by itself where the disk was full
@@ -202,6 +219,9 @@ class Store:
     def _one(self, kind: type[Row], statement: str, values: Sequence[Any]) -> Row | None:
         found = self._db.execute(statement, values).fetchone()
         return None if found is None else _row(kind, found)
+
+    def _count(self, what: str, owner: str) -> int:
+        return int(self._db.execute(f"SELECT count(*) FROM {what}", (owner,)).fetchone()[0])
 
     def _page(
         self, kind: type[Row], table: str, where: str, values: list[str], after: str | None, limit: int, order: str

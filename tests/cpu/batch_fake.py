@@ -61,12 +61,15 @@ def batching(
     folder: Path,
     limits: BatchLimits | None = None,
     server_limits: Limits | None = None,
+    model: str = "fake",
     **facts: Any,
 ) -> Iterator[Batching]:
-    """Goes on with what is in the folder; ends as a server does that was told to."""
+    """Goes on with what is in the folder; ends as a server does that was told to. model: the served name."""
     with opened(folder) as state, running_server(tokenizer, limits=server_limits, **facts) as running:
         assert state is not None
         made: list[Desk] = []
+
+        running.service.model = model
 
         async def begin() -> None:
             made.append(Desk(running.service, state, limits))

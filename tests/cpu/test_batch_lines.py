@@ -1,4 +1,5 @@
-"""The check of a batch's lines: every bad one told by its number, none run; and what a line is, byte for byte."""
+"""The check of a batch's lines: every bad one told by its number, none run, the others run; and what a line is, byte
+for byte."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_fake import Facts, make_tokenizer
 
-from penstock.server.batch_lines import BatchLimits, Check, Survey, read_lines, survey
+from penstock.server.batch_lines import BatchLimits, Check, Survey, read_lines, survey, verdicts
 from penstock.text.tokenizer import Tokenizer
 
 GOOD = line("good")
@@ -33,11 +34,11 @@ def server(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def raw(text: bytes) -> bytes:
-    return json.dumps(GOOD).encode().replace(b'"good"', text)
+    return body().replace(b'"bad"', text)
 
 
 def but(**changes: Any) -> bytes:
-    changed = {**GOOD, **changes}
+    changed = {**line("bad"), **changes}
     return json.dumps({name: value for name, value in changed.items() if value is not None}).encode()
 
 
@@ -47,8 +48,8 @@ def body(**changes: Any) -> bytes:
 
 BAD = {
     "no JSON": (b"{", "invalid_json_line", None),
-    "half a line": (json.dumps(GOOD).encode()[:-5], "invalid_json_line", None),
-    "two on one": (json.dumps(GOOD).encode() * 2, "invalid_json_line", None),
+    "half a line": (body()[:-5], "invalid_json_line", None),
+    "two on one": (body() * 2, "invalid_json_line", None),
     "a list": (b"[]", "invalid_request", None),
     "a number": (b"3", "invalid_request", None),
     "null": (b"null", "invalid_request", None),
@@ -56,7 +57,7 @@ BAD = {
     "bad UTF-8": (raw(b'"\xff"'), "invalid_json_line", None),
     "half a surrogate": (raw(b'"\\ud800"'), "invalid_json_line", None),
     "NUL": (b"\x00", "invalid_json_line", None),
-    "a BOM amid": (b"\xef\xbb\xbf" + json.dumps(GOOD).encode(), "invalid_json_line", None),
+    "a BOM amid": (b"\xef\xbb\xbf" + body(), "invalid_json_line", None),
     "deep": (but(body="X").replace(b'"X"', b"[" * 3_000), "invalid_json_line", None),
     "no custom_id": (but(custom_id=None), "missing_required_parameter", None),
     "no method": (but(method=None), "missing_required_parameter", None),
@@ -65,7 +66,7 @@ BAD = {
     "custom_id a number": (but(custom_id=3), "invalid_request", None),
     "custom_id empty": (but(custom_id=""), "invalid_custom_id", "custom_id"),
     "custom_id long": (but(custom_id="x" * 513), "invalid_custom_id", "custom_id"),
-    "custom_id again": (but(), "duplicate_custom_id", "custom_id"),
+    "custom_id again": (but(custom_id="good"), "duplicate_custom_id", "custom_id"),
     "GET": (but(method="GET"), "invalid_method", "method"),
     "post": (but(method="post"), "invalid_method", "method"),
     "another endpoint": (json.dumps(line("bad", CHAT)).encode(), "mismatched_endpoint", "url"),
@@ -86,28 +87,91 @@ BAD = {
 }
 
 
+# Those whose line has no custom_id of its own to be told under, and those that are the body's alone to answer for.
+NAMELESS = set(list(BAD)[: list(BAD).index("no custom_id") + 1]) | {"too long"} | {
+    name for name in BAD if name.startswith("custom_id ")
+}  # fmt: skip
+OF_THE_BODY = list(BAD)[list(BAD).index("body a text") :]
+NOT_ONLINE = {"no model", "stream", "too long"}
+
+
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_is_told_by_its_number(server: Batching, name: str) -> None:
+def test_a_bad_line_is_told_by_its_number_and_the_others_run(server: Batching, name: str) -> None:
     text, code, param = BAD[name]
     other = json.dumps(line("other")).encode()
     batch = server.until_over(server.submit(b"\n".join([json.dumps(GOOD).encode(), b"", text, other])))
-    assert batch.status == "failed" and batch.failed_at is not None and batch.request_counts.total == 0
+    counts = batch.request_counts
+    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 3, 2, 1)
     (error,) = batch.errors.data
     assert error.line == 3 and (code is None or (error.code, error.param) == (code, param))
-    assert batch.output_file_id is None and not server.engine.submitted, "nothing runs"
+    assert sorted(row["custom_id"] for row in server.rows(batch.output_file_id)) == ["good", "other"]
+    (row,) = server.rows(batch.error_file_id)
+    if name in NAMELESS:
+        said = {"code": error.code, "message": f"line 3: {error.message}"}
+        assert (row["custom_id"], row["response"], row["error"]) == (None, None, said)
+        return
+    assert row["custom_id"] == "bad" and row["error"] is None
+    assert row["response"]["status_code"] == (404 if name == "another model" else 400)
+    said = row["response"]["body"]["error"]
+    assert said["message"] == error.message and said["param"] == (error.param and error.param.removeprefix("body."))
+
+
+@pytest.mark.parametrize("name", [name for name in OF_THE_BODY if name not in NOT_ONLINE])
+def test_a_bad_body_gets_the_routes_own_answer(server: Batching, name: str) -> None:
+    text = BAD[name][0]
+    content = text.split(b'"body": ', 1)[1][:-1]
+    online = server.http.post(COMPLETIONS, content=content, headers={"content-type": "application/json"})
+    batch = server.until_over(server.submit(json.dumps(GOOD).encode() + b"\n" + text))
+    (row,) = server.rows(batch.error_file_id)
+    assert (row["response"]["status_code"], row["response"]["body"]) == (online.status_code, online.json())
 
 
 def test_all_bad_lines_are_told(server: Batching) -> None:
     lines = [line(str(i)) if i % 3 else line(str(i), n=-1) for i in range(90)]
     batch = server.until_over(server.submit(jsonl(lines)))
     assert [error.line for error in batch.errors.data] == list(range(1, 90, 3))
+    assert sorted(int(row["custom_id"]) for row in server.rows(batch.error_file_id)) == list(range(0, 90, 3))
+    assert len(server.rows(batch.output_file_id)) == 60
+
+
+def test_bad_lines_are_told_before_any_is_done(server: Batching) -> None:
+    server.running.hold(True)
+    batch_id = server.submit(jsonl([line("good"), line("bad", n=0)]))
+    while (batch := server.openai.batches.retrieve(batch_id)).status == "validating":
+        pass
+    assert (batch.status, batch.request_counts.total) == ("in_progress", 2)
+    assert [error.line for error in batch.errors.data] == [2]
+    server.running.hold(False)
+    assert [error.line for error in server.until_over(batch_id).errors.data] == [2], "and still when it is over"
 
 
 def test_beyond_those_told_in_full_their_numbers_are(server: Batching) -> None:
     content = b"\n".join([b"{"] * 60 + [json.dumps(GOOD).encode()] + [b"{"] * 2)
-    errors = server.until_over(server.submit(content)).errors.data
+    batch = server.until_over(server.submit(content))
+    errors = batch.errors.data
     assert [error.line for error in errors[:50]] == list(range(1, 51))
     assert errors[50].message == "more lines are bad, 12 of them: 51-60, 62-63" and len(errors) == 51
+    said = [row["error"]["message"].split(":")[0] for row in server.rows(batch.error_file_id)]
+    assert said == [f"line {number}" for number in [*range(1, 61), 62, 63]]
+
+
+def test_a_custom_id_is_the_first_lines_that_has_it(server: Batching) -> None:
+    first, again = body(n=0), json.dumps(line("bad")).encode()
+    batch = server.until_over(server.submit(b"\n".join([first, again, json.dumps(GOOD).encode(), again])))
+    assert [error.code for error in batch.errors.data] == ["invalid_request"] + ["duplicate_custom_id"] * 2
+    rows = server.rows(batch.error_file_id)
+    assert [row["custom_id"] for row in rows] == ["bad", None, None]
+    assert [row["error"] and row["error"]["message"].split(":")[0] for row in rows] == [None, "line 2", "line 4"]
+
+
+@pytest.mark.parametrize(
+    "lines", [[line(str(i), n=0) for i in range(3)], [line(str(i), model="gpt-4") for i in range(3)]]
+)
+def test_without_a_good_line_a_batch_fails_at_once(server: Batching, lines: list[dict[str, Any]]) -> None:
+    batch = server.until_over(server.submit(jsonl(lines)))
+    assert batch.status == "failed" and batch.failed_at is not None and batch.request_counts.total == 0
+    assert [error.line for error in batch.errors.data] == [1, 2, 3]
+    assert batch.output_file_id is batch.error_file_id is None and batch.in_progress_at is None
 
 
 @pytest.mark.parametrize(
@@ -185,7 +249,7 @@ def test_any_bytes_are_checked_and_counted(tmp_path_factory: pytest.TempPathFact
     numbers = [
         n for n, each in enumerate(content.split(b"\n"), 1) if each.removeprefix(b"\xef\xbb\xbf" * (n == 1)).strip()
     ]
-    assert found.lines == len(numbers)
+    assert found.lines == len(numbers) and not found.good
     assert [error["line"] for error in found.errors] == (numbers or [None]), "random bytes are never a request"
 
 
@@ -199,3 +263,23 @@ def test_lines_are_read_whole_or_cut_past_the_limit(tmp_path_factory: pytest.Tem
 
     longest = LIMITS.max_line_bytes + 1
     assert asyncio.run(read()) == [(n, min(size, longest)) for n, size in enumerate(sizes, 1) if size]
+
+
+PIECES = [body(), body(n=0), but(url=None), but(custom_id="good"), but(custom_id="good", method="GET"), b"{", b" "]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+def test_each_line_has_one_key_whenever_it_is_read(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("keys") / "input"
+    path.write_bytes(b"\n".join(lines))
+
+    async def keys() -> list[str | int]:
+        check = Check(COMPLETIONS, "fake", Facts(), LIMITS)  # type: ignore[arg-type]
+        found = [each async for each in verdicts(path, check, LIMITS)]
+        return [number if verdict.custom_id is None else verdict.custom_id for number, verdict in found]
+
+    first = asyncio.run(keys())
+    assert len(set(first)) == len(first) == sum(bool(each.strip()) for each in lines)
+    assert asyncio.run(keys()) == first

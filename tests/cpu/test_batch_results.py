@@ -14,7 +14,7 @@ from fuzz_bounds import in_memory
 from fuzz_inputs import SCALE
 
 from penstock.errors import JournalError
-from penstock.server.batch_results import Outcome, Results
+from penstock.server.batch_results import Outcome, Results, Unrun
 
 BATCH = "batch_" + "0" * 32
 FILES = ("output.jsonl.journal", "errors.jsonl.journal", "output.jsonl", "errors.jsonl")
@@ -88,3 +88,20 @@ def test_a_folder_of_another_batch_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "whole", 10)
     with pytest.raises(JournalError, match="other settings"):
         Results(tmp_path / "whole", "batch_" + "1" * 32)
+
+
+def test_a_line_without_a_custom_id_has_its_number_for_a_key(tmp_path: Path) -> None:
+    (tmp_path / "batch").mkdir()
+    results = Results(tmp_path / "batch", BATCH)
+    results.put([Outcome("7", 400, "req_7", b"{}"), Unrun(7, "invalid_json_line", "line 7: no")])
+    results.close()
+    for _ in range(2):
+        results = Results(tmp_path / "batch", BATCH)
+        assert results.has(7) and results.has("7") and not results.has(8) and results.failed == 2
+        results.put([Unrun(7, "invalid_json_line", "line 7: no")])
+        results.close()
+    named, nameless = map(json.loads, (tmp_path / "batch" / "errors.jsonl").read_text().splitlines())
+    assert named["custom_id"] == "7" and named["error"] is None and named["response"]["status_code"] == 400
+    assert nameless.pop("id").startswith("batch_req_")
+    said = {"code": "invalid_json_line", "message": "line 7: no"}
+    assert nameless == {"custom_id": None, "response": None, "error": said}

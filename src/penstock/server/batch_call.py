@@ -14,8 +14,8 @@ from pathlib import Path
 
 from penstock.errors import EngineError, PenstockError
 from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
-from penstock.server.batch_lines import Line
-from penstock.server.batch_results import Outcome
+from penstock.server.batch_lines import Line, LineError, told
+from penstock.server.batch_results import Outcome, Unrun
 from penstock.server.exchange import Running, Service, whole
 from penstock.server.forms import CompletionForm
 from penstock.server.refusals import ShuttingDownError, TooLateError, body_of, error_body, status_of
@@ -35,6 +35,11 @@ class LineCall:
     @property
     def sequences(self) -> int:
         return self._call.choices
+
+    @property
+    def size(self) -> int:
+        """Bytes of the line's body."""
+        return len(self._line.body)
 
     async def outcome(self) -> Outcome:
         """Runs it. Raises EngineError where the engine died, ShuttingDownError where the server ends: then the line
@@ -57,8 +62,19 @@ class LineCall:
 def outcome_of_killer(custom_id: str) -> Outcome:
     """The outcome of a line with which the engine died, again and again."""
     message = "the engine died twice while this line ran alone: change it, and tell whoever runs the server"
-    request_id = f"req_{secrets.token_hex(16)}"
-    return Outcome(custom_id, 500, request_id, error_body(message, kind="server_error", code="engine_died"))
+    return Outcome(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
+
+
+def outcome_of_bad(error: LineError, number: int) -> Outcome | Unrun:
+    """The outcome of a line that the check found bad: the route's answer, where there is a custom_id to give it to."""
+    if error.custom_id is None:
+        return Unrun(number, error.code, f"line {number}: {told(error)}")
+    return Outcome(error.custom_id, status_of(error.answer), _request_id(), body_of(error.answer))
+
+
+def outcome_of_cancelled(custom_id: str) -> Unrun:
+    """The outcome of a good line that a cancel came before."""
+    return Unrun(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
 
 
 class Caller:
@@ -92,7 +108,7 @@ class Caller:
         """The outcome of a line that ended in an error; those of the engine and the server are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
-        request_id = f"req_{secrets.token_hex(16)}"
+        request_id = _request_id()
         if isinstance(error, PenstockError):
             return Outcome(line.custom_id, status_of(error), request_id, body_of(error))
         self._tell(error, request_id)
@@ -108,3 +124,7 @@ class Caller:
         if place not in self._told:
             self._told.add(place)
             traceback.print_exception(error)
+
+
+def _request_id() -> str:
+    return f"req_{secrets.token_hex(16)}"

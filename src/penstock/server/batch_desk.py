@@ -1,16 +1,14 @@
 """The desk: all batches of a server. It takes up those that a kill left, starts new ones, stops and reports them.
 
-A few run side by side and share the engine's room; the others wait their turn in the status that they have. It knows
-runs and the state folder; no HTTP.
+Each is checked as soon as it is there. A few run side by side and share the engine's room; the others wait their turn
+in the status that they have. It knows runs and the state folder; no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import traceback
-from collections.abc import AsyncIterator
 
 from penstock.errors import EngineError
 from penstock.server.batch_call import Caller
@@ -20,10 +18,12 @@ from penstock.server.batch_lines import BatchLimits
 from penstock.server.batch_run import BatchRun
 from penstock.server.batch_state import State
 from penstock.server.batch_store import BatchRow
+from penstock.server.batch_turns import Turns
 from penstock.server.exchange import Service
 from penstock.server.refusals import ShuttingDownError
 
 AT_ONCE = 8  # batches that run side by side
+CHECKED_AT_ONCE = 2  # batches whose lines are checked side by side
 GATE_BYTES = 64 << 20  # of lines at the engine
 AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
 
@@ -37,7 +37,7 @@ class Desk:
         self.state, self.limits = state, limits
         self.model, self.body_seconds = service.model, service.limits.body_seconds
         self._tools = Tools(Caller(service), Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._checks, self._turns = Turns(CHECKED_AT_ONCE), Turns(AT_ONCE)
         self._ended = False
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -70,26 +70,20 @@ class Desk:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _turn(self, run: BatchRun) -> None:
-        async with self._turn_of(run):
-            try:
-                await run.run()
-            except (EngineError, ShuttingDownError):
-                pass  # the server ends and says why; the batch goes on with the next one
-            except Exception as error:  # noqa: BLE001 - not even its failure could be written down: said, and left
-                print(f"penstock: {run.id} stands still until the next start:", file=sys.stderr)
-                traceback.print_exception(error)
-
-    @contextlib.asynccontextmanager
-    async def _turn_of(self, run: BatchRun) -> AsyncIterator[None]:
-        """One of the few places; a batch that is cancelled has nothing to run and waits for none."""
-        place, stopped = asyncio.create_task(self._turns.acquire()), asyncio.create_task(run.stopped.wait())
+        """A batch from start to end; one that is cancelled has nothing to run and waits for no place."""
         try:
-            await asyncio.wait((place, stopped), return_when=asyncio.FIRST_COMPLETED)
-            yield
-        finally:
-            stopped.cancel()
-            if not place.cancel():  # it had got one
-                self._turns.release()
+            await run.until_served()
+            if run.unchecked:
+                async with self._checks.of(run.owner, run.stopped):
+                    await run.check()
+            if not run.over:
+                async with self._turns.of(run.owner, run.stopped):
+                    await run.run()
+        except (EngineError, ShuttingDownError):
+            pass  # the server ends and says why; the batch goes on with the next one
+        except Exception as error:  # noqa: BLE001 - not even its failure could be written down: said, and left
+            print(f"penstock: {run.id} stands still until the next start:", file=sys.stderr)
+            traceback.print_exception(error)
 
     def _forget(self, batch_id: str) -> None:
         self._runs.pop(batch_id, None)

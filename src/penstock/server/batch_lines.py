@@ -1,11 +1,12 @@
-"""The lines of a batch's input: read as bytes, checked one by one, all bad ones told with their numbers.
+"""The lines of a batch's input: read as bytes, judged one by one, all bad ones told with their numbers.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
 
 A line ends at `\\n` and nowhere else (U+2028 in a text is text); numbers count from 1, blank lines too, which are
-skipped. A file of any size is read in constant memory: 16 to 32 bytes a custom_id. It knows the two routes' forms; no
-engine, no database, and no tokens: a prompt that is too long shows when it is run. Source of the form: OpenAI's
-"Batch API" guide.
+skipped. A file of any size is read in constant memory: 16 to 32 bytes a custom_id. A file read again has the same
+verdicts, and a custom_id is the first line's that has it, good or bad: so each line has one key for its outcome. It
+knows the two routes' forms; no engine, no database, and no tokens: a prompt that is too long shows when it is run.
+Source of the form: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import PenstockError
 from penstock.journal import KeySet
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
+from penstock.server.line_numbers import LineNumbers
+from penstock.server.refusals import HttpError, ModelNotFoundError
 from penstock.server.translate import check_sampling
 
 if TYPE_CHECKING:
@@ -39,20 +41,34 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Of one input file. max_line_bytes: also what a body over HTTP may have, by limits.Limits' default."""
+    """Of one input file, and of one owner (a key's name). max_line_bytes: also what a body over HTTP may have, by
+    limits.Limits' default. max_unfinished: an owner's batches that aren't over; each is taken up at every start.
+    max_files: what an owner keeps, results among them: as many as one page lists."""
 
     max_lines: int = 50_000
     max_file_bytes: int = 200_000_000
     max_line_bytes: int = 32 * 1024 * 1024
     max_errors: int = 1_000  # told in full; of those beyond, the numbers alone
+    max_unfinished: int = 1_000
+    max_files: int = 10_000
 
 
-class LineError(UsageError):
-    """A line that cannot be run; `code` is OpenAI's where it has one."""
+class LineError(HttpError):
+    """A line that cannot be run; `code` is OpenAI's where it has one. custom_id: the line's, where it has one of its
+    own. answer: what the route would say to the line's body, where that is what is bad."""
 
-    def __init__(self, message: str, *, code: str, param: str | None = None) -> None:
-        super().__init__(message, param=param)
-        self.code = code
+    code: str
+
+    def __init__(
+        self, message: str, *, code: str, param: str | None = None, answer: PenstockError | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.custom_id: str | None = None
+        self._answer = answer
+
+    @property
+    def answer(self) -> PenstockError:
+        return self._answer or self
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,15 +84,24 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
         return (read_completion if self.url == COMPLETIONS else read_chat)(bytes(self.body))
 
 
+class _Named(msgspec.Struct):
+    """What has to be right of a line for it to be told by its name."""
+
+    custom_id: str
+
+
 @dataclass(slots=True)
 class Survey:
-    """What the check of a whole file found. errors: OpenAI's objects, in the order of the lines."""
+    """What the check of a whole file found. errors: OpenAI's objects, in the order of the lines. Without a good line
+    there is nothing to run, of which the errors tell why."""
 
     lines: int = 0
+    good: int = 0
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
 _decoder = msgspec.json.Decoder(Line)
+_names = msgspec.json.Decoder(_Named)
 
 
 def parse_line(line: bytes) -> Line:
@@ -89,6 +114,14 @@ def parse_line(line: bytes) -> Line:
         raise LineError(f"the line's form is not a request's: {reason}", code=code) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise LineError("the line is not valid JSON", code="invalid_json_line") from error
+
+
+def _name_in(line: bytes) -> str | None:
+    """The custom_id of a line whose form is bad otherwise."""
+    try:
+        return _names.decode(line).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int, bytes]]:
@@ -133,88 +166,114 @@ def _some_lines(file: BinaryIO, longest: int) -> list[bytes]:
 
 
 class Check:
-    """What makes a line of one batch good: `endpoint` is the batch's, `model` the server's name of its model."""
+    """What makes a line of one batch good: `endpoint` and `model`, by the server's name of it, are the batch's. It
+    judges each line of one file once, in their order."""
 
     def __init__(self, endpoint: str, model: str, facts: EngineFacts, limits: BatchLimits) -> None:
         self._endpoint, self._model, self._facts, self._limits = endpoint, model, facts, limits
-        self._seen = KeySet()
+        self._taken = KeySet()
 
-    def line(self, line: bytes) -> None:
-        """Raises LineError."""
-        if len(line) > self._limits.max_line_bytes:
+    def line(self, data: bytes) -> Line:
+        """The line, if it can be run. Raises LineError."""
+        if len(data) > self._limits.max_line_bytes:
             raise LineError(f"the line is longer than {self._limits.max_line_bytes} bytes", code="line_too_long")
-        known = parse_line(line)
-        if not 0 < len(known.custom_id) <= LONGEST_ID:
+        try:
+            line = parse_line(data)
+        except LineError as error:
+            name = _name_in(data)
+            if name is not None and self._take(name) is None:
+                error.custom_id = name
+            raise
+        fault = self._take(line.custom_id)
+        if fault is not None:
+            raise fault
+        try:
+            self._request(line)
+        except LineError as error:
+            error.custom_id = line.custom_id
+            raise
+        return line
+
+    def _take(self, custom_id: str) -> LineError | None:
+        """Makes a custom_id this line's; gives what stands against it."""
+        if not 0 < len(custom_id) <= LONGEST_ID:
             message = f"custom_id must have 1 to {LONGEST_ID} characters"
-            raise LineError(message, code="invalid_custom_id", param="custom_id")
-        if known.method != "POST":
+            return LineError(message, code="invalid_custom_id", param="custom_id")
+        if not self._taken.add(custom_id):
+            message = "an earlier line has this custom_id: give every line its own"
+            return LineError(message, code="duplicate_custom_id", param="custom_id")
+        return None
+
+    def _request(self, line: Line) -> None:
+        if line.method != "POST":
             raise LineError("method must be POST", code="invalid_method", param="method")
-        if known.url != self._endpoint:
+        if line.url != self._endpoint:
             message = f"url must be the batch's endpoint, {self._endpoint}"
             raise LineError(message, code="mismatched_endpoint", param="url")
-        self._body(known)
-        if not self._seen.add(known.custom_id):
-            message = "an earlier line has this custom_id: give every line its own"
-            raise LineError(message, code="duplicate_custom_id", param="custom_id")
-
-    def _body(self, known: Line) -> None:
         try:
-            form = known.form()
+            form = line.form()
+            self._place(form)
             check_sampling(form, self._facts)
         except PenstockError as error:
             param = None if error.param is None else f"body.{error.param}"
             code = getattr(error, "code", None) or "invalid_request"
-            raise LineError(str(error), code=code, param=param) from error
+            raise LineError(str(error), code=code, param=param, answer=error) from error
+
+    def _place(self, form: CompletionForm | ChatForm) -> None:
+        """What a body may say of where and how it is run. Raises HttpError."""
         if form.model is None:
-            raise LineError("body.model is missing", code="missing_required_parameter", param="body.model")
+            raise HttpError("model is missing", param="model", code="missing_required_parameter")
         if form.model != self._model:
-            message = f"the model asked for is not served here; this server has {self._model}"
-            raise LineError(message, code="model_not_found", param="body.model")
+            message = f"the model asked for is not served here; this server has {self._model}: ask for it by that name"
+            raise ModelNotFoundError(message, param="model")
         if form.stream:
             message = "stream is not served in a batch: leave it out"
-            raise LineError(message, code="unsupported_parameter", param="body.stream")
+            raise HttpError(message, param="stream", code="unsupported_parameter")
 
 
-async def survey(path: Path, check: Check, limits: BatchLimits) -> Survey:
-    """Checks every line, a little in each turn of the loop. Raises OSError."""
-    found = Survey()
-    beyond: list[int] = []  # bad lines past those told in full
+async def verdicts(path: Path, check: Check, limits: BatchLimits) -> AsyncIterator[tuple[int, Line | LineError]]:
+    """(number, the line or why it is bad) of every line, a little in each turn of the loop. Raises OSError."""
     turn = time.perf_counter()
-    async for number, line in read_lines(path, limits):
-        found.lines += 1
-        if found.lines > limits.max_lines:
-            message = f"the file has more than {limits.max_lines} requests: part it"
-            found.errors = [_error(LineError(message, code="too_many_requests"), None)]
-            return found
+    async for number, data in read_lines(path, limits):
+        found: Line | LineError
         try:
-            check.line(line)
+            found = check.line(data)
         except LineError as error:
-            if len(found.errors) < limits.max_errors:
-                found.errors.append(_error(error, number))
-            else:
-                beyond.append(number)
+            found = error
+        yield number, found
         if time.perf_counter() - turn > SLICE:
             await asyncio.sleep(0)
             turn = time.perf_counter()
+
+
+async def survey(path: Path, check: Check, limits: BatchLimits) -> Survey:
+    """Judges every line. Raises OSError."""
+    found = Survey()
+    beyond = LineNumbers()  # bad lines past those told in full
+    async for number, verdict in verdicts(path, check, limits):
+        found.lines += 1
+        if found.lines > limits.max_lines:
+            message = f"the file has more than {limits.max_lines} requests: part it"
+            return Survey(errors=[_error(LineError(message, code="too_many_requests"), None)])
+        if isinstance(verdict, Line):
+            found.good += 1
+        elif len(found.errors) < limits.max_errors:
+            found.errors.append(_error(verdict, number))
+        else:
+            beyond.add(number)
     if not found.lines:
         found.errors = [_error(LineError("the file holds no request", code="empty_file"), None)]
     if beyond:
-        message = f"more lines are bad, {len(beyond)} of them: {_ranges(beyond)}"
-        found.errors.append(_error(LineError(message, code="more_errors"), beyond[0], len(message)))
+        message = f"more lines are bad, {len(beyond)} of them: {beyond}"
+        found.errors.append(_error(LineError(message, code="more_errors"), beyond.first, len(message)))
     return found
 
 
-def _error(error: LineError, number: int | None, longest: int = LONGEST_MESSAGE) -> dict[str, Any]:
+def told(error: LineError, longest: int = LONGEST_MESSAGE) -> str:
+    """What is said of a line, of bounded length."""
     message = str(error)
-    if len(message) > longest:
-        message = message[: longest - 3] + "..."
-    return {"code": error.code, "line": number, "message": message, "param": error.param}
+    return message if len(message) <= longest else message[: longest - 3] + "..."
 
 
-def _ranges(numbers: list[int]) -> str:
-    """1-3, 7, 9-12: numbers in growing order."""
-    parts = []
-    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in run]
-        parts.append(str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}")
-    return ", ".join(parts)
+def _error(error: LineError, number: int | None, longest: int = LONGEST_MESSAGE) -> dict[str, Any]:
+    return {"code": error.code, "line": number, "message": told(error, longest), "param": error.param}

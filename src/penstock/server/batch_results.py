@@ -1,6 +1,7 @@
-"""The results of one batch: two journals, one of outputs and one of errors; a custom_id is in one of them, once.
+"""The results of one batch: two journals, one of outputs and one of errors; an input's line is in one of them, once.
 
-Their data files hold the very lines that clients fetch in the end, so finishing is giving them a name. It knows the
+A line's key is its custom_id; where it has none of its own, its number: as a JSON value no custom_id can be that. The
+journals' data files hold the very lines that clients fetch in the end, so finishing is giving them a name. It knows the
 lines' shape and the journal; no engine, no database. Everything here blocks: it is called in a thread.
 """
 
@@ -21,7 +22,7 @@ _encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a line: `body` is the answer's JSON, an error's where status isn't 200."""
+    """What became of a request: `body` is the answer's JSON, an error's where status isn't 200."""
 
     custom_id: str
     status: int
@@ -29,19 +30,47 @@ class Outcome:
     body: bytes
 
     @property
+    def key(self) -> str:
+        return self.custom_id
+
+    @property
     def good(self) -> bool:
         return self.status == 200
 
     def line(self) -> bytes:
         """The line of the output or error file, without its end."""
-        pieces = (
-            b'{"id":"batch_req_' + secrets.token_hex(16).encode(),
-            b'","custom_id":' + _encode(self.custom_id),
-            b',"response":{"status_code":%d,"request_id":' % self.status + _encode(self.request_id),
-            b',"body":' + self.body,
-            b'},"error":null}',
-        )
-        return b"".join(pieces)
+        response = b'{"status_code":%d,"request_id":' % self.status + _encode(self.request_id)
+        return _line(self.custom_id, response + b',"body":' + self.body + b"}", b"null")
+
+
+@dataclass(slots=True)
+class Unrun:
+    """What is said of a line that became no request: one without a custom_id of its own, whose key is its number, and
+    one that a cancel came before."""
+
+    key: str | int
+    code: str
+    message: str
+
+    good = False
+
+    @property
+    def body(self) -> bytes:
+        return _encode({"code": self.code, "message": self.message})
+
+    def line(self) -> bytes:
+        """As Outcome's."""
+        return _line(self.key if isinstance(self.key, str) else None, b"null", self.body)
+
+
+def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
+    pieces = (
+        b'{"id":"batch_req_' + secrets.token_hex(16).encode(),
+        b'","custom_id":' + _encode(custom_id),
+        b',"response":' + response,
+        b',"error":' + error + b"}",
+    )
+    return b"".join(pieces)
 
 
 class Results:
@@ -56,16 +85,16 @@ class Results:
             raise
         self.completed, self.failed = len(self._output), len(self._errors)
 
-    def has(self, custom_id: str) -> bool:
-        return custom_id in self._output or custom_id in self._errors
+    def has(self, key: str | int) -> bool:
+        return key in self._output or key in self._errors
 
-    def put(self, outcomes: Sequence[Outcome]) -> None:
+    def put(self, outcomes: Sequence[Outcome | Unrun]) -> None:
         """Brings outcomes to the disk, and counts them then. Called again with the same ones after an error, it goes
         on: none is written twice. Raises JournalError, CapacityError."""
         for outcome in outcomes:
             journal = self._output if outcome.good else self._errors
-            if outcome.custom_id not in journal:
-                journal.add_json(outcome.custom_id, outcome.line())
+            if outcome.key not in journal:
+                journal.add_json(outcome.key, outcome.line())
         for journal in (self._output, self._errors):
             journal.commit()
         self.completed, self.failed = len(self._output), len(self._errors)

@@ -1,8 +1,8 @@
-"""One batch from wherever it stands to its end: check the lines, run those without a result, name the files.
+"""One batch from wherever it stands to its end: check the lines, give those without a result one, name the files.
 
-    validating --bad lines--> failed
+    validating --no good line--> failed
         └─> in_progress --all lines done--> finalizing --files named--> completed
-                 └─cancel─> cancelling ------------------files named--> cancelled
+                 └─cancel─> cancelling --all told---------files named--> cancelled
 
 Each arrow is one transaction of the store, taken after what it says is on the disk; so a kill at any moment leaves a
 batch that this file takes up again. A disk that is full or fails holds a batch up, it doesn't end it. It knows the
@@ -15,26 +15,25 @@ import asyncio
 import contextlib
 import sqlite3
 import sys
-import time
 import traceback
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from penstock.errors import CapacityError, EngineError, JournalError, PenstockError
 from penstock.server.batch_call import outcome_of_killer
 from penstock.server.batch_compute import Compute, Tools
+from penstock.server.batch_end import NO_FILES, adopted, lent, listed, with_fault
 from penstock.server.batch_lines import Check, survey
-from penstock.server.batch_results import ERRORS, OUTPUT, Results
+from penstock.server.batch_progress import Progress
+from penstock.server.batch_results import Results
 from penstock.server.batch_shelf import new_file_id
 from penstock.server.batch_state import State
-from penstock.server.batch_store import BatchRow, FileRow, encoded
+from penstock.server.batch_store import BatchRow, FileRow
 from penstock.server.refusals import ShuttingDownError
 
 CAREFUL_AFTER = 2  # deaths of the engine, without a line done between them
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a failed write is tried again
-RATE_SPAN = 60.0  # seconds that the measured rate looks back
 
 Result = TypeVar("Result")
 
@@ -44,13 +43,16 @@ class DamagedError(Exception):
 
 
 class BatchRun:
-    """One batch. `run` ends when the batch is over, or is cancelled from outside when the server ends."""
+    """One batch: `until_served`, `check`, `run`, one after the other. It is over then, unless it was cancelled from
+    outside when the server ends. The last two raise EngineError where the engine is gone: the batch stays where it
+    is."""
 
     def __init__(self, tools: Tools, state: State, row: BatchRow) -> None:
         self._tools, self._state, self._row = tools, state, row
+        self._input = state.shelf.path(row.input_file_id)
         self.stopped = asyncio.Event()  # set when a client has cancelled the batch
         self._ending = asyncio.Event()  # the server ends
-        self._seen: deque[tuple[float, int]] = deque()  # (when, lines done)
+        self._progress = Progress()
         self.completed, self.failed = row.completed, row.failed
         if row.status == "cancelling":
             self.stopped.set()
@@ -59,42 +61,64 @@ class BatchRun:
     def id(self) -> str:
         return self._row.id
 
-    def end(self) -> None:
-        """The server ends: nothing is tried again. Whoever says it cancels `run` next."""
-        self._ending.set()
+    @property
+    def owner(self) -> str:
+        return self._row.owner
+
+    @property
+    def over(self) -> bool:
+        return self._row.over
+
+    @property
+    def unchecked(self) -> bool:
+        return self._row.status == "validating"
 
     @property
     def expected_end(self) -> int | None:
         """Unix seconds, by the rate of the last minute; None where nothing is known yet."""
-        if len(self._seen) < 2 or self.stopped.is_set():
-            return None
-        (first, before), (last, done) = self._seen[0], self._seen[-1]
-        if done == before:
-            return None
-        left = (self._row.total - done) * (last - first) / (done - before)
-        return round(time.time() - (time.monotonic() - last) + left)
+        return None if self.stopped.is_set() else self._progress.expected_end(self._row.total)
+
+    def end(self) -> None:
+        """The server ends: nothing is tried again. Whoever says it cancels `run` next."""
+        self._ending.set()
+
+    async def until_served(self) -> None:
+        """Waits, where this server has another model than the batch's, until a cancel: a later server may have it. What
+        only has to be named needs no model."""
+        model = self._model
+        if model == self._tools.caller.service.model or self._named or self.stopped.is_set():
+            return
+        print(f"penstock: {self.id} waits for a server of {model}", file=sys.stderr)
+        await self.stopped.wait()
+
+    async def check(self) -> None:
+        """Says which lines are bad; the batch goes on if any is good."""
+        await self._guarded(self._validate)
 
     async def run(self) -> None:
-        """Raises EngineError where the engine is gone: the batch stays where it is."""
+        await self._guarded(self._run)
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """One batch's fault is not the server's end."""
         try:
-            await self._run()
+            await work()
         except (EngineError, ShuttingDownError):
             raise
-        except Exception as error:  # noqa: BLE001 - one batch's fault is not the server's end
-            print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
-            traceback.print_exception(error)
-            await self._fail("internal", "the server failed at this batch; its log says how")
-
-    async def _run(self) -> None:
-        if self._row.status == "validating" and not await self._validate():
-            return
-        try:
-            if not self._named:
-                await self._fill()
-            await self._finish()
         except DamagedError as error:
             print(f"penstock: {self.id} cannot go on: {error.__cause__ or error}", file=sys.stderr)
-            await self._fail("state_damaged", "what this batch had written was damaged: make the batch again")
+            message = "what the server kept of this batch was damaged: upload the file and make the batch again"
+            await self._fail("state_damaged", message)
+        except Exception as error:
+            if self._ending.is_set():  # it may be the end's doing: the next start finds out
+                raise
+            print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
+            traceback.print_exception(error)
+            await self._fail_with_rows()
+
+    async def _run(self) -> None:
+        if not self._named:
+            await self._fill()
+        await self._finish()
 
     @property
     def _named(self) -> bool:
@@ -102,22 +126,26 @@ class BatchRun:
         row = self._row
         return row.status == "finalizing" or row.output_file_id is not None or row.error_file_id is not None
 
+    @property
+    def _model(self) -> str:
+        return self._row.model or self._tools.caller.service.model
+
+    def _new_check(self) -> Check:
+        """It judges as the first one did, whatever is served now."""
+        facts = self._tools.caller.service.client.facts
+        return Check(self._row.endpoint, self._model, facts, self._tools.limits)
+
     # --- the arrows
 
-    async def _validate(self) -> bool:
-        """Whether there is something to go on with."""
-        limits, service = self._tools.limits, self._tools.caller.service
-        path = self._state.shelf.path(self._row.input_file_id)
-        check = Check(self._row.endpoint, service.model, service.client.facts, limits)
-        found = await survey(path, check, limits)
-        if found.errors:
-            errors = encoded({"object": "list", "data": found.errors})
-            if await self._move(("validating",), "failed", errors=errors):
-                return False
-        else:
-            await self._move(("validating",), "in_progress", total=found.lines)
+    async def _validate(self) -> None:
+        """One that a client cancels before its lines were told stays without any."""
+        if not self.stopped.is_set():
+            found = await self._insist(lambda: survey(self._input, self._new_check(), self._tools.limits))
+            told: dict[str, Any] = {"errors": listed(found.errors) if found.errors else None}
+            if found.good:
+                told |= {"total": found.lines, "model": self._model}
+            await self._move(("validating",), "in_progress" if found.good else "failed", **told)
         await self._look()  # where a client cancelled it meanwhile, it is cancelling
-        return True
 
     async def _fill(self) -> None:
         """Every line gets its result; the results are closed, and get ids."""
@@ -130,18 +158,25 @@ class BatchRun:
             await self._count(results)
             if not self.stopped.is_set():
                 await self._compute(results)
+            if self.stopped.is_set() and self._row.in_progress_at is not None:
+                await self._insist(lambda: self._computing(results, cancelled=True).run(asyncio.Event()))
         finally:
             await self._save(results.close)
         await self._name(results)
 
+    def _computing(self, results: Results, *, careful: bool = False, cancelled: bool = False) -> Compute:
+        counted, check = partial(self._count, results), self._new_check()
+        return Compute(
+            self._tools, self._input, check, results, self._save, counted, careful=careful, cancelled=cancelled
+        )
+
     async def _compute(self, results: Results) -> None:
         careful = await self._blame(results)
-        path, counted = self._state.shelf.path(self._row.input_file_id), partial(self._count, results)
         begun = results.completed + results.failed
         killers: list[str | None] = [None]
 
         async def compute() -> None:
-            run = Compute(self._tools, path, results, self._save, counted, careful=careful)
+            run = self._computing(results, careful=careful)
             try:
                 await run.run(self.stopped)
             finally:
@@ -187,24 +222,28 @@ class BatchRun:
 
     async def _finish(self) -> None:
         """Names the files; then they are there and the batch is over, in one transaction."""
-        row, shelf = self._row, self._state.shelf
-        folder = await self._insist(lambda: self._state.attempt(shelf.batch_folder, self.id))
-        files = []
-        for file_id, name in ((row.output_file_id, OUTPUT), (row.error_file_id, ERRORS)):
-            if file_id is not None:
-                size = await self._insist(partial(self._state.attempt, shelf.adopt, folder / name, file_id))
-                made = FileRow(
-                    id=file_id, owner=row.owner, created_at=int(time.time()), filename=f"{self.id}_{name}",
-                    purpose="batch_output", bytes=size,
-                )  # fmt: skip
-                files.append(made)
+        row, state = self._row, self._state
+        files = await self._insist(lambda: state.attempt(adopted, state.shelf, row))
         status = "cancelled" if row.status == "cancelling" else "completed"
-        await self._insist(lambda: self._state.attempt(self._state.store.finish, self.id, status, files))
-        await self._state.attempt(shelf.remove_batch, self.id)
+        await self._insist(lambda: state.attempt(state.store.finish, self.id, status, files))
+        await state.attempt(state.shelf.remove_batch, self.id)
 
-    async def _fail(self, code: str, message: str) -> None:
-        errors = {"object": "list", "data": [{"code": code, "line": None, "message": message, "param": None}]}
-        await self._move(("validating", "in_progress", "finalizing", "cancelling"), "failed", errors=encoded(errors))
+    async def _fail(self, code: str, message: str, files: Sequence[FileRow] = (), **columns: Any) -> None:
+        """The end by a fault, of ours or the disk's."""
+        state, values = self._state, {**NO_FILES, **columns, "errors": with_fault(self._row.errors, code, message)}
+        await self._insist(lambda: state.attempt(state.store.finish, self.id, "failed", files, **values))
+        await self._look()
+
+    async def _fail_with_rows(self) -> None:
+        """By a fault of ours: what is done is its owner's all the same."""
+        files: Sequence[FileRow] = ()
+        columns: dict[str, Any] = {}
+        if self._row.in_progress_at is not None and not self._named:
+            try:
+                files, columns = await asyncio.to_thread(lent, self._state.shelf, self._row)
+            except Exception as error:  # noqa: BLE001 - the fault may show again in what it left
+                print(f"penstock: {self.id} leaves its rows in the state folder ({_why(error)})", file=sys.stderr)
+        await self._fail("internal", "the server failed at this batch; its log says how", files, **columns)
 
     # --- how
 
@@ -216,10 +255,7 @@ class BatchRun:
         except (sqlite3.Error, OSError):
             return  # the next one shows it; the journals are what counts
         self.completed, self.failed = results.completed, results.failed
-        now = time.monotonic()
-        self._seen.append((now, self.completed + self.failed))
-        while len(self._seen) > 2 and now - self._seen[0][0] > RATE_SPAN:
-            self._seen.popleft()
+        self._progress.note(self.completed + self.failed)
 
     async def _move(self, come_from: tuple[str, ...], status: str, **values: Any) -> bool:
         return await self._insist(

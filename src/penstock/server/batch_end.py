@@ -1,0 +1,58 @@
+"""The end of a batch: what it has written becomes files of its owner, and what ended it is said in its errors.
+
+It knows a batch's folder and row, and the shelf; how often it is tried, and what follows, is batch_run's. `adopted` and
+`lent` block: they are called in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.server.batch_results import ERRORS, OUTPUT, Results
+from penstock.server.batch_shelf import Shelf, new_file_id
+from penstock.server.batch_store import BatchRow, FileRow, encoded
+
+NO_FILES: dict[str, Any] = {"output_file_id": None, "error_file_id": None}
+
+
+def adopted(shelf: Shelf, row: BatchRow) -> list[FileRow]:
+    """The files of closed results, under the ids that they have got; again, where a kill came between. Raises
+    OSError."""
+    folder = shelf.batch_folder(row.id)
+    named = ((row.output_file_id, OUTPUT), (row.error_file_id, ERRORS))
+    return [_file(row, file_id, name, shelf.adopt(folder / name, file_id)) for file_id, name in named if file_id]
+
+
+def lent(shelf: Shelf, row: BatchRow) -> tuple[list[FileRow], dict[str, Any]]:
+    """Files of what is done of a batch that fails by a fault of ours, and the columns of its row that say so. What it
+    wrote stays in its folder too, for whoever looks into it. Raises OSError, PenstockError."""
+    folder = shelf.batch_folder(row.id)
+    results = Results(folder, row.id)
+    results.close()
+    files, columns = [], {**NO_FILES, "completed": results.completed, "failed": results.failed}
+    for column, name, count in (("output_file_id", OUTPUT, "completed"), ("error_file_id", ERRORS, "failed")):
+        if columns[count]:
+            columns[column] = new_file_id()
+            files.append(_file(row, columns[column], name, shelf.lend(folder / name, columns[column])))
+    return files, columns
+
+
+def listed(errors: Sequence[dict[str, Any]]) -> str:
+    """OpenAI's list of a batch's errors, for its column."""
+    return encoded({"object": "list", "data": errors})
+
+
+def with_fault(errors: str | None, code: str, message: str) -> str:
+    """As listed: one error of the whole batch before those of its lines."""
+    earlier = [] if errors is None else json.loads(errors)["data"]
+    return listed([{"code": code, "line": None, "message": message, "param": None}, *earlier])
+
+
+def _file(row: BatchRow, file_id: str, name: str, size: int) -> FileRow:
+    return FileRow(
+        id=file_id, owner=row.owner, created_at=int(time.time()), filename=f"{row.id}_{name}", purpose="batch_output",
+        bytes=size,
+    )  # fmt: skip

@@ -84,6 +84,20 @@ def test_bad_lines_are_named(
         fetch(Remote(server.url), batch_id, tmp_path / "out")
 
 
+def test_bad_lines_among_good_ones_are_named_once(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, [line("a"), line("b", n=0), line("a"), line("c")])
+    batch_id, out = submit(Remote(server.url), path, None), tmp_path / "out.jsonl"
+    assert run(monkeypatch, "watch", batch_id, "--url", server.url) == 0
+    said = [each for each in capsys.readouterr().err.splitlines() if each.startswith("penstock: ")]
+    assert said[0] == "penstock: bad lines are not run and go to the error file:" and len(said) == 3
+    assert said[1].startswith("penstock: line 2: n must be between 1 and 65536") and said[1].endswith(" (body.n)")
+    assert said[2] == "penstock: line 3: an earlier line has this custom_id: give every line its own (custom_id)"
+    assert run(monkeypatch, "fetch", batch_id, out, "--url", server.url) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{out}: 2 rows", f"{tmp_path / 'out.errors.jsonl'}: 2 rows"]
+
+
 def test_the_endpoint_is_the_first_lines_or_as_said(server: Batching, tmp_path: Path) -> None:
     remote = Remote(server.url)
     path = written(tmp_path, [line("a", CHAT)])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import resource
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +17,7 @@ import pytest
 from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
+from penstock.server.access_log import AccessLog, LogFile, open_log, write_line
 from penstock.server.admission import Queue
 from penstock.server.doors import Doors, Headers
 from penstock.server.keys import gather_keys
@@ -170,6 +174,56 @@ async def _asked(porter: Porter, url: str = CHAT, headers: Headers = (), method:
     error = porter(method, url.encode(), headers)
     await asyncio.sleep(0)
     return error
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Files of this process may have so many bytes, as if the disk were full."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+def test_lines_that_find_no_room_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "log"
+    with open_log(str(place)) as log:
+        with room_for(15):
+            for number in range(4):
+                write_line(log, {"line": number})
+        write_line(log, {"line": 4})
+        write_line(log, {"line": 5})
+    assert place.read_text().splitlines() == ['{"line":0}', '{"li', '{"line":4}', '{"line":5}']
+    assert capsys.readouterr().err == ("penstock: lines of the access log are lost (no room): free some room\n")
+
+
+def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    place.touch()
+
+    async def ask(log: LogFile) -> None:
+        queue = Queue(1, 1000)
+        queue.enter(None, 1, 1)
+        error = await _asked(Porter(queue, Doors(), log))
+        assert error is not None and error.status == 429
+        sent: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def receive() -> Any:
+            raise AssertionError("nothing is asked of the client")
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await AccessLog(app, log)({"type": "http", "method": "GET", "path": "/x"}, receive, send)
+        assert [message["status"] for message in sent] == [200]
+
+    with LogFile(place, "rb") as log:  # which cannot be written
+        asyncio.run(ask(log))
 
 
 def test_it_is_in_the_log_and_counted() -> None:

@@ -5,17 +5,18 @@
      "first_token_seconds": 0.021, "seconds": 0.4, "finish_reasons": {"length": 4}}
 
 A route is the served path's pattern: what else stands in a path is the client's text. Probes and /metrics are left out.
-It knows HTTP messages and a call's account; nothing of bodies.
+A line that cannot be written (a full disk) ends no request. It knows HTTP messages and a call's account; nothing of
+bodies.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 import time
-from contextlib import closing, nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,17 +27,45 @@ from penstock.server.doors import PROBES, key_of
 from penstock.server.keys import Key
 from penstock.server.refusals import CLOSED_BY_CLIENT
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 STDERR = "-"
+STDERR_FILE = 2  # its descriptor
 
 
 def open_log(where: str | None) -> Any:
     """A context of the file that lines are appended to; `-` is standard error, None no log. Raises UsageError."""
-    if where is None or where == STDERR:
-        return nullcontext(sys.stderr.buffer if where else None)
+    if where is None:
+        return nullcontext()
     try:
-        return closing(Path(where).open("ab", buffering=0))
+        return LogFile(STDERR_FILE, "wb", closefd=False) if where == STDERR else LogFile(where, "ab")
     except OSError as error:
         raise UsageError(f"the access log cannot be written ({error.strerror}): check --access-log") from error
+
+
+class LogFile(io.FileIO):
+    """A file whose write raises nothing: who is answered mustn't suffer for a line about it. Lost lines are told once,
+    on standard error; where a part of one was written, the next begins on a line of its own."""
+
+    _lost = _torn = False
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        data = b"\n" * self._torn + bytes(data)
+        why: str | None = "no room"
+        try:
+            written = super().write(data) or 0  # None: a pipe that is full, and that nobody waits for
+        except OSError as error:
+            written, why = 0, error.strerror
+        if written:
+            self._torn = written < len(data)
+        if written < len(data) and not self._lost:
+            self._lost = True
+            with suppress(OSError):
+                print(
+                    f"penstock: lines of the access log are lost ({why}): free some room", file=sys.stderr, flush=True
+                )
+        return written
 
 
 class AccessLog:

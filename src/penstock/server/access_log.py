@@ -16,7 +16,7 @@ import sys
 import time
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,9 +26,6 @@ from penstock.server.account import Account
 from penstock.server.doors import PROBES, key_of
 from penstock.server.keys import Key
 from penstock.server.refusals import CLOSED_BY_CLIENT
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 STDERR = "-"
 STDERR_FILE = 2  # its descriptor
@@ -50,7 +47,7 @@ class LogFile(io.FileIO):
 
     _lost = _torn = False
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         data = b"\n" * self._torn + bytes(data)
         why: str | None = "no room"
         try:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.server import fields
+from penstock.server.admission import LONGEST_WAIT
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_lines import ENDPOINTS
 from penstock.server.batch_shelf import BATCH_ID, new_batch_id
@@ -32,6 +33,12 @@ _FATES = {"output_expires_after": Fate((), "files stay until they are deleted")}
 _LIMITS = Limits(max_body_bytes=64 * 1024)
 
 
+class TooManyBatchesError(HttpError):
+    """One owner has as many unfinished batches as the server lets anybody have."""
+
+    status, code = 429, "too_many_batches"
+
+
 async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
     """POST /v1/batches. Raises HttpError."""
     asked = fields.sift(read_object(await Intake(_LIMITS).read(request)), _KNOWN, _FATES)
@@ -41,11 +48,20 @@ async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
         raise HttpError("this file's purpose is not batch: upload the input with it", param="input_file_id")
     row = BatchRow(
         id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint, input_file_id=file.id,
-        metadata=None if metadata is None else encoded(metadata),
+        metadata=None if metadata is None else encoded(metadata), model=desk.model,
     )  # fmt: skip
-    await desk.state.call(desk.state.store.add_batch, row)
+    await desk.state.call(_add, desk, row)
     desk.start(row)
     return reply(batch_object(desk, row))
+
+
+def _add(desk: Desk, row: BatchRow) -> None:
+    """In the state's thread, so that nobody comes between. Raises TooManyBatchesError."""
+    store, most = desk.state.store, desk.limits.max_unfinished
+    if store.count_unfinished(row.owner) >= most:
+        message = f"{most} batches of yours are not over, and no more are taken: wait for one to end, or cancel one"
+        raise TooManyBatchesError(message, headers={"retry-after": str(LONGEST_WAIT)})
+    store.add_batch(row)
 
 
 def _check(asked: dict[str, Any]) -> tuple[str, dict[str, str] | None]:
@@ -123,7 +139,7 @@ def batch_object(desk: Desk, row: BatchRow) -> dict[str, Any]:
         "id": row.id,
         "object": "batch",
         "endpoint": row.endpoint,
-        "model": desk.model,
+        "model": row.model or desk.model,
         "errors": None if row.errors is None else msgspec.Raw(row.errors.encode()),
         "input_file_id": row.input_file_id,
         "completion_window": WINDOW,

@@ -6,16 +6,19 @@ It knows HTTP and the state folder; no batches but for the question whether one 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
 
 from penstock.server.batch_desk import Desk
-from penstock.server.batch_shelf import FILE_ID, new_file_id
+from penstock.server.batch_shelf import FILE_ID, Draft, StorageError, new_file_id, storage_error
 from penstock.server.batch_store import FileRow
 from penstock.server.limits import BODY_RATE, BodyTooSlowError
 from penstock.server.refusals import HttpError
@@ -39,30 +42,69 @@ class ConflictError(HttpError):
     status, code = 409, "conflict"
 
 
+class TooManyFilesError(HttpError):
+    """One owner keeps as many as the server lets anybody keep. Waiting changes nothing, so it is no 429."""
+
+    code = "too_many_files"
+
+
 async def post_file(desk: Desk, request: Request, owner: str) -> Response:
-    """POST /v1/files. Raises HttpError."""
-    most, seconds = desk.limits.max_file_bytes, desk.body_seconds
+    """POST /v1/files. Raises HttpError, StorageError; nothing is left on the disk then."""
+    most = desk.limits.max_file_bytes
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise too_large(most)
     parser = UploadParser(request.headers.get("content-type", ""), most)
     state, file_id = desk.state, new_file_id()
-    draft = await state.call(state.shelf.draft, file_id)
+    draft = await state.call(_draft, desk, file_id, owner)
     try:
-        async with asyncio.timeout(seconds) as patience:
-            upload = await receive(_bounded(request, most, seconds, patience), parser, draft, asyncio.to_thread)
-        filename = _check_upload(upload)
+        filename = _check_upload(await _receive(desk, request, parser, draft))
         row = FileRow(
             id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size
         )
-        await asyncio.to_thread(draft.keep)
-        await state.call(state.store.add_file, row)
+        await asyncio.to_thread(draft.sync)
+        await state.call(_land, desk, draft, row)
+    finally:
+        await asyncio.to_thread(draft.drop)
+    return reply(file_object(row))
+
+
+# In the state's thread, which nobody stops amid these.
+
+
+def _draft(desk: Desk, file_id: str, owner: str) -> Draft:
+    """Raises TooManyFilesError, StorageError."""
+    _check_room(desk, owner)
+    return desk.state.shelf.draft(file_id)
+
+
+def _land(desk: Desk, draft: Draft, row: FileRow) -> None:
+    """Content and row, or neither. Raises TooManyFilesError, StorageError, sqlite3.Error."""
+    _check_room(desk, row.owner)  # others may have come meanwhile
+    draft.keep()
+    try:
+        desk.state.store.add_file(row)
+    except BaseException:
+        desk.state.shelf.remove(row.id)
+        raise
+
+
+def _check_room(desk: Desk, owner: str) -> None:
+    """Raises TooManyFilesError."""
+    most = desk.limits.max_files
+    if desk.state.store.count_files(owner) >= most:
+        raise TooManyFilesError(f"you keep {most} files here, results among them, and no more are taken: delete some")
+
+
+async def _receive(desk: Desk, request: Request, parser: UploadParser, draft: Draft) -> Upload:
+    """The body's form, its file in the draft. Raises HttpError, StorageError."""
+    most, seconds = desk.limits.max_file_bytes, desk.body_seconds
+    try:
+        async with asyncio.timeout(seconds) as patience:
+            return await receive(_bounded(request, most, seconds, patience), parser, draft, asyncio.to_thread)
     except TimeoutError:  # the disk gives none
         message = f"the file took longer than {seconds:g} s, and a second more for each 16 KiB"
         raise BodyTooSlowError(f"{message}: send it faster", headers={"connection": "close"}) from None
-    finally:
-        draft.drop()
-    return reply(file_object(row))
 
 
 async def _bounded(request: Request, most: int, seconds: float, patience: asyncio.Timeout) -> AsyncIterator[bytes]:
@@ -113,23 +155,51 @@ async def get_file(desk: Desk, file_id: str, owner: str) -> Response:
 
 
 async def get_content(desk: Desk, file_id: str, owner: str) -> Response:
-    """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError."""
+    """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError, StorageError."""
     row = await known_file(desk, file_id, owner)
     try:
-        file = await desk.state.attempt(open, desk.state.shelf.path(row.id), "rb")
+        file, first = await asyncio.to_thread(_begin, desk.state.shelf.path(row.id))
     except FileNotFoundError as error:
         raise NotFoundError("this file was deleted just now", param="file_id") from error
+    except OSError as error:
+        raise storage_error(error) from error
     headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.id}"'}
-    return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=headers)
+    return _Content(_pieces(file, first, row.bytes), media_type="application/octet-stream", headers=headers)
 
 
-async def _pieces(file: Any) -> AsyncIterator[bytes]:
-    content: BinaryIO = file
+def _begin(path: Path) -> tuple[BinaryIO, bytes]:
+    """An open file and its first piece: a disk that gives none is found out before a status is sent."""
+    file = path.open("rb")
     try:
-        while piece := await asyncio.to_thread(content.read, PIECE):
+        return file, file.read(PIECE)
+    except BaseException:
+        file.close()
+        raise
+
+
+async def _pieces(file: BinaryIO, piece: bytes, left: int) -> AsyncIterator[bytes]:
+    """Raises StorageError where the disk fails, or has less than was told."""
+    try:
+        while piece:
+            left -= len(piece)
             yield piece
+            piece = await asyncio.to_thread(file.read, PIECE)
+    except OSError as error:
+        raise storage_error(error) from error
     finally:
-        content.close()
+        file.close()
+    if left:
+        raise StorageError("the content on the server's disk is not whole: tell whoever runs it")
+
+
+class _Content(StreamingResponse):
+    """A file's bytes. Where the disk fails amid them the answer breaks off, and the client sees it by the length."""
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except StorageError as error:
+            print(f"penstock: a file's content broke off on its way to a client: {error}", file=sys.stderr)
 
 
 async def delete_file(desk: Desk, file_id: str, owner: str) -> Response:

@@ -1,0 +1,141 @@
+"""What one owner may leave here: unfinished batches, files; and how much of lines of many samples is at the engine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
+from server_fake import make_tokenizer
+
+from penstock.server.batch_lines import BatchLimits
+from penstock.server.doors import Doors
+from penstock.server.keys import gather_keys
+from penstock.text.tokenizer import Tokenizer
+
+LIMITS = BatchLimits(max_unfinished=3, max_files=6)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Batching]:
+    with batching(tokenizer, tmp_path / "state", LIMITS) as running:
+        yield running
+
+
+def create(client: openai.OpenAI, file_id: str) -> str:
+    return client.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h").id
+
+
+def test_lines_of_300_samples_overlap_on_512_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, max_num_seqs=512) as server:
+        server.running.hold(True)
+        batch_id = server.submit(jsonl([line(str(number), n=300) for number in range(4)]))
+        server.running.wait_for(lambda: len(server.engine.open) >= 2)
+        server.http.get("/health")  # the loop has turned
+        assert len(server.engine.open) == 2, "512 rows and an eighth ahead: passed by the second"
+        server.running.hold(False)
+        assert server.until_over(batch_id).request_counts.completed == 4
+
+
+def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, LIMITS) as server:
+        server.running.hold(True)
+        file_id = server.upload(jsonl([line("a")]))
+        ids = [create(server.openai, file_id) for _ in range(3)]
+        with pytest.raises(openai.RateLimitError, match="cancel one") as refused:
+            create(server.openai, file_id)
+        assert refused.value.code == "too_many_batches"
+        assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+        assert len(list(server.openai.batches.list())) == 3
+        server.openai.batches.cancel(ids[0])
+        server.until_over(ids[0])
+        create(server.openai, file_id)
+    with batching(tokenizer, tmp_path, LIMITS, model="another") as server:  # what was left counts, while it waits
+        with pytest.raises(openai.RateLimitError):
+            create(server.openai, file_id)
+        server.openai.batches.cancel(ids[1])
+        server.until_over(ids[1])
+        create(server.openai, file_id)
+
+
+def test_another_keys_owner_has_bounds_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    limits = BatchLimits(max_unfinished=1, max_files=1)
+    with batching(tokenizer, tmp_path, limits, doors=Doors(keys=gather_keys(["one", "two"], None, {}))) as server:
+        server.running.hold(True)
+        for key in ("one", "two"):
+            client = server.openai.with_options(api_key=key)
+            file_id = client.files.create(file=("in", jsonl([line("a")])), purpose="batch").id
+            create(client, file_id)
+            with pytest.raises(openai.RateLimitError):
+                create(client, file_id)
+            with pytest.raises(openai.BadRequestError, match="delete some"):
+                client.files.create(file=("in", b""), purpose="batch")
+        server.running.hold(False)
+
+
+def test_files_of_an_owner_are_bounded(server: Batching, tmp_path: Path) -> None:
+    ids = [server.upload(b"") for _ in range(6)]
+    with pytest.raises(openai.BadRequestError, match="delete some") as refused:
+        server.upload(b"")
+    assert refused.value.code == "too_many_files"
+    assert sorted(os.listdir(tmp_path / "state" / "files")) == sorted(ids)
+    server.openai.files.delete(ids[0])
+    server.upload(b"")
+
+
+def test_results_count_and_are_never_refused(server: Batching) -> None:
+    batch = server.until_over(server.submit(jsonl([line("a"), line("b", prompt="x" * 300)])))
+    assert batch.output_file_id and batch.error_file_id
+    for _ in range(2):
+        server.upload(b"")
+    last = server.submit(jsonl([line("a")]))
+    batch = server.until_over(last)
+    assert len(server.rows(batch.output_file_id)) == 1 and len(list(server.openai.files.list())) == 7
+    with pytest.raises(openai.BadRequestError):
+        server.upload(b"")
+
+
+def test_of_uploads_that_come_together_too_many_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    part = b'--e\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 2_000_000
+    rest = b'\r\n--e\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--e--\r\n'
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=e\r\n"
+        f"Content-Length: {len(part) + len(rest)}\r\n\r\n"
+    )
+    files = tmp_path / "state" / "files"
+    with batching(tokenizer, tmp_path / "state", BatchLimits(max_files=1)) as server:
+        address = server.url.removeprefix("http://").split(":")
+        connections = [socket.create_connection((address[0], int(address[1])), timeout=30) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(head.encode() + part)
+        server.running.wait_for(lambda: len(os.listdir(files)) == 3)
+        statuses = []
+        for connection in connections:
+            connection.sendall(rest)
+            statuses.append(connection.recv(4096).split(b" ")[1])
+            connection.close()
+        assert statuses == [b"200", b"400", b"400"] and len(os.listdir(files)) == 1
+
+
+def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def seen(keys: list[str]) -> dict[str, list[str]]:
+        doors = Doors(keys=gather_keys(keys, None, {}))
+        with batching(tokenizer, tmp_path, doors=doors) as server:
+            clients = {key: server.openai.with_options(api_key=key) for key in keys}
+            return {key: [file.filename for file in client.files.list()] for key, client in clients.items()}
+
+    with batching(tokenizer, tmp_path, doors=Doors(keys=gather_keys(["a", "b"], None, {}))) as server:
+        for key in ("a", "b"):
+            server.openai.with_options(api_key=key).files.create(file=(f"{key}'s", b""), purpose="batch")
+    assert seen(["a", "b"]) == {"a": ["a's"], "b": ["b's"]}
+    assert seen(["b"]) == {"b": ["b's"]}, "a was revoked"
+    assert seen(["c", "b", "a"]) == {"a": ["a's"], "b": ["b's"], "c": []}

@@ -240,7 +240,7 @@ def _check(text: bytes, good: bool, report: Report) -> int:
         else:
             right = row["response"]["status_code"] == 400 and "error" in body
         report.torn += not right or good == (number % BAD == 0)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         report.torn += 1
         return -1
     return number

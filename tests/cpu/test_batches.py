@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +18,7 @@ from server_fake import FakeEngine, make_tokenizer, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
+from penstock.server import batch_lines, batch_run
 from penstock.server.batch_state import State
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
@@ -127,9 +131,11 @@ def test_a_cancelled_batch_keeps_what_is_done(server: Batching) -> None:
     assert server.openai.batches.cancel(batch_id).status == "cancelling"
     batch = server.until_over(batch_id)
     assert batch.status == "cancelled" and batch.cancelling_at <= batch.cancelled_at and batch.completed_at is None
-    rows = server.rows(batch.output_file_id)
-    assert 20 <= len(rows) == batch.request_counts.completed < 2000
-    assert len({row["custom_id"] for row in rows}) == len(rows) and not server.engine.open
+    rows, unrun = server.rows(batch.output_file_id), server.rows(batch.error_file_id)
+    assert 20 <= len(rows) == batch.request_counts.completed < 2000 == batch.request_counts.total
+    assert sorted(int(row["custom_id"]) for row in rows + unrun) == list(range(2000)) and not server.engine.open
+    assert {(row["response"], row["error"]["code"]) for row in unrun} == {(None, "batch_cancelled")}
+    assert batch.request_counts.failed == len(unrun)
     assert server.openai.batches.cancel(batch_id).status == "cancelled"
 
 
@@ -190,7 +196,7 @@ def test_a_line_that_kills_the_engine_is_found(
     starts = 1
     while (batch := sit()).status != "completed":
         starts += 1
-        assert starts < 8, "it would be started for ever"
+        assert starts < 20, "it would be started for ever"
     assert (batch.request_counts.completed, batch.request_counts.failed) == (39, 1)
     with batching(tokenizer, tmp_path) as server:
         (row,) = server.rows(batch.error_file_id)
@@ -208,14 +214,154 @@ def test_batches_share_the_engine(server: Batching) -> None:
 
 def test_more_batches_than_run_at_once_wait_their_turn(server: Batching) -> None:
     server.running.hold(True)
-    ids = [server.submit(jsonl([line("a")])) for _ in range(12)]
+    ids = [server.submit(jsonl([line("a"), line("typo", n=0)])) for _ in range(12)]
     server.running.wait_for(lambda: len(server.engine.open) == 8)
-    statuses = [server.openai.batches.retrieve(batch_id).status for batch_id in ids]
-    assert statuses == ["in_progress"] * 8 + ["validating"] * 4
+    while {(batch := server.openai.batches.retrieve(each)).status for each in ids} != {"in_progress"}:
+        pass
+    assert batch.errors.data[0].line == 2, "all are checked"
+    assert server.until_over(server.submit(jsonl([line("typo", n=0)]))).status == "failed"
     server.openai.batches.cancel(ids[-1])
     assert server.until_over(ids[-1]).status == "cancelled"
+    assert len(server.engine.open) == 8
     server.running.hold(False)
     assert [server.until_over(batch_id).status for batch_id in ids] == ["completed"] * 11 + ["cancelled"]
+
+
+def test_a_batch_that_waits_for_its_turn_can_be_cancelled_before_it_is_checked(
+    server: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = asyncio.Event()
+    plain = batch_run.survey
+
+    async def slow(*values: Any) -> Any:
+        await held.wait()
+        return await plain(*values)
+
+    monkeypatch.setattr(batch_run, "survey", slow)
+    ids = [server.submit(jsonl([line("a")])) for _ in range(3)]
+    server.openai.batches.cancel(ids[2])
+    batch = server.until_over(ids[2])
+    assert (batch.status, batch.request_counts.total, batch.error_file_id) == ("cancelled", 0, None)
+    assert [server.openai.batches.retrieve(each).status for each in ids[:2]] == ["validating"] * 2
+    server.running.loop.call_soon_threadsafe(held.set)
+    assert [server.until_over(each).status for each in ids[:2]] == ["completed"] * 2
+
+
+def test_an_input_that_cannot_be_read_holds_a_batch_up(
+    server: Batching, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plain, calls = batch_lines._some_lines, itertools.count()
+    faults = {1: OSError(errno.EIO, "Input/output error"), 4: OSError(errno.EMFILE, "Too many open files")}
+
+    def some(*values: Any) -> Any:
+        if (fault := faults.get(next(calls))) is not None:
+            raise fault
+        return plain(*values)
+
+    monkeypatch.setattr(batch_lines, "_some_lines", some)
+    monkeypatch.setattr(batch_lines, "READ_BYTES", 100)
+    monkeypatch.setattr(batch_run, "FIRST_PAUSE", 0.01)
+    batch = server.until_over(server.submit(jsonl([line(str(i)) for i in range(40)])))
+    assert batch.status == "completed" and batch.errors is None, "what was read before the fault is no earlier line"
+    assert batch.request_counts.completed == 40 and next(calls) > 80
+    said = capfd.readouterr().err
+    assert said.count("waits for the state folder's disk (input/output error)") == 1
+    assert said.count("goes on") == 1 and "Traceback" not in said
+
+
+def test_a_server_that_ends_while_an_input_cannot_be_read_fails_no_batch(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[object] = []
+
+    def fails(*values: object) -> Any:
+        tried.append(values)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
+        broken.setattr(batch_lines, "_some_lines", fails)
+        batch_id = server.submit(jsonl([line("a")]))
+        server.running.wait_for(lambda: tried)
+        assert server.openai.batches.retrieve(batch_id).status == "validating"
+    with batching(tokenizer, tmp_path) as server:
+        assert server.until_over(batch_id).status == "completed"
+
+
+def test_a_batch_waits_for_its_own_model(
+    tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with batching(tokenizer, tmp_path) as first:
+        first.engine.step_seconds = 0.05
+        ids = [first.submit(jsonl([line(str(i)) for i in range(400)])) for _ in range(2)]
+        for each in ids:
+            while first.openai.batches.retrieve(each).request_counts.completed < 5:
+                pass
+    with batching(tokenizer, tmp_path, model="other") as second:
+        of_its_own = second.until_over(second.submit(jsonl([line("a", model="other"), line("b")])))
+        assert (of_its_own.model, of_its_own.request_counts.completed) == ("other", 1)
+        waiting = second.openai.batches.retrieve(ids[0])
+        assert (waiting.status, waiting.model, waiting.request_counts.failed) == ("in_progress", "fake", 0)
+        second.openai.batches.cancel(ids[1])
+        cancelled = second.until_over(ids[1])
+        assert cancelled.request_counts.completed >= 5
+        codes = {row["error"]["code"] for row in second.rows(cancelled.error_file_id)}
+        assert cancelled.status == "cancelled" and codes == {"batch_cancelled"}
+        assert len(second.engine.submitted) == 1
+    said = capfd.readouterr().err.splitlines()
+    assert [each for each in said if "waits for" in each] == [
+        f"penstock: {each} waits for a server of fake" for each in ids
+    ]
+    with batching(tokenizer, tmp_path) as third:
+        batch = third.until_over(ids[0])
+        assert batch.status == "completed" and batch.error_file_id is None
+        assert sorted(int(row["custom_id"]) for row in third.rows(batch.output_file_id)) == list(range(400))
+
+
+def test_tables_of_the_version_before_are_taken_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path) as server:
+        batch_id = server.submit(jsonl([line("a")]))
+        server.until_over(batch_id)
+    database = sqlite3.connect(tmp_path / "state.sqlite")
+    database.execute("ALTER TABLE batches DROP COLUMN model")
+    database.execute("PRAGMA user_version = 1")
+    database.close()
+    with batching(tokenizer, tmp_path, model="other") as server:
+        assert server.openai.batches.retrieve(batch_id).model == "other", "nothing says which it was"
+        made = server.until_over(server.submit(jsonl([line("a", model="other")])))
+        assert made.model == "other"
+    with batching(tokenizer, tmp_path) as server:
+        assert server.openai.batches.retrieve(made.id).model == "other"
+
+
+def test_a_batch_that_fails_by_our_fault_leaves_its_rows(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
+        broken.setattr(batch_run.BatchRun, "_name", breaks)
+        batch = server.until_over(server.submit(jsonl([line("a"), line("bad", n=0), line("b")])))
+        assert batch.status == "failed" and batch.failed_at is not None
+        assert [error.code for error in batch.errors.data] == ["internal", "invalid_request"]
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+    with batching(tokenizer, tmp_path) as server:
+        assert sorted(row["custom_id"] for row in server.rows(batch.output_file_id)) == ["a", "b"]
+        assert [row["custom_id"] for row in server.rows(batch.error_file_id)] == ["bad"]
+        assert server.openai.batches.retrieve(batch.id).status == "failed", "it is over"
+
+
+def test_a_fault_that_shows_again_in_the_rows_still_ends_a_batch(
+    server: Batching, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(*_: object) -> Any:
+        raise ZeroDivisionError("again")
+
+    monkeypatch.setattr(batch_run.BatchRun, "_name", breaks)
+    monkeypatch.setattr(batch_run, "lent", breaks)
+    batch = server.until_over(server.submit(jsonl([line("a")])))
+    assert (batch.status, batch.output_file_id, batch.errors.data[0].code) == ("failed", None, "internal")
+    assert "leaves its rows in the state folder (again)" in capfd.readouterr().err
 
 
 def test_batches_are_listed_youngest_first(server: Batching) -> None:

@@ -216,7 +216,11 @@ PARTS = (
         tests("cpu/test_faults_requests.py"), timeless=True,
     ),
     Part("faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines", batch_killed),
-    Part("faults survived", "disk fails", "write, sync, rename, open of a batch, each at its k-th call", disk_fails),
+    Part("faults survived", "disk fails", "open, read, write, sync, ... of a batch, each at its k-th call", disk_fails),
+    Part(
+        "faults survived", "disk fails, upload", "open, write, sync, rename, row of an upload, each at its k-th call",
+        tests("cpu/test_faults_files.py"), timeless=True,
+    ),
     Part(
         "faults survived", "journal", "cut at every byte, each byte of 4 KB spoilt in seven ways, killed, full",
         drawn("numpy/test_journal*.py", "cpu/test_batch_results.py"), timeless=True,

@@ -282,12 +282,13 @@ def test_measured_and_interpolated_are_told_apart(reader: Reader) -> None:
     reader.open()
     notes = dict(zip(reader.ranking(), reader.texts(".rank-note"), strict=True))
     assert "interpolated" in notes["swift 1.0"]
-    assert reader.page.locator("#curve .measured").count() == 4 + 3  # open and single points of both
+    assert reader.page.locator("#curve .measured").count() == 3 + 2  # open points of both
+    assert reader.page.locator("#curve .aside.single").count() == 2  # and one at a time, for comparison
     assert reader.page.locator("#curve .crossing").count() == 1
     reader.page.click("#curve-part summary")
     rows = reader.texts("#curve-table tbody tr")
     assert [row.endswith("interpolated") for row in rows].count(True) == 1
-    assert sum(row.endswith("measured") for row in rows) == 7
+    assert sum(row.endswith("measured") for row in rows) == 5
 
 
 def test_a_short_client_is_shown_and_never_ranked(reader: Reader) -> None:
@@ -526,6 +527,53 @@ def test_an_offered_rate_that_nobody_saw_served_is_none(ask: Any) -> None:
                "sample": dict.fromkeys(missed["sample"], [-1.0] * 8)}  # fmt: skip
     reader = ask([record("missed00", "missed", [few(4.0, 3.0), missed])])
     assert "missed 1.0 takes 3.25 requests a second" in reader.text("#answer")  # from 100 % at 3 to none at 8
+
+
+def test_one_at_a_time_is_no_rate_that_visitors_get(ask: Any) -> None:
+    """It waits for the server: that it kept the goal says nothing of its rate; that it missed it says all."""
+
+    def alone(run: str, engine: str, waited: float) -> dict[str, Any]:
+        points = [point(None, firsts(1, waited, 9), kind="single"), point(None, firsts(0, 0.1, 20), kind="saturation")]
+        return record(run, engine, points)
+
+    reader = ask([alone("quick000", "quick", 0.1)])
+    assert "no record here has a point that can answer this. quick 1.0: no open-loop rate" in reader.text("#answer")
+    assert asked_of(reader.text("#answer code"))["engine"] == "quick"
+    reader = ask([alone("quick000", "quick", 0.1), alone("slow0000", "slow", 2.0)])
+    assert reader.text("#answer").startswith("None.") and reader.ranking() == ["slow 1.0", "quick 1.0"]
+    assert reader.texts(".rank-note")[0].startswith("misses it even at 0.306 a second (0 %)")
+    measured = alone("quick000", "quick", 0.1)
+    measured["points"].append(point(0.1, firsts(1, 0.2, 9)))  # slower than the one at a time
+    assert "quick 1.0 takes at least 0.1 requests a second" in ask([measured]).text("#answer")
+
+
+def test_a_rate_that_was_not_served_is_said(ask: Any) -> None:
+    full = point(6.0, firsts(0.9, 0.1, 2))
+    full["figures"]["request_rate"] = {"value": 4.0, "low": 3.8, "high": 4.2}
+    reader = ask([record("full0000", "full", [point(5.0, firsts(1, 0.1, 2)), full])])
+    assert "full 1.0 takes 5 requests a second" in reader.text("#answer")
+    assert "At 6 requests a second, the next measured rate, it completed 4 and kept it for 90 %" in reader.text(
+        "#answer"
+    )
+
+
+def goal(made: dict[str, Any], share: float) -> dict[str, Any]:
+    """The point with its share under a second recorded."""
+    made["goals"] = [{"seconds": 1.0, "share": share, "low": share, "high": share, "goodput": 1.0}]
+    return made
+
+
+def test_what_a_goal_costs_is_known_where_a_rate_missed_it(ask: Any) -> None:
+    """Else it would be the part at which the fastest rate was tried."""
+    top = point(None, firsts(0.1, 0.1, 9), kind="saturation")
+    top["figures"]["request_rate"] = {"value": 20.0, "low": 19.6, "high": 20.4}
+    kept, missed = goal(point(10.0, firsts(1, 0.1, 2)), 1.0), goal(point(15.0, firsts(0.5, 0.1, 2)), 0.5)
+    reader = ask([record("missed00", "missed", [kept, missed, top]), record("untried0", "untried", [kept, top])],
+                 "#findings")  # fmt: skip
+    reader.wait("#findings-body", "was, in the middle, 50 % under 1 s (1 run)")
+    reader = ask([record("untried0", "untried", [kept, top]), record("another0", "another", [kept, top])], "#findings")
+    reader.wait("#findings-body", "Who reaches")
+    assert "What a goal leaves" not in reader.text("#findings-body")
 
 
 def test_findings_are_computed(ask: Any) -> None:

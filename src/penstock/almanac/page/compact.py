@@ -227,8 +227,9 @@ def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | No
 
 
 def _kept(points: list[Point], seconds: float, quantile: float) -> list[float]:
-    """The highest measured rate of an open loop that keeps the goal; 0: none of them does; -1: not measured."""
+    """[seconds, the highest measured rate of an open loop that keeps it, the lowest above that misses it].
+    Kept 0: none of them does; -1: not measured. Missed 0: no higher one was measured."""
     asked = [(p.rate, g.share) for p in points if p.kind == "open" and p.rate for g in p.goals if g.seconds == seconds]
     if not asked:
-        return [seconds, -1]
-    return [seconds, float(f"{crossing_of(asked, quantile)[0] or 0.0:.4g}")]
+        return [seconds, -1, 0]
+    return [seconds, *(float(f"{rate or 0.0:.4g}") for rate in crossing_of(asked, quantile))]

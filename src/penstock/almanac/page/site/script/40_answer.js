@@ -19,7 +19,7 @@ function prepared(record, question) {
     return {
       at, point, rows: first.length, worth: worth(point, first.length), sorted: Float32Array.from(passing).sort(),
       goals: joint ? [] : point.goals, rate: sustained(point), short: point.client.short,
-      usable: (point.kind === "open" || point.kind === "single") && !point.client.short && first.length > 0,
+      usable: point.kind === "open" && !point.client.short && first.length > 0,
     };
   });
 }
@@ -76,16 +76,21 @@ function surely(line, value, quantile) {
   return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, misses.length ? Math.max(Math.min(...misses), value.rate) : null];
 }
 
-/** The answer of one record: {state, rate: [value, low, high], ...}.
+/** The answer of one record: {state, rate: [value, low, high], ...}. Open loops alone carry it: a closed one, that of one
+    user too, waits for the server, so the rate that it reached says not that visitors at that rate would be served in
+    time. What one user alone does not get in time nobody does.
     state: "crossing" (interpolated between two measured points), "beyond" (kept at the fastest measured one: at least),
-    "never" (missed at the slowest), "short" (the client may have been the limit), "unmeasured", "failed". */
+    "never" (missed at the slowest, or by one at a time), "short" (the client may have been the limit), "unmeasured", "failed". */
 function answerOf(record, question, ready = prepared(record, question)) {
   const line = ready.filter((each) => each.usable && each.rate !== null)
     .map((each) => ({ ...each, shares: shareAt(each, question.first) }))
     .sort((a, b) => offered(a.point) - offered(b.point));
   const answer = { record, ready, line, rate: null, state: "unmeasured", before: null, after: null };
   if (!line.length) {
-    const barred = ready.some((each) => each.short && (each.point.kind === "open" || each.point.kind === "single"));
+    const alone = ready.find((each) => each.point.kind === "single" && !each.short && each.rows);
+    const shares = alone && shareAt(alone, question.first);
+    if (alone && shares[0] < question.quantile) return { ...answer, state: "never", before: { ...alone, shares } };
+    const barred = ready.some((each) => each.short && each.point.kind === "open");
     answer.state = barred ? "short" : !record.points.length && record.failures.length ? "failed" : "unmeasured";
     return answer;
   }

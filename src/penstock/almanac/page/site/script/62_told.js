@@ -39,7 +39,7 @@ function showAnswer(answers) {
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
   const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
   const how = best.state === "beyond" ? ` This is the fastest rate measured, and it still kept the goal: the true limit lies above it.${atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}.` : ""}`
-    : best.after.rate === best.before.rate ? ""
+    : best.after.rate <= best.before.rate ? ` At ${number(offered(best.after.point))} requests a second, the next measured rate, it completed ${number(best.after.rate)} and kept it for ${share(best.after.shares[0])}.`
     : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
   put(box,
     el("p", { class: "told" },

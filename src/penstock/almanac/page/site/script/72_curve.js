@@ -30,7 +30,7 @@ function showCurve(answers, colours) {
 /** Seconds on an axis: one unit, so that a step is a step. */
 const seconds = (value) => `${number(value)} s`;
 
-/** Points that carry no line: all at once, a closed loop, and those whose client was short. */
+/** Points that carry no line: all at once, one at a time, a closed loop, and those whose client was short. */
 function beside(answer, colour) {
   const question = questionNow();
   return answer.ready.filter((each) => !each.usable && each.rows && each.rate > 0).map((each) => {

@@ -88,13 +88,14 @@ function whoLeads(heads) {
 
 const workName = (head) => (head.kind === "exact" ? `${number(head.input)} in, ${number(head.output)} out` : `${head.shapeName}: ${number(head.input)} in, ${number(head.output)} out, n = ${head.n}`);
 
-/** What share of the highest rate is left when a first-token goal is kept; of runs that know their highest. */
+/** What share of the highest rate is left when a first-token goal is kept; of runs that know their highest, and a rate
+    that misses it: else the part would be that of the rates that were tried. */
 function goalsCost(heads) {
   const parts = new Map();
   const rows = [];
   for (const head of heads) {
-    for (const [seconds, rate] of head.kept ?? []) {
-      if (!(rate > 0) || isLeast(head.peak)) continue;
+    for (const [seconds, rate, missed] of head.kept ?? []) {
+      if (!(rate > 0) || !missed || isLeast(head.peak)) continue;
       const part = rate / head.peak[0];
       parts.set(seconds, [...(parts.get(seconds) ?? []), part]);
       rows.push([headName(head), head.model, head.machine, workName(head), time(seconds), number(rate), interval(head.peak), share(part)]);

@@ -155,7 +155,7 @@ class FakeEngine:
         names += " completed_steps tokens_per_second expected_seconds_left"
         return {"running": len(self.open), "waiting": 0, "kv_usage": 0.25, **dict.fromkeys(names.split(), 7)}
 
-    async def close(self) -> None:
+    async def close(self, hurry: asyncio.Event | None = None) -> None:
         self.alive = False
 
 

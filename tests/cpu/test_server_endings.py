@@ -196,9 +196,9 @@ async def launch(config, engine, step_timeout):
     engine.step_seconds = {step}
     asyncio.get_running_loop().call_later({die}, lambda: setattr(engine, "alive", False))
     plain = engine.close
-    async def close():
+    async def close(hurry):
         await plain()
-        print("closed", flush=True)
+        print("closed now" if hurry.is_set() else "closed", flush=True)
     engine.close = close
     return engine
 sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())  # so that no torch is loaded
@@ -264,7 +264,39 @@ def test_a_second_signal_does_not_wait_for_running_requests(tmp_path: Path) -> N
     os.kill(serving.process.pid, signal.SIGINT)
     status, out, err = serving.end(signal.SIGTERM)  # another number: two of one kind could count once
     waiter.join(30)
-    assert (status, out, err) == (0, "closed\n", "") and answers[0].status_code == 503
+    assert (status, out, err) == (0, "closed now\n", "") and answers[0].status_code == 503
+
+
+class _Stuck:
+    """An engine's process that ends when it is killed."""
+
+    def __init__(self) -> None:
+        self.killed = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self.killed.wait()
+
+    def kill(self) -> None:
+        self.killed.set()
+
+
+def test_a_second_signal_shortens_the_wait_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.engine import async_client
+
+    monkeypatch.setattr(async_client, "HURRIED", 0.01)
+    client = async_client.AsyncClient.__new__(async_client.AsyncClient)
+
+    async def run() -> None:
+        client._process = process = _Stuck()  # type: ignore[assignment]
+        hurry = asyncio.Event()
+        ending = asyncio.create_task(client._end_process(1e6, hurry))
+        await asyncio.sleep(0.05)
+        assert not process.killed.is_set()
+        hurry.set()
+        await ending
+        assert process.killed.is_set()
+
+    asyncio.run(run())
 
 
 def test_the_first_signal_lets_a_running_request_end(tmp_path: Path) -> None:

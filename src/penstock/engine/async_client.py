@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 END_PATIENCE = 10.0  # seconds that an engine gets to end when it is told to
+HURRIED = 1.0  # seconds that it gets where it is to end now
 LOOKS = 10  # at the engine's steps, within a step timeout; at most one a second
 BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
 PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
@@ -219,29 +220,35 @@ class AsyncClient:
         self._streams[asked.request_id] = made = Stream(asked, self._cancel)
         return made
 
-    async def close(self) -> None:
-        """Ends the engine's process, unless others use it too; requests under way get an EngineError."""
+    async def close(self, hurry: asyncio.Event | None = None) -> None:
+        """Ends the engine's process, unless others use it too; requests under way get an EngineError. hurry: once it is
+        set, the engine gets HURRIED alone to end."""
         if self._closing:
             return
         self._closing = True
-        patience = END_PATIENCE if self._dead is None else 1.0  # what failed has nothing to bring to an end
+        patience = END_PATIENCE if self._dead is None else HURRIED  # what failed has nothing to bring to an end
         self._fail(EngineError("the engine was closed"))
         if self._process.returncode is None:
             self._end.send_down(Close())
             if not isinstance(self._process, SharedEngine):
-                await self._end_process(patience)
+                await self._end_process(patience, hurry or asyncio.Event())
         for task in (self._reader, self._watcher, self._looker):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._end.close(flush=self._process.returncode is None)
 
-    async def _end_process(self, patience: float) -> None:
+    async def _end_process(self, patience: float, hurry: asyncio.Event) -> None:
+        ended, hurried = asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(hurry.wait())
         try:
-            await asyncio.wait_for(self._process.wait(), timeout=patience)
-        except TimeoutError:
+            await asyncio.wait((ended, hurried), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if hurried.done():
+                await asyncio.wait((ended,), timeout=HURRIED)
+        finally:
+            hurried.cancel()
+        if not ended.done():
             self._process.kill()
-            await self._process.wait()
+        await ended
 
     def _send(self, word: Request | tuple[int, int | None]) -> None:
         self._end.send_down(Ask(word) if isinstance(word, Request) else Cancel(*word))

@@ -146,7 +146,7 @@ async def _serve(
             said = line(site, listener)
             await serve_engine(client, listener, site, stop, lambda: print(said, file=out, flush=True), state=state)
         finally:
-            await client.close()
+            await client.close(stop.second)
 
 
 async def serve_engine(

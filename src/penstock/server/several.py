@@ -18,6 +18,7 @@ from typing import TextIO
 import msgspec
 
 from penstock.config import Config
+from penstock.engine.async_client import HURRIED
 from penstock.engine.channel import Failed
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
@@ -165,7 +166,7 @@ class _Service:
         for worker in self._workers:
             await _kill(worker.process)
         if self._workers and all(worker.process.returncode == 0 for worker in self._workers):
-            await _ended([self._engine], ENGINE_PATIENCE)  # it ends after its last client
+            await self._engine_ended()
         await _kill(self._engine)
         await self._telling
 
@@ -183,6 +184,16 @@ class _Service:
             for worker in self._workers:
                 worker.say(Drain())
         await gone
+
+    async def _engine_ended(self) -> None:
+        """It ends after its last client; a second signal shortens the wait for that."""
+        ended = asyncio.ensure_future(_ended([self._engine], ENGINE_PATIENCE))
+        second = asyncio.ensure_future(self._stop.second.wait())
+        await asyncio.wait((ended, second), return_when=asyncio.FIRST_COMPLETED)
+        if second.done():
+            await asyncio.wait((ended,), timeout=HURRIED)
+        for each in (ended, second):
+            each.cancel()
 
     async def _tell_end(self) -> None:
         code = await self._engine.wait()

@@ -32,6 +32,32 @@ def test_sampling_params_of_a_wrong_type(fields: dict[str, Any], says: str) -> N
     assert caught.value.param == next(iter(fields))
 
 
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"n": 918273}, "n must be between 1 and 65536"),
+        ({"n": True}, "n must be a whole number"),
+        ({"max_tokens": -918273}, "max_tokens must be at least 1"),
+        ({"min_tokens": 918273, "max_tokens": 7}, "min_tokens is above max_tokens: lower min_tokens"),
+        ({"temperature": 918273.0}, "temperature must be between 0.0 and 100.0"),
+        ({"temperature": "hot"}, "temperature must be a finite number"),
+        ({"top_p": -918273.0}, "top_p must be above 0.0 and at most 1.0"),
+        ({"logit_bias": {-918273: 1.0}}, "logit_bias names a token below 0: ids are 0 and up"),
+        ({"logit_bias": {918273: 101.0}}, "logit_bias must be between -100.0 and 100.0"),
+        ({"stop": 918273}, "stop must be a list"),
+        ({"stop_token_ids": [-918273]}, "stop_token_ids must be between 0 and 2147483647"),
+        ({"ignore_eos": 918273}, "ignore_eos must be true or false"),
+    ],
+)
+def test_a_rule_says_no_value_and_the_message_does(fields: dict[str, Any], rule: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SamplingParams(**fields)
+    assert caught.value.rule == rule
+    value = next(iter(fields.values()))
+    given = str(next(iter(value))) if isinstance(value, dict | list) else str(value)
+    assert given in str(caught.value) and given not in rule
+
+
 def test_forms_of_stops_and_biases_that_are_taken() -> None:
     params = SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2), logit_bias={"7": 1})  # type: ignore[arg-type, dict-item]
     assert (params.stop_strings, params.logit_bias) == (("a", "b"), {7: 1.0})

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from batch_fake import batching, jsonl, line
 from server_fake import CONTEXT, Facts, FakeEngine, Running, make_tokenizer, running_server
 
 from penstock.server import exchange, translate
 from penstock.server.app import build_app
+from penstock.server.doors import Doors
 from penstock.server.exchange import Service
 from penstock.server.forms import read_chat, read_completion
+from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
 from penstock.server.translate import completion_call, size_of
@@ -161,6 +164,16 @@ def test_a_batchs_line_has_the_bound_too(tokenizer: Tokenizer, tmp_path: Path) -
         assert failed["response"]["body"]["error"]["code"] == "answer_too_large"
         assert [row["custom_id"] for row in server.rows(batch.output_file_id)] == ["small"]
         assert server.running.service.wholes.bytes == 0
+
+
+def test_a_batchs_lines_are_its_keys(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    doors = Doors(keys=gather_keys(["one", "two"], None, {}))
+    with batching(tokenizer, tmp_path / "state", doors=doors) as server:
+        for key in ("two", "one"):
+            server.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+            assert server.until_over(server.submit(jsonl([line("a"), line("b")]))).status == "completed"
+        assert [made.tenant for made in server.engine.submitted] == [2, 2, 1, 1]
+        assert [server.running.service.tenant_of(owner) for owner in (doors.keys[1].name, "", "gone")] == [2, 0, 0]
 
 
 def test_the_largest_is_given_up() -> None:

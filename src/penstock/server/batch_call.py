@@ -84,8 +84,8 @@ class Caller:
         self.service = service
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
-    async def prepare(self, line: Line) -> LineCall | Outcome:
-        """Reads and tokenises a line; an outcome at once where that shows that it cannot run. Raises as
+    async def prepare(self, line: Line, owner: str) -> LineCall | Outcome:
+        """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
         LineCall.outcome."""
         service, client = self.service, self.service.client
         answer: Answer
@@ -98,6 +98,7 @@ class Caller:
             else:
                 call = await chat_call(form, client.facts, client.tokenizer)
                 answer = ChatAnswer(call, service.model, service.spellings)
+            call.tenant = service.tenant_of(owner)
             if call.logprobs is not None:
                 await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
         except Exception as error:  # noqa: BLE001 - as above

@@ -37,7 +37,7 @@ class Compute:
     """Gives each line of `path` that `results` doesn't have its outcome. `check` is a new one, with the batch's own
     measure. save: brings outcomes to the disk, however often it has to try; counted is called after each time.
     careful: one line at a time, with the engine to itself, so that a line that kills it is known: `killer` is its
-    custom_id. cancelled: good lines aren't run any more."""
+    custom_id. cancelled: good lines aren't run any more. owner: whose the rows are, in the engine's line."""
 
     def __init__(
         self,
@@ -48,13 +48,14 @@ class Compute:
         save: Callable[[Callable[[], None]], Awaitable[None]],
         counted: Callable[[], Awaitable[None]],
         *,
+        owner: str = "",
         careful: bool = False,
         cancelled: bool = False,
     ) -> None:
         self._tools, self._path, self._check, self._results = tools, path, check, results
         self._save, self._counted = save, counted
         self._outbox: Outbox[Outcome | Unrun] = Outbox(OUTBOX_BYTES)
-        self._careful, self._cancelled = careful, cancelled
+        self._owner, self._careful, self._cancelled = owner, careful, cancelled
         self.killer: str | None = None
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -99,7 +100,7 @@ class Compute:
             return outcome_of_bad(found, number)
         if self._cancelled:
             return outcome_of_cancelled(found.custom_id)
-        return await self._tools.caller.prepare(found)
+        return await self._tools.caller.prepare(found, self._owner)
 
     async def _row(self, call: LineCall, weight: tuple[int, int]) -> None:
         """Its place in the gate is free once its outcome has one in the outbox: a slow disk slows the engine down."""

@@ -167,7 +167,15 @@ class BatchRun:
     def _computing(self, results: Results, *, careful: bool = False, cancelled: bool = False) -> Compute:
         counted, check = partial(self._count, results), self._new_check()
         return Compute(
-            self._tools, self._input, check, results, self._save, counted, careful=careful, cancelled=cancelled
+            self._tools,
+            self._input,
+            check,
+            results,
+            self._save,
+            counted,
+            owner=self.owner,
+            careful=careful,
+            cancelled=cancelled,
         )
 
     async def _compute(self, results: Results) -> None:

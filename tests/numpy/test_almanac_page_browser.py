@@ -544,7 +544,9 @@ def test_one_at_a_time_is_no_rate_that_visitors_get(ask: Any) -> None:
     assert reader.texts(".rank-note")[0].startswith("misses it even at 0.306 a second (0 %)")
     measured = alone("quick000", "quick", 0.1)
     measured["points"].append(point(0.1, firsts(1, 0.2, 9)))  # slower than the one at a time
-    assert "quick 1.0 takes at least 0.1 requests a second" in ask([measured]).text("#answer")
+    reader = ask([measured, alone("other000", "other", 0.1)])
+    assert "quick 1.0 takes at least 0.1 requests a second" in reader.text("#answer")
+    assert "other 1.0 cannot be ranked (no open-loop rate measured)." in reader.text("#answer")
 
 
 def test_a_rate_that_was_not_served_is_said(ask: Any) -> None:
@@ -552,9 +554,8 @@ def test_a_rate_that_was_not_served_is_said(ask: Any) -> None:
     full["figures"]["request_rate"] = {"value": 4.0, "low": 3.8, "high": 4.2}
     reader = ask([record("full0000", "full", [point(5.0, firsts(1, 0.1, 2)), full])])
     assert "full 1.0 takes 5 requests a second" in reader.text("#answer")
-    assert "At 6 requests a second, the next measured rate, it completed 4 and kept it for 90 %" in reader.text(
-        "#answer"
-    )
+    told = "At 6 requests a second, the next measured rate, it completed 4 and kept it for 90 %"
+    assert told in reader.text("#answer") and "measured, the next was not served" in reader.texts(".rank-note")[0]
 
 
 def goal(made: dict[str, Any], share: float) -> dict[str, Any]:

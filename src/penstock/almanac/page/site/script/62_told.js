@@ -38,7 +38,7 @@ function showAnswer(answers) {
     : best.state === "beyond" ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
   const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
-  const how = best.state === "beyond" ? ` This is the fastest rate measured, and it still kept the goal: the true limit lies above it.${atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}.` : ""}`
+  const how = best.state === "beyond" ? ` ${number(value)} is the fastest rate measured, and it still kept the goal: the true limit lies above it.${atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}.` : ""}`
     : best.after.rate <= best.before.rate ? ` At ${number(offered(best.after.point))} requests a second, the next measured rate, it completed ${number(best.after.rate)} and kept it for ${share(best.after.shares[0])}.`
     : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
   put(box,
@@ -52,12 +52,15 @@ function showAnswer(answers) {
 
 function standing(best, second) {
   if (!second) return "Nothing else was measured here.";
-  if (!second.rate) return `${nameOf(second.record)} has no rate that keeps it.`;
+  if (!second.rate) return `${noRate(second)}.`;
   const ratio = ratioOf(best.rate, second.rate);
   const name = nameOf(second.record);
   const words = { more: `That is ${interval(ratio)} times the rate of ${name}, the next.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
   return words[verdict(ratio)] ?? `${name} follows with ${number(second.rate[0])}; no interval can be given for the ratio.`;
 }
+
+/** Why an answer has no rate: it missed the goal, or nobody measured it. */
+const noRate = (answer) => (answer.state === "never" ? `${nameOf(answer.record)} has no rate that keeps ${goalText()}` : `${nameOf(answer.record)} cannot be ranked (${stateText(answer)})`);
 
 /** The sentence where records are there and none kept the goal. */
 function noneKept(answers) {
@@ -174,7 +177,7 @@ function noteOf(answer) {
   const cost = costAt(priceOf(answer.record), value, answer);
   return [
     `${low === null ? "?" : number(low)} to ${high === null ? "?" : number(high)}`,
-    answer.state === "beyond" ? "measured, nothing faster was" : "interpolated",
+    answer.state === "beyond" ? "measured, nothing faster was" : answer.after.rate <= answer.before.rate ? "measured, the next was not served" : "interpolated",
     cost ? `${money(cost.tokens)}/M out` : null,
     answer.record.method.short ? "short windows" : null,
   ].filter(Boolean).join(" · ");

@@ -11,7 +11,8 @@ function showCurve(answers, colours) {
   const others = shown.flatMap((answer) => beside(answer, colours.get(answer.record)));
   // What is beside the lines may lie beyond the top: it is drawn at the edge, its table row has the value.
   const rates = [...curves.flatMap(({ line }) => line.map((each) => each.rate)), ...others.map((each) => each.rate)];
-  const times = [...curves.flatMap(({ measured }) => measured.flatMap((each) => [each.value, each.low, each.high])), state.first];
+  const alone = others.filter((each) => each.ready.point.kind === "single");
+  const times = [...curves.flatMap(({ measured }) => measured.flatMap((each) => [each.value, each.low, each.high])), ...alone.map((each) => each.value), state.first];
   const chart = frame(box, {
     title: "Latency along the rates", about: `Requests a second against the first-token latency that ${share(state.quantile)} of requests keep.`,
     x: extent(rates, 1.3) ?? [0.1, 10], y: extent(times, 1.3) ?? [0.01, 10],

@@ -44,7 +44,7 @@ function saidOf(ratio, more, one, two) {
 
 function comparedWords(left, right, one, two) {
   if (left === right) return "These are the same record.";
-  if (!left.rate || !right.rate) return `${!left.rate ? one : two} has no rate that keeps ${goalText()}, so there is no ratio of those.`;
+  if (!left.rate || !right.rate) return `${noRate(left.rate ? right : left)}, so there is no ratio of those.`;
   const ratio = ratioOf(left.rate, right.rate);
   const said = verdict(ratio);
   if (said === "same") return `No significant difference in the rate that keeps ${goalText()}: ratio ${interval(ratio)}.`;

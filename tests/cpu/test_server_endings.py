@@ -320,6 +320,83 @@ def test_an_engine_that_dies_ends_the_process(tmp_path: Path) -> None:
     assert status == 1 and out.startswith("closed\nerror: the engine died")
 
 
+BUSY = """
+import sys, threading, types
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from server_fake import FakeEngine, make_tokenizer
+async def launch(config, engine, step_timeout):
+    import asyncio
+    tokenizer = make_tokenizer(Path({folder!r}))
+    made = FakeEngine(tokenizer)
+    loop = asyncio.get_running_loop()
+    def encode_batch(texts, **more):
+        print("tokenises", flush=True)
+        if {dies}:
+            loop.call_soon_threadsafe(setattr, made, "alive", False)
+        threading.Event().wait()
+    tokenizer.encode_batch = encode_batch
+    return made
+sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())
+sys.argv = ["penstock", "serve", "some/model", "--port", "0", "--served-model-name", "fake", "--shutdown-timeout", "0"]
+from penstock.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_thread_that_tokenises_holds_no_end_up(tmp_path: Path, dies: bool) -> None:
+    """It never ends here; who waits for it hears of the end all the same."""
+    script = BUSY.format(tests=str(Path(__file__).parent), folder=str(tmp_path), dies=dies)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[-1]
+    answers: list[httpx.Response] = []
+    waiter = threading.Thread(
+        target=lambda: answers.append(httpx.post(url + "/completions", json={"prompt": "x" * 10_000}, timeout=60))
+    )
+    waiter.start()
+    assert process.stdout.readline() == "tokenises\n"
+    if not dies:
+        os.kill(process.pid, signal.SIGTERM)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    waiter.join(60)
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "shutting_down"
+    if dies:
+        assert process.returncode == 1 and err.startswith("penstock: the engine died while serving")
+    else:
+        assert (process.returncode, err) == (0, "")
+
+
+def test_who_goes_away_while_it_is_tokenised_keeps_its_place_until_then(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one client after the other could leave a long text to be tokenised for nobody."""
+    going, tokenizer = threading.Event(), server.engine.tokenizer
+    assert tokenizer is not None
+    plain = tokenizer.encode_batch
+
+    def encode(texts: list[str], **more: Any) -> list[list[int]]:
+        going.wait(30)
+        return plain(texts, **more)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", encode)
+    connection = send_raw(server, {"prompt": "x" * 10_000})
+    server.wait_for(lambda: server.service.queue.reqs.total == 1)
+    connection.close()
+    late = httpx.post(server.url + COMPLETIONS, json={"prompt": "x" * 10_000, "timeout": 0.1}, timeout=30)
+    assert late.status_code == 408 and late.json()["error"]["code"] == "timeout"
+    assert server.service.queue.reqs.total == 2
+    going.set()
+    server.wait_for(lambda: server.service.queue.reqs.total == server.service.queue.tokens.total == 0)
+    assert not server.engine.submitted
+
+
 def test_a_port_in_use_is_said_before_anything_loads(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -14,9 +14,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.keys import Key
 from penstock.server.refusals import HttpError
+
+if TYPE_CHECKING:
+    from asyncio import Future
 
 QUEUED_A_ROW = 8  # samples that may be open for each row of the engine, unless it is said
 QUEUED_TOKENS = 16 * 1024 * 1024  # prompt tokens that may be open, unless it is said: 0.6 GB where all are one by one
@@ -156,6 +160,7 @@ class Ticket:
         self._queue, self._key = queue, key
         self._name = NOBODY if key is None else key.name
         self._reqs, self._tokens = reqs, tokens
+        self._work: Future[Any] | None = None
         queue.reqs.add(self._name, reqs)
         queue.tokens.add(self._name, tokens)
 
@@ -176,8 +181,15 @@ class Ticket:
         if samples:
             self._queue.reqs.give_back(self._name, samples)
 
+    def stay(self, work: Future[Any]) -> None:
+        """It leaves when this has ended, if it would leave before: work that goes on for nobody takes its place too."""
+        self._work = work
+
     def leave(self) -> None:
         """It is answered, however that went."""
+        if self._work is not None and not self._work.done():
+            self._work.add_done_callback(lambda _: self.leave())
+            return
         self.ended(self._reqs)
         tokens, self._tokens = self._tokens, 0
         if tokens:

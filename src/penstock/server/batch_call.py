@@ -93,10 +93,10 @@ class Caller:
             form = line.form()
             service.check_model(form.model)
             if isinstance(form, CompletionForm):
-                call = await completion_call(form, client.facts, client.tokenizer)
+                call = await completion_call(form, client.facts, client.tokenizer, service.aside)
                 answer = CompletionAnswer(call, service.model, service.spellings)
             else:
-                call = await chat_call(form, client.facts, client.tokenizer)
+                call = await chat_call(form, client.facts, client.tokenizer, service.aside)
                 answer = ChatAnswer(call, service.model, service.spellings)
             call.tenant = service.tenant_of(owner)
             if call.logprobs is not None:

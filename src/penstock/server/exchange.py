@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,7 +41,7 @@ from penstock.server.refusals import (
     status_of,
 )
 from penstock.server.spelling import Spellings
-from penstock.server.translate import Call, chat_call, completion_call, size_of
+from penstock.server.translate import Aside, Call, chat_call, completion_call, size_of
 from penstock.server.whole import JSON, PIECE, Pace, Whole, Wholes
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Service:
     wholes: Wholes = field(init=False)
     _tenants: dict[str, int] = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
+    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # the loop's end waits for none
     desk: Desk | None = None  # of files and batches, where there is a state folder
 
     def __post_init__(self) -> None:
@@ -99,6 +101,10 @@ class Service:
         """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
         allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
         return asyncio.get_running_loop().time() + min(allowed) if allowed else None
+
+    def aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Long work, in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def tenant_of(self, owner: str) -> int:
         """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""
@@ -215,7 +221,7 @@ async def _pump(at: int, stream: Stream, queue: asyncio.Queue[tuple[int, list[De
 
 
 async def until_gone(
-    work: Coroutine[Any, Any, Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
+    work: Awaitable[Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
 ) -> Result:
     """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does,
     TooLateError at the deadline; the work is cancelled then, and has ended when this raises."""
@@ -326,7 +332,7 @@ async def _post(
     service: Service,
     request: Request,
     read: Callable[[bytearray, Limits], Form],
-    call_of: Callable[[Form, EngineFacts, Tokenizer | None], Awaitable[Call]],
+    call_of: Callable[[Form, EngineFacts, Tokenizer | None, Aside], Awaitable[Call]],
     answer_of: Callable[[Call, str, Spellings], Answer],
 ) -> Response:
     """A request from its body on. The queue is asked before the body is read, and again before it is tokenised."""
@@ -336,12 +342,21 @@ async def _post(
     deadline = service.deadline(form.timeout)
     service.check_model(form.model)
     ticket = service.queue.enter(key, *size_of(form))
+
+    def aside(work: Callable[[], Result]) -> Awaitable[Result]:
+        thread = service.aside(work)
+        ticket.stay(thread)
+        return until_gone(asyncio.shield(thread), request.receive, service.closing, deadline)
+
     try:
-        call = await call_of(form, service.client.facts, service.client.tokenizer)
+        call = await call_of(form, service.client.facts, service.client.tokenizer, aside)
         call.tenant = NO_TENANT if key is None else key.number
         ticket.settle(call.prompt_tokens)
         answer = answer_of(call, service.model, service.spellings)
         return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
+    except ClientGoneError:
+        ticket.leave()
+        return Response(status_code=CLOSED_BY_CLIENT)
     except BaseException:
         ticket.leave()
         raise
@@ -361,8 +376,6 @@ async def _respond(
         return EventStream(service, running, answer, deadline)
     try:
         pieces = await until_gone(whole(service, running, answer), request.receive, service.closing, deadline)
-    except ClientGoneError:
-        return Response(status_code=CLOSED_BY_CLIENT)
     finally:
         running.cancel()
     return Whole(service.wholes, pieces, answer.id)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
@@ -37,6 +37,12 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _SAMPLING = [knob.name for knob in fields(SamplingParams) if knob.name in set(Form.__struct_fields__) - {"logit_bias"}]
 
 Result = TypeVar("Result")
+
+
+class Aside(Protocol):
+    """Does long work off the loop."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
 @dataclass(slots=True)
@@ -95,7 +101,9 @@ def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
     return min(n * len(prompt), MAX_CHOICES), 1 + sum(sizes)
 
 
-async def completion_call(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> Call:
+async def completion_call(
+    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, aside: Aside = asyncio.to_thread
+) -> Call:
     """Raises UsageError."""
     only_prompt = form.echo and form.max_tokens == 0
     if form.echo and tokenizer is None:
@@ -104,13 +112,15 @@ async def completion_call(form: CompletionForm, facts: EngineFacts, tokenizer: T
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
-    prompts = await _completion_prompts(form, facts, tokenizer)
+    prompts = await _completion_prompts(form, facts, tokenizer, aside)
     call = _call(form, given, prompts, facts)
     call.echo, call.only_prompt = form.echo, only_prompt
     return call
 
 
-async def chat_call(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> Call:
+async def chat_call(
+    form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | None, aside: Aside = asyncio.to_thread
+) -> Call:
     """Raises UsageError."""
     if tokenizer is None:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
@@ -122,7 +132,7 @@ async def chat_call(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | N
         return tokenizer.encode(text, add_special_tokens=bool(form.add_special_tokens))
 
     long = _long([message["content"] for message in messages]) or form.chat_template_kwargs is not None
-    ids = await _off_loop(prompt_ids, long=long)
+    ids = await aside(prompt_ids) if long else prompt_ids()
     if not ids:
         raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
     return _call(form, given, [_cut(Prompt(ids), form)], facts)
@@ -220,23 +230,27 @@ def _check_length(size: int, form: Form, facts: EngineFacts) -> None:
         )
 
 
-async def _completion_prompts(form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None) -> list[Prompt]:
+async def _completion_prompts(
+    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, aside: Aside
+) -> list[Prompt]:
     prompt = form.prompt
     if isinstance(prompt, str):
-        return await _text_prompts([prompt], form, tokenizer)
+        return await _text_prompts([prompt], form, tokenizer, aside)
     if not prompt:
         raise HttpError("prompt is an empty list: give at least one prompt", param="prompt")
     if type(prompt[0]) is int:
         return await _id_prompts([prompt], form, facts)
     kinds = set(map(type, prompt))
     if kinds == {str}:
-        return await _text_prompts(prompt, form, tokenizer)
+        return await _text_prompts(prompt, form, tokenizer, aside)
     if kinds == {list}:
         return await _id_prompts(prompt, form, facts)
     raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
 
 
-async def _text_prompts(texts: list[str], form: CompletionForm, tokenizer: Tokenizer | None) -> list[Prompt]:
+async def _text_prompts(
+    texts: list[str], form: CompletionForm, tokenizer: Tokenizer | None, aside: Aside
+) -> list[Prompt]:
     if tokenizer is None:
         raise HttpError("this server has no tokenizer: send token ids as prompt", param="prompt")
     special = form.add_special_tokens is not False
@@ -244,7 +258,7 @@ async def _text_prompts(texts: list[str], form: CompletionForm, tokenizer: Token
     def encode() -> list[list[int]]:
         return tokenizer.encode_batch(texts, add_special_tokens=special)
 
-    batch = await _off_loop(encode, long=_long(texts))
+    batch = await aside(encode) if _long(texts) else encode()
     if not all(batch):
         raise HttpError("a prompt is empty: give it at least one token", param="prompt")
     return [_cut(Prompt(ids, text), form) for ids, text in zip(batch, texts, strict=True)]
@@ -338,7 +352,3 @@ def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], form: ChatForm
 def _long(texts: Sequence[str]) -> bool:
     """Whether it takes longer to tokenise these than others' streams can wait."""
     return sum(map(len, texts)) + A_TEXT * len(texts) > LONG_TEXT
-
-
-async def _off_loop(work: Callable[[], Result], *, long: bool) -> Result:
-    return await asyncio.to_thread(work) if long else work()

@@ -21,6 +21,7 @@ from penstock.engine.channel import ClientEnd, Failed
 from penstock.engine.launch import join
 from penstock.engine.lifeline import end_with_parent
 from penstock.errors import PenstockError
+from penstock.server.leaving import leave_soon
 from penstock.server.metrics import Board
 from penstock.server.serve import Site, Stop, serve_engine, unless_stopped
 
@@ -109,4 +110,6 @@ def _say(word: Up) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    leave_soon(code)
+    sys.exit(code)

@@ -229,7 +229,6 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
     config = Config.of(model=model, **knobs)
-    from penstock.server.leaving import leaving
     from penstock.server.limits import Limits
     from penstock.server.serve import serve as serve_http
 
@@ -237,12 +236,11 @@ def serve(
         max_num_queued_reqs=max_num_queued_reqs, max_num_queued_tokens=max_num_queued_tokens,
         request_seconds=request_timeout, drain_seconds=shutdown_timeout, step_timeout=step_timeout,
     )  # fmt: skip
-    with leaving():
-        serve_http(
-            config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
-            api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key,
-            allowed_hosts=allowed_host or (), state_dir=state_dir, access_log=access_log, limits=limits,
-        )  # fmt: skip
+    serve_http(
+        config, host=host, port=port, served_model_name=served_model_name, api_server_count=api_server_count,
+        api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
+        state_dir=state_dir, access_log=access_log, limits=limits, own_process=True,
+    )  # fmt: skip
 
 
 @app.command()

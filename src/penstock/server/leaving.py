@@ -18,7 +18,7 @@ PATIENCE = 1.0  # seconds; what else there is to do at a process's end takes mil
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-    """Around the last thing that a process does: from its end on it has PATIENCE to say what it has to say."""
+    """Around what a process is there for: from its end on it has PATIENCE to say what it has to say."""
     try:
         yield
     except PenstockError as error:

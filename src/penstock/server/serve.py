@@ -34,6 +34,7 @@ from penstock.server.defaults import tell_unserved
 from penstock.server.doors import Doors, check_hosts, check_public
 from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
+from penstock.server.leaving import leaving
 from penstock.server.limits import Limits
 from penstock.server.metrics import Board, Metrics
 from penstock.server.porter import Porter
@@ -63,6 +64,7 @@ def serve(
     api_server_count: int = 1,
     state_dir: Path | str | None = None,
     access_log: str | None = None,
+    own_process: bool = False,
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
@@ -72,6 +74,7 @@ def serve(
     process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and doors.py;
     PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
     served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
+    own_process: this process ends when the server does, and then waits for no thread that still tokenises.
 
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
@@ -91,7 +94,8 @@ def serve(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if api_server_count == 1:
             with contextlib.closing(bind(host, port)) as listener, opened(state_dir) as state:
-                runner.run(_serve(config, listener, site, out or sys.stdout, engine, state))
+                ending = leaving() if own_process else contextlib.nullcontext()
+                runner.run(_serve(config, listener, site, out or sys.stdout, engine, state, ending))
         else:
             from penstock.server.several import serve_several
 
@@ -136,17 +140,24 @@ def port_error(host: str, port: int, error: OSError) -> CapacityError:
 
 
 async def _serve(
-    config: Config, listener: socket.socket, site: Site, out: TextIO, engine: Sequence[str], state: State | None
+    config: Config,
+    listener: socket.socket,
+    site: Site,
+    out: TextIO,
+    engine: Sequence[str],
+    state: State | None,
+    ending: contextlib.AbstractContextManager[None],
 ) -> None:
     with signals() as stop:
         client = await unless_stopped(launch(config, engine, site.limits.step_timeout), stop)
         if client is None:
             return
-        try:
-            said = line(site, listener)
-            await serve_engine(client, listener, site, stop, lambda: print(said, file=out, flush=True), state=state)
-        finally:
-            await client.close(stop.second)
+        with ending:
+            try:
+                said = line(site, listener)
+                await serve_engine(client, listener, site, stop, lambda: print(said, file=out, flush=True), state=state)
+            finally:
+                await client.close(stop.second)
 
 
 async def serve_engine(

@@ -36,8 +36,11 @@ from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas
 from penstock.server import exchange
 from penstock.server.answers import CompletionAnswer
 from penstock.server.metrics import Metrics
+from penstock.server.prompts import Prompt
+from penstock.server.running import Running
+from penstock.server.service import Service
 from penstock.server.spelling import Spellings
-from penstock.server.translate import Call, Prompt
+from penstock.server.translate import Call
 from penstock.text.tokenizer import Tokenizer
 
 STOPS = ["Question:"]
@@ -167,7 +170,7 @@ async def serve(
     assert tokenizer is not None
     sampling = SamplingParams(**asked)
     client = AsyncClient(FACTS, tokenizer, cast(Any, End(messages)), cast(Any, Process()))
-    service = exchange.Service(client=client, model="made-up", metrics=Metrics(client, "made-up"))
+    service = Service(client=client, model="made-up", metrics=Metrics(client, "made-up"))
     service.spellings = spellings
     call = Call(
         prompts=[Prompt([1, 2, 3])], sampling=sampling, stream=stream, include_usage=False, logprobs=sampling.logprobs
@@ -179,8 +182,8 @@ async def serve(
     return seconds, gap.end(), sum(sizes)
 
 
-async def _answer(service: exchange.Service, call: Call, stream: bool) -> int:
-    running = exchange.Running(service, call)
+async def _answer(service: Service, call: Call, stream: bool) -> int:
+    running = Running(service, call)
     answer = CompletionAnswer(call, service.model, service.spellings)
     if stream:
         await exchange.EventStream(service, running, answer, None)._write(_sink)

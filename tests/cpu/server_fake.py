@@ -25,11 +25,11 @@ from penstock.request import Delta, Logprob, SamplingParams
 from penstock.server.app import build_app
 from penstock.server.connection import connection_of
 from penstock.server.doors import Doors
-from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
 from penstock.server.porter import Porter
+from penstock.server.service import Service
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (

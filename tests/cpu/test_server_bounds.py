@@ -16,14 +16,14 @@ import pytest
 from batch_fake import batching, jsonl, line
 from server_fake import CONTEXT, Facts, FakeEngine, Running, make_tokenizer, running_server
 
-from penstock.server import exchange, translate
+from penstock.server import exchange, prompts
 from penstock.server.app import build_app
 from penstock.server.doors import Doors
-from penstock.server.exchange import Service
 from penstock.server.forms import read_chat, read_completion
 from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
+from penstock.server.service import Service
 from penstock.server.translate import completion_call, size_of
 from penstock.server.whole import AnswerTooLargeError, Whole, Wholes
 from penstock.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def test_what_is_refused_by_its_number_or_length_is_not_looked_at(
     server: Running, tokenised: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(translate, "_id_prompt", lambda *given: looked.append(given))
+    monkeypatch.setattr(prompts, "_id_prompt", lambda *given: looked.append(given))
     for fields, param in (
         ({"prompt": [[1]] * 8_193}, "prompt"),
         ({"prompt": [""] * 8_193}, "prompt"),
@@ -97,7 +97,7 @@ def test_many_short_texts_are_tokenised_off_the_loop(server: Running, tokenised:
 
 
 def test_the_loop_turns_while_many_ids_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translate, "TURN", 10)
+    monkeypatch.setattr(prompts, "TURN", 10)
     turns = 0
 
     async def tick() -> None:

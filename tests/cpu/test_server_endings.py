@@ -418,7 +418,7 @@ def test_hosts_and_ports_that_cannot_be() -> None:
 
 
 def test_until_gone_ends_its_work_before_it_raises() -> None:
-    from penstock.server.exchange import ClientGoneError, until_gone
+    from penstock.server.running import ClientGoneError, until_gone
 
     async def run() -> list[str]:
         seen: list[str] = []

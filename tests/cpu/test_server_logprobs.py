@@ -27,8 +27,11 @@ from penstock.server import exchange, whole
 from penstock.server.answers import ChatAnswer, CompletionAnswer
 from penstock.server.logprobs import chat_logprobs, completion_logprobs, completion_object
 from penstock.server.metrics import Metrics
+from penstock.server.prompts import Prompt
+from penstock.server.running import Running
+from penstock.server.service import Service
 from penstock.server.spelling import Spelling
-from penstock.server.translate import Call, Prompt
+from penstock.server.translate import Call
 from penstock.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
@@ -171,10 +174,10 @@ class Process:
         return 0
 
 
-def made_service(tokenizer: Tokenizer) -> tuple[exchange.Service, End]:
+def made_service(tokenizer: Tokenizer) -> tuple[Service, End]:
     end = End()
     client = AsyncClient(Facts(), tokenizer, end, Process())  # type: ignore[arg-type]
-    return exchange.Service(client=client, model="fake", metrics=Metrics(client, "fake")), end
+    return Service(client=client, model="fake", metrics=Metrics(client, "fake")), end
 
 
 def news_of(n: int, prompts: list[list[int]], k: int, *, stream: bool, seed: int) -> list[Deltas]:
@@ -239,7 +242,7 @@ async def run_call(tokenizer: Tokenizer, call: Call, news: list[Deltas], chat: b
     """The body's pieces, or the events."""
     service, end = made_service(tokenizer)
     answer = (ChatAnswer if chat else CompletionAnswer)(call, "fake", service.spellings)
-    running = exchange.Running(service, call)
+    running = Running(service, call)
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
@@ -347,7 +350,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
                 return plain(*given)  # type: ignore[no-any-return]
 
             monkeypatch.setattr(answer, "choice", counted)
-            tasks.append(asyncio.ensure_future(exchange.whole(service, exchange.Running(service, call), answer)))
+            tasks.append(asyncio.ensure_future(exchange.whole(service, Running(service, call), answer)))
         end.take(news)
         while not all(task.done() for task in tasks):
             written.append(0)

@@ -29,8 +29,8 @@ from penstock.server.batch_lines import COMPLETIONS
 from penstock.server.batch_shelf import new_batch_id, new_file_id
 from penstock.server.batch_state import State, opened
 from penstock.server.batch_store import BatchRow, FileRow
-from penstock.server.exchange import Service
 from penstock.server.metrics import Metrics
+from penstock.server.service import Service
 
 ROWS = 64  # of the engine
 BAD = 7  # one line in so many fails when it is run

@@ -31,9 +31,9 @@ class App:
         from penstock.server.app import build_app
         from penstock.server.batch_desk import Desk
         from penstock.server.batch_state import State
-        from penstock.server.exchange import Service
         from penstock.server.limits import Limits
         from penstock.server.metrics import Metrics
+        from penstock.server.service import Service
 
         for name in ("tokenizer", "state"):
             (folder / name).mkdir()

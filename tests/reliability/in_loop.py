@@ -21,7 +21,9 @@ from penstock.engine.async_client import AsyncClient
 from penstock.engine.launch import launch
 from penstock.server.doors import Doors
 from penstock.server.limits import Limits
-from penstock.server.serve import Site, Stop, bind, serve_engine
+from penstock.server.port import bind
+from penstock.server.serve import Site, serve_engine
+from penstock.server.stop import Stop
 
 
 class Here:

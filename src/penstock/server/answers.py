@@ -19,7 +19,8 @@ from penstock.server.logprobs import Listed, chat_logprobs, completion_logprobs,
 from penstock.server.spelling import Spellings
 
 if TYPE_CHECKING:
-    from penstock.server.translate import Call, Prompt
+    from penstock.server.prompts import Prompt
+    from penstock.server.translate import Call
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode

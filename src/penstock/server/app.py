@@ -21,9 +21,9 @@ from penstock.server import exchange
 from penstock.server.access_log import AccessLog
 from penstock.server.batch_routes import add_batch_routes
 from penstock.server.doors import Doors, Gate
-from penstock.server.exchange import Service
 from penstock.server.openapi import describe
 from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, NotServedError
+from penstock.server.service import Service
 from penstock.server.whole import JSON
 
 

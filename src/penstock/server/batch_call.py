@@ -16,9 +16,11 @@ from penstock.errors import EngineError, PenstockError
 from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
 from penstock.server.batch_lines import Line, LineError, told
 from penstock.server.batch_results import Outcome, Unrun
-from penstock.server.exchange import Running, Service, whole
+from penstock.server.exchange import whole
 from penstock.server.forms import CompletionForm
 from penstock.server.refusals import ShuttingDownError, TooLateError, body_of, error_body, status_of
+from penstock.server.running import Running
+from penstock.server.service import Service
 from penstock.server.translate import Call, chat_call, completion_call
 
 

@@ -19,8 +19,8 @@ from penstock.server.batch_run import BatchRun
 from penstock.server.batch_state import State
 from penstock.server.batch_store import BatchRow
 from penstock.server.batch_turns import Turns
-from penstock.server.exchange import Service
 from penstock.server.refusals import ShuttingDownError
+from penstock.server.service import Service
 
 AT_ONCE = 8  # batches that run side by side
 CHECKED_AT_ONCE = 2  # batches whose lines are checked side by side

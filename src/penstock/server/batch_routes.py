@@ -11,8 +11,8 @@ from penstock.server import batches, files
 from penstock.server.admission import NOBODY
 from penstock.server.batch_desk import Desk
 from penstock.server.doors import key_of
-from penstock.server.exchange import Service
 from penstock.server.refusals import NotServedError
+from penstock.server.service import Service
 
 NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
 

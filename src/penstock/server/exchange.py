@@ -1,253 +1,40 @@
-"""One HTTP exchange: body in, streams of the engine, answer out; and what ends it early.
+"""One HTTP exchange: body in, a call run, answer out as one body or as events.
 
-A client that goes away, a server that shuts down and an engine that dies all end here, and whatever ends it, every
-stream is cancelled. It knows the engine by its client alone; what bodies and answers look like is forms', translate's
-and answers'.
+It knows requests and responses; what bodies and answers look like is forms', translate's and answers', and what ends a
+call early is running's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.engine.watchdog import DUMP_AT
 from penstock.errors import FaultError, PenstockError
-from penstock.request import Delta
-from penstock.server.account import Account
-from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue, Ticket
+from penstock.server.admission import Ticket
 from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from penstock.server.doors import key_of
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
-from penstock.server.keys import Key
-from penstock.server.limits import Intake, Limits
-from penstock.server.metrics import Metrics
-from penstock.server.refusals import (
-    CLOSED_BY_CLIENT,
-    FAILED,
-    HttpError,
-    ModelNotFoundError,
-    SampleError,
-    ShuttingDownError,
-    TooLateError,
-    body_of,
-    status_of,
-)
+from penstock.server.limits import Limits
+from penstock.server.prompts import Aside
+from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, HttpError, body_of, status_of
+from penstock.server.running import ClientGoneError, Running, until_gone
+from penstock.server.service import NO_TENANT, Service
 from penstock.server.spelling import Spellings
-from penstock.server.translate import Aside, Call, chat_call, completion_call, size_of
-from penstock.server.whole import JSON, PIECE, Pace, Whole, Wholes
+from penstock.server.translate import Call, chat_call, completion_call, size_of
+from penstock.server.whole import JSON, PIECE, Whole
 
 if TYPE_CHECKING:
-    from penstock.engine.async_client import AsyncClient, Stream
     from penstock.engine.open import EngineFacts
-    from penstock.server.batch_desk import Desk
     from penstock.text.tokenizer import Tokenizer
 
-NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
 PORTION = 64  # events that are made before it is looked at how many bytes they are
 Result = TypeVar("Result")
 Form = TypeVar("Form", CompletionForm, ChatForm)
-
-
-@dataclass(slots=True, kw_only=True)
-class Service:
-    """What every route is handed. `closing` is set when running requests have to end. `servers`: how many processes
-    share the engine; `keys`: the API keys that share it, and the queue."""
-
-    client: AsyncClient
-    model: str
-    metrics: Metrics
-    limits: Limits = field(default_factory=Limits)
-    closing: asyncio.Event = field(default_factory=asyncio.Event)
-    created: int = field(default_factory=lambda: int(time.time()))
-    servers: int = 1
-    keys: Sequence[Key] = ()
-    queue: Queue = field(init=False)
-    intake: Intake = field(init=False)
-    spellings: Spellings = field(init=False)
-    wholes: Wholes = field(init=False)
-    _tenants: dict[str, int] = field(init=False)
-    pace: Pace = field(default_factory=Pace, init=False)
-    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # the loop's end waits for none
-    desk: Desk | None = None  # of files and batches, where there is a state folder
-
-    def __post_init__(self) -> None:
-        self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
-        self.intake = Intake(self.limits)
-        self.wholes = Wholes(self.limits.max_answer_bytes // self.servers)
-        reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
-        reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
-        self.queue = Queue(reqs, QUEUED_TOKENS if tokens is None else tokens, len(self.keys), self.servers)
-        self._tenants = {key.name: key.number for key in self.keys}
-
-    @property
-    def ready(self) -> bool:
-        return self.client.alive and not self.closing.is_set()
-
-    def engine_state(self) -> tuple[dict[str, Any], bool]:
-        """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""
-        age, allowed = self.client.step_age, self.limits.step_timeout
-        well = self.client.alive and age < allowed * DUMP_AT
-        return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
-
-    def deadline(self, asked: float | None) -> float | None:
-        """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
-        allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
-        return asyncio.get_running_loop().time() + min(allowed) if allowed else None
-
-    def aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Long work, in a thread."""
-        return asyncio.get_running_loop().run_in_executor(self.threads, work)
-
-    def tenant_of(self, owner: str) -> int:
-        """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""
-        return self._tenants.get(owner, NO_TENANT)
-
-    def check_model(self, model: str | None) -> None:
-        if model is not None and model != self.model:
-            message = f"the model asked for is not served here; this server has {self.model}: ask for it by that name"
-            raise ModelNotFoundError(message, param="model")
-
-
-class ClientGoneError(Exception):
-    """The client closed its connection before its answer was whole."""
-
-
-class Running:
-    """The streams of one call, one a prompt, from submission to their end; its place in the queue goes with them.
-    background: nobody waits for it (a batch's line), so its time is no latency."""
-
-    def __init__(self, service: Service, call: Call, ticket: Ticket | None = None, *, background: bool = False) -> None:
-        self.call, self.ticket = call, ticket
-        self.account = Account(service.metrics, call, background=background)
-        self._open = True
-        self.streams: list[Stream] = []
-        try:
-            for prompt in call.prompts:
-                stream = service.client.submit(
-                    prompt.ids,
-                    call.sampling,
-                    stream=call.stream,
-                    background=background,
-                    tenant=call.tenant,
-                    salt=call.salt,
-                )
-                self.streams.append(stream)
-        except BaseException:
-            self.cancel()
-            raise
-
-    async def steps(self) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-        """What there is to send, as it comes: (prompt, its deltas), several prompts' together. Raises PenstockError."""
-        if len(self.streams) == 1:
-            async for deltas in self.streams[0]:
-                self._note(0, deltas)
-                yield [(0, deltas)]
-        else:
-            async for step in _merged(self.streams):
-                for at, deltas in step:
-                    self._note(at, deltas)
-                yield step
-        self._open = False
-        self._leave()
-        self.account.close(self.streams)
-
-    def cancel(self) -> None:
-        """Ends what still runs; nothing after the last delta."""
-        if self._open:
-            for stream in self.streams:
-                stream.cancel()
-            self._open = False
-            self.account.cut()
-            self._leave()
-
-    @property
-    def cached(self) -> int:
-        return sum(stream.num_cached_tokens for stream in self.streams)
-
-    def _leave(self) -> None:
-        if self.ticket is not None:
-            self.ticket.leave()
-
-    def _note(self, at: int, deltas: Sequence[Delta]) -> None:
-        self.account.note(at, deltas)
-        for delta in deltas:
-            if delta.error is not None:
-                raise SampleError(delta.error)
-            if delta.finish_reason is not None and self.ticket is not None:
-                self.ticket.ended(1)
-
-
-async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-    """The deltas of several streams; what came in one turn of the loop is handed on together."""
-    queue: asyncio.Queue[tuple[int, list[Delta] | BaseException | None]] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(at, stream, queue)) for at, stream in enumerate(streams)]
-    running = len(streams)
-    try:
-        while running:
-            came = [await queue.get()]
-            while not queue.empty():
-                came.append(queue.get_nowait())
-            step: list[tuple[int, list[Delta]]] = []
-            for at, what in came:
-                if isinstance(what, BaseException):
-                    raise what
-                if what is None:
-                    running -= 1
-                else:
-                    step.append((at, what))
-            if step:
-                yield step
-    finally:
-        for pump in pumps:
-            pump.cancel()
-
-
-async def _pump(at: int, stream: Stream, queue: asyncio.Queue[tuple[int, list[Delta] | BaseException | None]]) -> None:
-    try:
-        async for deltas in stream:
-            queue.put_nowait((at, deltas))
-    except Exception as error:  # noqa: BLE001 - handed on, and raised where the streams are read
-        queue.put_nowait((at, error))
-    else:
-        queue.put_nowait((at, None))
-
-
-async def until_gone(
-    work: Awaitable[Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
-) -> Result:
-    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does,
-    TooLateError at the deadline; the work is cancelled then, and has ended when this raises."""
-    left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
-    shut = asyncio.ensure_future(closing.wait())
-    try:
-        await asyncio.wait((task, gone, shut), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.wait((task,))
-        if gone.done():
-            raise ClientGoneError
-        if deadline is not None and not shut.done():
-            raise TooLateError
-        raise ShuttingDownError("the server is shutting down: send the request again, to another one")
-    finally:
-        for each in (task, gone, shut):
-            each.cancel()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class EventStream(Response):

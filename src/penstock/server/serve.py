@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 import uvicorn
 import uvloop
 
 from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
-from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.errors import EngineError, UsageError
 from penstock.server.access_log import open_log
 from penstock.server.app import build_app
 from penstock.server.batch_desk import Desk
@@ -32,12 +30,14 @@ from penstock.server.batch_state import State, opened
 from penstock.server.connection import connection_of
 from penstock.server.defaults import tell_unserved
 from penstock.server.doors import Doors, check_hosts, check_public
-from penstock.server.exchange import Service
 from penstock.server.keys import gather_keys
 from penstock.server.leaving import leaving
 from penstock.server.limits import Limits
 from penstock.server.metrics import Board, Metrics
+from penstock.server.port import bind, port_error, url_of
 from penstock.server.porter import Porter
+from penstock.server.service import Service
+from penstock.server.stop import Stop, signals, unless_stopped
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient
@@ -46,8 +46,6 @@ LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
 BACKLOG = 4096  # connections the kernel holds while the loop is busy
 COLLECT_EVERY = (20_000, 20, 20)  # the collector's thresholds while we serve; Python's own are 700, 10, 10
-
-Result = TypeVar("Result")
 
 
 def serve(
@@ -110,33 +108,6 @@ class Site:
     doors: Doors
     limits: Limits
     access_log: str | None = None
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port and refuses connections until it listens. Raises UsageError, CapacityError."""
-    if not 0 <= port <= 65_535:
-        raise UsageError(f"port must be between 0 and 65535, not {port}", param="port")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise UsageError(
-            f"host {host!r} is no address of this machine ({error}): try 127.0.0.1", param="host"
-        ) from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise port_error(host, port, error) from error
-    return listener
-
-
-def port_error(host: str, port: int, error: OSError) -> CapacityError:
-    way_out = "give another --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        way_out = "give an address of this machine as --host, or 0.0.0.0 for all of them"
-    return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): {way_out}", param="port")
 
 
 async def _serve(
@@ -208,7 +179,7 @@ async def _run(
 def line(site: Site, listener: socket.socket) -> str:
     """What is said once it serves."""
     host, port = listener.getsockname()[:2]
-    return f"penstock serves {site.name} at {_url(host, port)}/v1"
+    return f"penstock serves {site.name} at {url_of(host, port)}/v1"
 
 
 @contextlib.contextmanager
@@ -227,17 +198,6 @@ def _rare_collections() -> Iterator[None]:
     finally:
         gc.set_threshold(*usual)
         gc.unfreeze()
-
-
-class Stop:
-    """Signals counted: the first asks running requests to end in their time, the second ends them now."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-
-    def __call__(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
 
 
 class _Server(uvicorn.Server):
@@ -263,34 +223,6 @@ def _uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Confi
         backlog=BACKLOG,
         timeout_keep_alive=75,
     )
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[Stop]:
-    loop, stop = asyncio.get_running_loop(), Stop()
-    ours = (signal.SIGINT, signal.SIGTERM)
-    for number in ours:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield stop
-    finally:
-        for number in ours:
-            loop.remove_signal_handler(number)
-
-
-async def unless_stopped(work: Coroutine[Any, Any, Result], stop: Stop) -> Result | None:
-    """The result of `work`, or None if a signal came first; the work is cancelled then and has ended."""
-    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.first.wait())
-    try:
-        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if task.done() and not (stopped.done() and task.exception() is not None):
-            return task.result()
-        task.cancel()  # of a signal to the whole terminal the engine may have died first: that is no error
-        await asyncio.wait((task,))
-        return None
-    finally:
-        task.cancel()
-        stopped.cancel()
 
 
 async def _watch(service: Service, serving: asyncio.Task[None], stop: Stop) -> None:
@@ -321,7 +253,3 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
 def engine_died(why: str | None) -> EngineError:
     """What the process ends with."""
     return EngineError(f"the engine died while serving: {why or 'its last words are above'}; start the server again")
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

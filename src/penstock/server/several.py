@@ -25,7 +25,9 @@ from penstock.engine.engine import Refused
 from penstock.engine.launch import addresses, start
 from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
 from penstock.server.metrics import Board
-from penstock.server.serve import LAST_WORDS, Site, Stop, bind, engine_died, line, port_error, signals, unless_stopped
+from penstock.server.port import bind, port_error
+from penstock.server.serve import LAST_WORDS, Site, engine_died, line
+from penstock.server.stop import Stop, signals, unless_stopped
 from penstock.server.worker import Down, Drain, EngineEnded, Start, Up
 
 MOST = 64  # server processes

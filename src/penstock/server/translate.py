@@ -1,8 +1,7 @@
-"""Bodies to requests: the prompts' ids and the SamplingParams of a form.
+"""Bodies to requests: the SamplingParams of a form, and with its prompts (prompts.py) a call.
 
-A call holds everything that the answer needs to know of what was asked. It knows forms, the tokenizer and the model's
-facts; it submits nothing and builds no answer. Long texts, and many, are rendered and tokenised in a thread, off the
-event loop; many ids are looked at in turns of it.
+A call holds everything that the answer needs to know of what was asked. It knows forms and the model's facts; it
+submits nothing and builds no answer.
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ContextLengthError, TokenizerError, UsageError
+from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
 from penstock.server.forms import ChatForm, CompletionForm, Form, prompts_in
+from penstock.server.prompts import Aside, Prompt, chat_prompt, check_id, check_length, completion_prompts
 from penstock.server.refusals import HttpError
-from penstock.text.chat import render
 
 if TYPE_CHECKING:
     from penstock.engine.open import EngineFacts
@@ -29,28 +27,9 @@ LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
 MAX_STOPS = 1_024  # stop strings, and stop ids
 MAX_STOP_LENGTH = 1_024  # characters
 MAX_SALT_LENGTH = 1_024  # characters
-LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
-A_TEXT = 64  # characters that a text or a message costs as much as, however short it is
-TURN = 32_768  # token ids that are looked at in one turn of the loop; about 3 ms
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
 _SAMPLING = [knob.name for knob in fields(SamplingParams) if knob.name in set(Form.__struct_fields__) - {"logit_bias"}]
-
-Result = TypeVar("Result")
-
-
-class Aside(Protocol):
-    """Does long work off the loop."""
-
-    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
-
-
-@dataclass(slots=True)
-class Prompt:
-    """`text` is what was sent, where it was text and none of it was cut off."""
-
-    ids: list[int]
-    text: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +91,7 @@ async def completion_call(
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
-    prompts = await _completion_prompts(form, facts, tokenizer, aside)
+    prompts = await completion_prompts(form, facts, tokenizer, aside)
     call = _call(form, given, prompts, facts)
     call.echo, call.only_prompt = form.echo, only_prompt
     return call
@@ -125,17 +104,7 @@ async def chat_call(
     if tokenizer is None:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
     given = _chat_sampling(form, facts)
-    messages = [_plain(message.role, message.text, message.name) for message in form.messages]
-
-    def prompt_ids() -> list[int]:
-        text = _render(tokenizer, messages, form)
-        return tokenizer.encode(text, add_special_tokens=bool(form.add_special_tokens))
-
-    long = _long([message["content"] for message in messages]) or form.chat_template_kwargs is not None
-    ids = await aside(prompt_ids) if long else prompt_ids()
-    if not ids:
-        raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
-    return _call(form, given, [_cut(Prompt(ids), form)], facts)
+    return _call(form, given, [await chat_prompt(form, tokenizer, aside)], facts)
 
 
 def check_sampling(form: CompletionForm | ChatForm, facts: EngineFacts) -> None:
@@ -181,7 +150,7 @@ def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> Samplin
     if knobs.get("top_k", 0) > facts.vocab_size:
         knobs["top_k"] = 0
     for token in knobs.get("stop_token_ids") or ():
-        _check_id(token, facts.vocab_size, "stop_token_ids")
+        check_id(token, facts.vocab_size, "stop_token_ids")
     try:
         return SamplingParams(**knobs)
     except UsageError as error:
@@ -206,7 +175,7 @@ def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: li
     if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
         raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
     for prompt in prompts:
-        _check_length(len(prompt.ids), form, facts)
+        check_length(len(prompt.ids), form, facts)
     return Call(
         prompts=prompts,
         sampling=sampling,
@@ -221,99 +190,12 @@ def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: li
     )
 
 
-def _check_length(size: int, form: Form, facts: EngineFacts) -> None:
-    if size >= facts.max_model_len:
-        raise ContextLengthError(
-            f"a prompt has {size} tokens and the context {facts.max_model_len}, with room for one at least to be made: "
-            "shorten it, or cut it with truncate_prompt_tokens",
-            param="prompt" if isinstance(form, CompletionForm) else "messages",
-        )
-
-
-async def _completion_prompts(
-    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, aside: Aside
-) -> list[Prompt]:
-    prompt = form.prompt
-    if isinstance(prompt, str):
-        return await _text_prompts([prompt], form, tokenizer, aside)
-    if not prompt:
-        raise HttpError("prompt is an empty list: give at least one prompt", param="prompt")
-    if type(prompt[0]) is int:
-        return await _id_prompts([prompt], form, facts)
-    kinds = set(map(type, prompt))
-    if kinds == {str}:
-        return await _text_prompts(prompt, form, tokenizer, aside)
-    if kinds == {list}:
-        return await _id_prompts(prompt, form, facts)
-    raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
-
-
-async def _text_prompts(
-    texts: list[str], form: CompletionForm, tokenizer: Tokenizer | None, aside: Aside
-) -> list[Prompt]:
-    if tokenizer is None:
-        raise HttpError("this server has no tokenizer: send token ids as prompt", param="prompt")
-    special = form.add_special_tokens is not False
-
-    def encode() -> list[list[int]]:
-        return tokenizer.encode_batch(texts, add_special_tokens=special)
-
-    batch = await aside(encode) if _long(texts) else encode()
-    if not all(batch):
-        raise HttpError("a prompt is empty: give it at least one token", param="prompt")
-    return [_cut(Prompt(ids, text), form) for ids, text in zip(batch, texts, strict=True)]
-
-
-async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, facts: EngineFacts) -> list[Prompt]:
-    """Of what is too long, and of what is cut off, no id is looked at."""
-    keep = _kept(form)
-    for ids in prompts:
-        _check_length(len(ids) if keep is None else min(len(ids), keep), form, facts)
-    found, looked = [], 0
-    for ids in prompts:
-        found.append(_id_prompt(ids if keep is None else ids[-keep:], facts))
-        looked += len(found[-1].ids)
-        if looked > TURN:
-            await asyncio.sleep(0)
-            looked = 0
-    return found
-
-
-def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> Prompt:
-    if not ids:
-        raise HttpError("a prompt is empty: give it at least one token", param="prompt")
-    if set(map(type, ids)) != {int}:
-        raise HttpError("a list of token ids holds something that is no whole number", param="prompt")
-    _check_id(min(ids), facts.vocab_size, "prompt")
-    _check_id(max(ids), facts.vocab_size, "prompt")
-    return Prompt(list(ids))
-
-
-def _kept(form: Form) -> int | None:
-    """How many tokens of a prompt are kept at most, the last ones; None: all."""
-    keep = form.truncate_prompt_tokens
-    if keep is not None and keep < 1:
-        raise HttpError("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
-    return keep
-
-
-def _cut(prompt: Prompt, form: Form) -> Prompt:
-    keep = _kept(form)
-    return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
-
-
-def _check_id(token: int, vocab_size: int, param: str) -> None:
-    if not 0 <= token < vocab_size:
-        message = f"{param} has a token id outside the vocabulary: ids go from 0 to {vocab_size - 1}"
-        raise HttpError(message, param=param)
-
-
 def _bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
     out: dict[int, float] = {}
     for key, value in bias.items():
         if _TOKEN_ID.fullmatch(key) is None:
             raise HttpError("logit_bias has a key that is no token id", param="logit_bias")
-        _check_id(int(key), vocab_size, "logit_bias")
+        check_id(int(key), vocab_size, "logit_bias")
         out[int(key)] = value
     return out
 
@@ -326,29 +208,3 @@ def _salt(text: str | None) -> int:
         raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return 1 + int.from_bytes(digest, "big") % MAX_SALT
-
-
-def _plain(role: str, content: str, name: str | None) -> dict[str, str]:
-    message = {"role": role, "content": content}
-    if name is not None:
-        message["name"] = name
-    return message
-
-
-def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], form: ChatForm) -> str:
-    try:
-        return render(
-            tokenizer,
-            messages,
-            add_generation_prompt=form.add_generation_prompt,
-            template_kwargs=form.chat_template_kwargs,
-        )
-    except TokenizerError as error:  # no template in this model: asking it to chat is the fault
-        raise HttpError(str(error), param="messages") from error
-    except UsageError as error:
-        raise HttpError(error.rule, param=error.param) from error
-
-
-def _long(texts: Sequence[str]) -> bool:
-    """Whether it takes longer to tokenise these than others' streams can wait."""
-    return sum(map(len, texts)) + A_TEXT * len(texts) > LONG_TEXT

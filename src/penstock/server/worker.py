@@ -23,7 +23,8 @@ from penstock.engine.lifeline import end_with_parent
 from penstock.errors import PenstockError
 from penstock.server.leaving import leave_soon
 from penstock.server.metrics import Board
-from penstock.server.serve import Site, Stop, serve_engine, unless_stopped
+from penstock.server.serve import Site, serve_engine
+from penstock.server.stop import Stop, unless_stopped
 
 
 class Start(msgspec.Struct):

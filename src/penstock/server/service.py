@@ -1,0 +1,89 @@
+"""The service: what every route is handed, and what all requests of one process share.
+
+It knows the engine's client, the queue, and what is bounded for all together; no request of its own, no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.engine.watchdog import DUMP_AT
+from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue
+from penstock.server.keys import Key
+from penstock.server.limits import Intake, Limits
+from penstock.server.metrics import Metrics
+from penstock.server.refusals import ModelNotFoundError
+from penstock.server.spelling import Spellings
+from penstock.server.whole import Pace, Wholes
+
+if TYPE_CHECKING:
+    from penstock.engine.async_client import AsyncClient
+    from penstock.server.batch_desk import Desk
+
+NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What every route is handed. `closing` is set when running requests have to end. `servers`: how many processes
+    share the engine; `keys`: the API keys that share it, and the queue."""
+
+    client: AsyncClient
+    model: str
+    metrics: Metrics
+    limits: Limits = field(default_factory=Limits)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    created: int = field(default_factory=lambda: int(time.time()))
+    servers: int = 1
+    keys: Sequence[Key] = ()
+    queue: Queue = field(init=False)
+    intake: Intake = field(init=False)
+    spellings: Spellings = field(init=False)
+    wholes: Wholes = field(init=False)
+    _tenants: dict[str, int] = field(init=False)
+    pace: Pace = field(default_factory=Pace, init=False)
+    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # the loop's end waits for none
+    desk: Desk | None = None  # of files and batches, where there is a state folder
+
+    def __post_init__(self) -> None:
+        self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
+        self.intake = Intake(self.limits)
+        self.wholes = Wholes(self.limits.max_answer_bytes // self.servers)
+        reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
+        reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
+        self.queue = Queue(reqs, QUEUED_TOKENS if tokens is None else tokens, len(self.keys), self.servers)
+        self._tenants = {key.name: key.number for key in self.keys}
+
+    @property
+    def ready(self) -> bool:
+        return self.client.alive and not self.closing.is_set()
+
+    def engine_state(self) -> tuple[dict[str, Any], bool]:
+        """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""
+        age, allowed = self.client.step_age, self.limits.step_timeout
+        well = self.client.alive and age < allowed * DUMP_AT
+        return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
+
+    def deadline(self, asked: float | None) -> float | None:
+        """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
+        allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
+        return asyncio.get_running_loop().time() + min(allowed) if allowed else None
+
+    def aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Long work, in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+    def tenant_of(self, owner: str) -> int:
+        """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""
+        return self._tenants.get(owner, NO_TENANT)
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.model:
+            message = f"the model asked for is not served here; this server has {self.model}: ask for it by that name"
+            raise ModelNotFoundError(message, param="model")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from made_samples import LOOK, one_line, open_loop, samples_of
 
 from penstock.almanac import figures
-from penstock.almanac.record import Point
+from penstock.almanac.record import Goal, Interval, Point
 from penstock.almanac.samples import Samples, join
 from penstock.errors import RecordError
 
@@ -316,6 +318,79 @@ def test_the_gaps_interval_covers_though_they_come_by_the_thousand() -> None:
             assert figure.low is not None and figure.high is not None
             kept.append(figure.low <= truth <= figure.high)
     assert np.mean(covered) >= 0.9 and np.mean(quantile) >= 0.9
+
+
+# --- rates that keep a goal
+
+
+def opened(requests: int, done: Sequence[float | None], **more: Any) -> Point:
+    """A point that was planned at 99 a second and issued so many in 10 s, with this completed rate and its interval."""
+    made = point(open_loop(seconds=10.0), seconds=10.0, opens=10.0, rate=99.0)
+    rate = Interval.model_validate(dict(zip(("value", "low", "high"), done, strict=True))) if done else None
+    measured = made.figures.model_copy(update={"request_rate": rate})
+    return made.model_copy(update={"requests": requests, "figures": measured, **more})
+
+
+@pytest.mark.parametrize(
+    ("requests", "done", "more", "says"),
+    [
+        (100, (9.9, 9.0, 10.5), {}, (10.0, 10.0, 9.0)),  # the plan's 99 a second are nowhere
+        (100, (10.4, 10.2, 10.5), {}, (10.0, 10.0, 10.0)),
+        (100, (7.1, 6.5, 7.7), {}, (10.0, 7.1, 6.5)),  # significantly less
+        (10, (0.7, None, None), {}, (1.0, 1.0, None)),  # 7 of 10 ended in the window: as chance has it
+        (10, (0.1, None, None), {}, (1.0, 0.1, None)),  # 1 of 10 isn't: at most 5.6
+        (10, (0.7, None, None), {"outcomes": {"unfinished": 1}}, (1.0, 0.7, None)),
+        (10, (0.7, None, None), {"outcomes": {"stalled": 1}}, (1.0, 1.0, None)),
+        (10, (0.0, None, None), {}, (1.0, 0.0, None)),
+        (10, (), {}, (1.0, 0.0, None)),
+        (300, (9.9, 9.0, 10.5), {"opens": None}, (99.0, 9.9, 9.0)),  # an import's seconds hold the tail
+    ],
+)
+def test_what_a_point_sustains(
+    requests: int, done: tuple[float | None, ...], more: dict[str, Any], says: tuple[float, float, float | None]
+) -> None:
+    assert figures.sustained(opened(requests, done, **more)) == figures.Sustained(*says)
+
+
+def test_a_closed_loop_offers_no_rate() -> None:
+    with pytest.raises(ValueError, match="only an open loop offers a rate"):
+        figures.sustained(opened(10, (1.0, 0.9, 1.1), kind="closed"))
+
+
+def test_poissons_upper_ends_are_those_of_the_distribution() -> None:
+    for count, high in enumerate(figures.POISSON_HIGH):
+        below = sum(np.exp(-high) * high**each / math.factorial(each) for each in range(count + 1))
+        assert below == pytest.approx(0.025, rel=1e-3)
+
+
+Asked = tuple[float, float, float | None, float, float, float]  # offered, rate, low; share, its low, its high
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ([], (None, None, None, None)),
+        ([(1, 1, 0.9, 1, 0.99, 1)], (1, 0.9, None, None)),
+        ([(2, 2, 1.9, 0.1, 0, 0.2), (1, 1, 0.9, 0.9, 0.85, 0.96)], (None, None, 1, 2)),
+        # Chance lets 4 keep it; none lets 1 miss it.
+        ([(3, 3, 2.9, 0.9, 0.8, 0.94), (1, 1, 0.9, 1, 1, 1), (4, 4, 3, 1, 1, 1), (2, 2, 1.9, 0.96, 0.9, 1)],
+         (2, 0.9, 3, 3)),
+        ([(1, 1, 0.9, 0.9, 0.8, 0.94), (2, 2, 1.9, 1, 1, 1), (3, 3, 2.9, 0.2, 0.1, 0.3)], (2, 1.9, 3, 3)),
+        # 12 were offered, 7.1 came back in time: 8 was the most.
+        ([(8, 8, 7.8, 1, 1, 1), (12, 7.1, 6.5, 0.97, 0.96, 0.98)], (8, 7.8, None, None)),
+        ([(101, 87.3, 80, 1, 0.99, 1)], (87.3, 80, None, None)),  # surely 80, not 87.3
+        # A miss was offered 6, whatever was completed there.
+        ([(5, 5, 4.9, 1, 1, 1), (6, 4, 3.8, 0.9, 0.85, 0.94)], (5, 4.9, 6, 6)),
+        ([(5, 5, None, 1, 0.7, 1), (6, 0, None, 0, 0, 0.3)], (5, None, 6, 6)),  # nothing served: a miss all the same
+        ([(5, 0, None, 1, 0.7, 1)], (None, None, None, None)),  # first tokens in time, and not one answer: neither
+    ],
+)  # fmt: skip
+def test_the_rates_that_keep_a_goal(line: list[Asked], says: tuple[float | None, ...]) -> None:
+    told = [
+        (figures.Sustained(*each[:3]), Goal(seconds=1.0, share=each[3], low=each[4], high=each[5], goodput=0.0))
+        for each in line
+    ]
+    assert figures.kept_of(told, 0.95) == figures.Kept(*says)
 
 
 def test_costs() -> None:

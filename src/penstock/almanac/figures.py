@@ -7,7 +7,8 @@ gives the same record anywhere. It knows samples and the form of a record; not h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ SAMPLE_DIGITS = 5
 FEW = 100  # independent requests: below, quantiles near the end say little
 SHORT_WINDOW = 30.0  # seconds of a start
 FAILED_SHARE = 0.01
+# Of a Poisson count of 0, 1, ... 9: the upper end of its two-sided 95 % interval (Garwood 1936).
+POISSON_HIGH = (3.689, 5.572, 7.225, 8.767, 10.242, 11.668, 13.059, 14.423, 15.763, 17.085)
 
 
 def point_of(
@@ -201,7 +204,86 @@ def _interval(rate: rates.Rate | None) -> Interval | None:
     return None if rate is None else around(rate.value, rate.ends)
 
 
-# --- what follows from figures; the page has the same in its own language
+# --- what follows from figures; the page has the same in its own language (40_answer.js)
+
+
+@dataclass(frozen=True, slots=True)
+class Sustained:
+    """Of an open point, in requests a second. offered: what its window issued. rate: what the point stands for where it
+    keeps a goal; 0: nothing was served in it, so that it can only miss one, at what was offered. low: what it stands
+    for surely (95 %); None: too few requests to say."""
+
+    offered: float
+    rate: float
+    low: float | None
+
+
+def sustained(point: Point) -> Sustained:
+    """What an open point says of rates, whatever the goal; who shows or ranks a point's rate takes it from here.
+
+    Offered is what the window issued over its seconds: the plan's rate is in the point's name alone, and where a count
+    was left to chance that moves it by 10 % at 100 requests. (An import has no steady window, its seconds hold the
+    tail: the plan's.)
+    The point stands for what was offered; where significantly less was completed, for what was completed. Where too few
+    ended in the window for an interval, it was not served if Poisson's interval of their number says so, or if one was
+    cut off by the point's end. Raises ValueError for a point of another kind.
+    """
+    if point.kind != "open" or point.rate is None:
+        raise ValueError(f"point {point.name} is {point.kind}: only an open loop offers a rate")
+    steady = point.opens is not None and point.seconds > 0
+    offered = short(point.requests / point.seconds) if steady else point.rate
+    done = point.figures.request_rate
+    if done is None:
+        return Sustained(offered, 0.0, None)
+    if done.high is not None:
+        less = done.high < offered
+    else:
+        ended = round(done.value * point.seconds)
+        few = ended < len(POISSON_HIGH) and POISSON_HIGH[ended] < offered * point.seconds
+        less = few or point.outcomes.get("unfinished", 0) > 0
+    return Sustained(
+        offered,
+        min(offered, done.value) if less else offered,
+        None if done.low is None else min(offered, done.low),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The rates up to which a goal is kept, in requests a second, all of them measured. rate: the highest one kept;
+    None: none. low: the highest one that is surely kept (95 %). missed: what was offered at the first point beyond that
+    misses it; high: at the first beyond that surely misses it. None: there is no such point."""
+
+    rate: float | None
+    low: float | None
+    missed: float | None
+    high: float | None
+
+
+def kept_of(line: Iterable[tuple[Sustained, Goal]], quantile: float) -> Kept:
+    """Of open points: what each says of rates, and of a goal. Points whose client was short the caller leaves out.
+
+    Shares fall as rates rise, so from the slowest offered rate that keeps the goal on the first that misses it holds,
+    whatever chance lets a faster one do. Past its highest rate an engine completes less of what it is offered, so the
+    highest rate kept need not be that of the fastest point that keeps it.
+    """
+    ordered = sorted(line, key=lambda each: each[0].offered)
+    ordered = [each for each in ordered if each[0].rate > 0 or each[1].share < quantile]  # the others show nothing
+    keeps = [goal.share >= quantile for _, goal in ordered]
+    slowest = keeps.index(True) if True in keeps else len(keeps)
+    fails = keeps.index(False, slowest) if False in keeps[slowest:] else len(keeps)
+    before = ordered[slowest:fails]
+    after = ordered[fails:] if before else ordered
+    rate = max((here.rate for here, _ in before), default=None)
+    surely = [here.low for here, goal in before if goal.low >= quantile and here.low is not None]
+    missed = [here.offered for here, goal in after if goal.share < quantile]
+    misses = [here.offered for here, goal in after if goal.high < quantile]
+    return Kept(
+        rate,
+        None if rate is None or not surely else min(max(surely), rate),
+        missed[0] if missed else None,
+        misses[0] if misses else None,
+    )
 
 
 def crossing_of(shares: Sequence[tuple[float, float]], quantile: float) -> tuple[float | None, float | None]:

@@ -23,24 +23,59 @@ def test_an_archive_knows_its_commit(tmp_path: Path) -> None:
     assert archived(tmp_path / "src/penstock/archived.txt") == head.stdout[:12]
 
 
-def test_a_checkout_that_was_changed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        return subprocess.check_output(["git", "-C", str(tmp_path), *who, *words], text=True).strip()
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.check_output(["git", "-C", str(folder), *who, *words], text=True).strip()
 
-    git("init", "-q")
-    (tmp_path / "a.py").write_text("1")
-    git("add", "a.py")
-    git("commit", "-q", "-m", "first")
-    git("tag", "v1")
-    monkeypatch.setattr(writing, "HOUSE", tmp_path)
-    head = git("rev-parse", "HEAD")[:12]
+
+def put(folder: Path, name: str, text: str, *, commit: bool = True) -> str:
+    """Writes and adds a file, and commits it unless told otherwise; the head that comes of it."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    git(folder, "add", "--force", name)
+    if commit:
+        git(folder, "commit", "-q", "-m", name)
+    return git(folder, "rev-parse", "HEAD")[:12]
+
+
+def test_a_checkout_that_was_changed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q")
+    head = put(tmp_path, "src/a.py", "1")
+    monkeypatch.setattr(writing, "HOUSE", tmp_path / "src")
     assert commit() == head
-    (tmp_path / "new.txt").write_text("lies there")
+    (tmp_path / "src" / "new.txt").write_text("lies there")
     assert commit() == head
-    (tmp_path / "a.py").write_text("2")
+    (tmp_path / "src" / "a.py").write_text("2")
     assert commit() == f"{head}+changed"
+    assert commit() != put(tmp_path, "src/a.py", "2") == commit()
     monkeypatch.setattr(writing, "HOUSE", tmp_path.parent)
+    assert commit() is None
+
+
+def test_what_lies_beside_the_package_changes_no_commit_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped run goes on after its log was committed, or a record added: they are no part of what measures."""
+    git(tmp_path, "init", "-q")
+    head = put(tmp_path, "src/a.py", "1")
+    monkeypatch.setattr(writing, "HOUSE", tmp_path / "src")
+    assert put(tmp_path, "LOG.md", "a run") != head == commit()
+    (tmp_path / "LOG.md").write_text("another run")
+    put(tmp_path, "records/r.json", "{}", commit=False)
+    assert commit() == head
+    put(tmp_path, "src/b.py", "2", commit=False)
+    assert commit() == f"{head}+changed"
+
+
+def test_an_environment_in_somebodys_checkout_has_no_commit_of_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "-q")
+    put(tmp_path, "theirs.py", "1")
+    package = tmp_path / "venv" / "penstock"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("1")
+    monkeypatch.setattr(writing, "HOUSE", package)
+    assert commit() is None
+    (tmp_path / ".gitignore").write_text("venv\n")
     assert commit() is None
 
 

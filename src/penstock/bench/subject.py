@@ -61,7 +61,7 @@ class Ceiling:
 @dataclass(frozen=True)
 class Run:
     """What `bench run` was asked for. machine: the server's. price: dollars an hour of it. configuration: a word for
-    the options. commit: of the sources that measure."""
+    the options. commit: the last one of the sources that measure."""
 
     subject: Subject
     works: list[Workload]

@@ -229,16 +229,26 @@ def parameters(folder: Path | None) -> int | None:
 
 
 def commit() -> str | None:
-    """Of the archive that this package came out of (`git archive` writes it into archived.txt), or of the checkout that
-    it lies in, `+changed` where files of that differ; None for neither."""
-    asked = ["git", "-C", str(HOUSE), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changed"]
+    """The last one that touched this package: of the archive that it came out of (`git archive` writes it into
+    archived.txt), or of the checkout that has it, `+changed` where its files differ. Whatever else a checkout holds is
+    no part of what measures: a run goes on though a note beside the package was written. None where there is neither:
+    a package that merely lies in somebody's checkout, as an environment does, is none of theirs."""
     if told := archived(HOUSE / "archived.txt"):
         return told
+    if not _git("ls-files", "--", "."):
+        return None
+    last = _git("log", "-1", "--format=%H", "--", ".")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".")
+    return f"{last[:12]}{'+changed' if changed else ''}" if last and changed is not None else None
+
+
+def _git(*words: str) -> str | None:
+    """What git says of the package's folder; None where it cannot."""
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(HOUSE), *words], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def archived(file: Path) -> str | None:

@@ -109,7 +109,9 @@ def _run(given: dict[str, Any]) -> None:
     cores = cores_here()
     share = server_share(cores, processes, given["server_cores"]) if subject.peer is not None else []
     subject = replace(subject, cores=tuple(share))
-    machine = machine_of(given["machine"], given["url"], {**os.environ, **subject.environment})
+    machine = machine_of(
+        given["machine"], given["url"], {**os.environ, **subject.environment}, started=subject.peer is not None
+    )
     if share:
         machine = machine.model_copy(update={"server_cores": len(share)})
     run_all(Run(
@@ -312,7 +314,7 @@ def _import(given: dict[str, Any]) -> None:
         configuration=Configuration(name="imported", flags=[line(each) for each in shlex.split(given["command"])[1:]]),
     )  # fmt: skip
     record = record_of(
-        results, out / "raw.parquet", engine=engine, machine=machine_of(given["machine"], None),
+        results, out / "raw.parquet", engine=engine, machine=machine_of(given["machine"], None, started=False),
         goals=sorted(set(given["goal"] or Settings().goals)), weights="random" if given["random_weights"] else "real",
         dtype=word(given["dtype"]), price=given["price"],
     )  # fmt: skip

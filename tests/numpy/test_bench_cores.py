@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.calibrate import machine_key
-from penstock.bench.cores import away_from, clients_at_once, cores_here, count_here, server_share
-from penstock.bench.machine import this_machine
+from penstock.bench.cores import away_from, clients_at_once, cores_here, count_all, count_here, server_share
+from penstock.bench.machine import machine_of, this_machine
 from penstock.bench.serving import Server, free_port
 from penstock.errors import UsageError
 
@@ -55,6 +55,28 @@ def test_cores_that_this_process_may_not_use_count_nowhere(monkeypatch: pytest.M
     monkeypatch.delattr(os, "sched_getaffinity")
     assert count_here() == 16  # macOS
     assert machine_key() != of_three, "a client's ceiling is of the cores that it had"
+
+
+def test_a_server_that_somebody_else_started_has_the_cores_that_this_process_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`taskset -c 3 penstock bench run http://127.0.0.1:8000` on four cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)  # of which a container gives four
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3} if pid == 1 else {3}, raising=False)
+    assert (count_here(), count_all()) == (1, 4)
+    assert machine_of(None, "http://127.0.0.1:8000", started=False).cores == 4
+    assert machine_of(None, None, started=False).cores == 4  # an import
+    assert machine_of(None, None, started=True).cores == 1
+
+    def hidden(pid: int) -> set[int]:
+        if pid == 1:
+            raise PermissionError
+        return {3}
+
+    monkeypatch.setattr(os, "sched_getaffinity", hidden)
+    assert count_all() == 64
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert count_all() == 64  # macOS
 
 
 @several

@@ -114,9 +114,9 @@ def test_memory_that_the_driver_does_not_tell_is_0(tmp_path: Path, monkeypatch: 
 def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path) -> None:
     told = Machine(gpu=None, cpu="far", cores=64, memory_mib=9, system="Linux", python="3.12")
     (tmp_path / "m.json").write_text(told.model_dump_json())
-    assert machine_of(tmp_path / "m.json", "http://192.0.2.1:8000") == told
-    assert machine_of(None, "http://localhost:8000").cpu == this_machine().cpu
+    assert machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False) == told
+    assert machine_of(None, "http://localhost:8000", started=False).cpu == this_machine().cpu
     with pytest.raises(UsageError, match=r"the server is on 192\.0\.2\.1: describe that machine"):
-        machine_of(None, "http://192.0.2.1:8000")
+        machine_of(None, "http://192.0.2.1:8000", started=False)
     with pytest.raises(UsageError, match="describes no machine: No such file"):
-        machine_of(tmp_path / "none.json", None)
+        machine_of(tmp_path / "none.json", None, started=False)

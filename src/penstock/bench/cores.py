@@ -23,6 +23,18 @@ def count_here() -> int:
     return len(cores_here()) or os.cpu_count() or 1
 
 
+def count_all() -> int:
+    """How many a server on this machine has that somebody else started: whatever the first process of the machine, or
+    of the container, may run on; where the system cannot say, how many there are. This process may have been given
+    fewer (`taskset`)."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    try:
+        return max(len(os.sched_getaffinity(1)), count_here())
+    except OSError:  # hidden from us
+        return os.cpu_count() or count_here()
+
+
 def server_share(cores: list[int], processes: int, asked: int | None) -> list[int]:
     """The server's cores: `asked` of them, or all but one a client process; the first ones. Empty: none is pinned, for
     there is one core or no pinning. Raises UsageError where the client would have none."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from penstock.almanac.record import Gpu, Machine
-from penstock.bench.cores import count_here
+from penstock.bench.cores import count_all, count_here
 from penstock.bench.target import target_of
 from penstock.errors import EngineError, UsageError
 
@@ -24,9 +24,11 @@ PATIENCE = 60  # seconds for nvidia-smi
 HERE = ("127.0.0.1", "localhost", "::1")
 
 
-def machine_of(file: Path | None, url: str | None, environment: Mapping[str, str] = os.environ) -> Machine:
-    """The machine that serves: as a file tells it, or this one, as a server with these variables sees it. Raises
-    UsageError for a file that is none."""
+def machine_of(
+    file: Path | None, url: str | None, environment: Mapping[str, str] = os.environ, *, started: bool
+) -> Machine:
+    """The machine that serves: as a file tells it, or this one, as a server with these variables sees it. started: by
+    us, so that it has the cores that we have; else it has the machine's. Raises UsageError for a file that is none."""
     if file is not None:
         try:
             return Machine.model_validate_json(file.read_bytes())
@@ -38,7 +40,7 @@ def machine_of(file: Path | None, url: str | None, environment: Mapping[str, str
             f"{', '.join(Machine.model_fields)}",
             param="machine",
         )
-    return this_machine(environment)
+    return this_machine(environment, started=started)
 
 
 def _first(error: OSError | ValidationError) -> str:
@@ -48,11 +50,11 @@ def _first(error: OSError | ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def this_machine(environment: Mapping[str, str] = os.environ) -> Machine:
+def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = True) -> Machine:
     return Machine(
         gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES")),
         cpu=processor(),
-        cores=count_here(),
+        cores=count_here() if started else count_all(),
         memory_mib=_memory_mib(),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),

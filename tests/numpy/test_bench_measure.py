@@ -48,6 +48,8 @@ def test_a_run_measures_its_points_and_its_record_is_believed(tmp_path: Path) ->
     assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
     assert record.engine.command.endswith("fake_engine.py 8000") and record.engine.version == "1.2"
     assert (record.method.short, record.method.starts, record.method.price_per_hour) == (True, 2, 2.0)
+    opened = [point for point in record.points if point.kind == "open"]
+    assert opened and all(point.requests == round((point.rate or 0) * point.seconds) for point in opened)
     single = next(point for point in record.points if point.kind == "single")
     assert single.requests == 6 and single.complete == 6 and single.output_tokens == 24
 

@@ -12,6 +12,7 @@ server and no clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ PLENTY = 5400.0  # seconds in which a shape is measured by the full method
 GAIN = 4  # of many requests at once over one: a low guess
 END_SHARE = 0.7  # of a shape's time, in a hurry
 STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
-FEWEST = 10  # requests that an open window holds on average, however long that takes: chance alone leaves none empty
+FEWEST = 10  # requests that an open window holds, however long that takes
 BEGIN = 0.75  # of the highest rate: the first open one. At the highest itself queues take longest to be steady
 STRIDE = 1.5  # from a rate that still meets a goal, and is above the highest, to the next one that may not
 SETTLES = 1.5  # times a request at a rate: until as many are under way as it keeps
@@ -120,20 +121,22 @@ def fewer_than_aimed(settings: Settings, plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it.
-    failed: the point could not be measured at all; it is not tried again, and bounds what others try. took: seconds of
-    the shape's time, with what was done for it. loaded: seconds from a first token to the end, on average."""
+    """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it; most: the
+    upper end of its 95 % interval. failed: the point could not be measured at all; it is not tried again, and bounds
+    what others try. took: seconds of the shape's time, with what was done for it. loaded: seconds from a first token to
+    the end, on average."""
 
     plan: Plan
     request_rate: float
     met: dict[float, float]
+    most: dict[float, float]
     failed: bool = False
     took: float = 0.0
     loaded: float = 0.0
 
 
 def failed(plan: Plan, goals: Sequence[float], took: float = 0.0) -> Found:
-    return Found(plan, 0.0, dict.fromkeys(goals, 0.0), True, took)
+    return Found(plan, 0.0, dict.fromkeys(goals, 0.0), dict.fromkeys(goals, 0.0), True, took)
 
 
 def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
@@ -212,10 +215,11 @@ def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
 
 
 def bracket(settings: Settings, done: Sequence[Found], goal: float) -> tuple[float, float | None] | None:
-    """(highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: not even one
-    request at a time meets it. Where rates don't agree (one above a failing one meets it), the failing one holds."""
+    """(highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: one request at
+    a time surely misses it. In a hurry those are four, and one late one of four proves nothing. Where rates don't agree
+    (one above a failing one meets it), the failing one holds."""
     single = next((each for each in done if each.plan.kind == SINGLE), None)
-    if single is None or single.met[goal] < settings.quantile:
+    if single is None or single.most[goal] < settings.quantile:
         return None
     opened = [(each.plan.rate or 0.0, each.met[goal] >= settings.quantile) for each in done if each.plan.kind == OPEN]
     fails = min((rate for rate, met in opened if not met), default=None)
@@ -242,13 +246,20 @@ def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
 
 
 def _open(settings: Settings, rate: float, done: Sequence[Found]) -> Plan:
-    """Poisson arrivals at a rate, for as long as enough of them take, within the bounds. Before the window opens, as
-    many requests must be under way as the rate keeps there."""
+    """Poisson arrivals at a rate, for as long as enough of them take, within the bounds, and as a whole number of them
+    take: then what the window issues is the rate that the plan names. Before the window opens, as many requests must be
+    under way as the rate keeps there."""
     rate, alone = _digits(rate), _alone(done)
-    least = max(FEWEST / rate, STEADY * alone)
-    window = max(min(settings.longest, max(settings.window, settings.enough / rate)), least)
+    wanted = _whole(max(settings.enough, rate * settings.window))
+    least, most = _whole(max(FEWEST, rate * STEADY * alone)), math.floor(rate * settings.longest)
+    window = max(min(wanted, most), least) / rate
     opens = max(settings.warm_up, alone, min(_loaded(done, rate), settings.longest))
     return Plan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate=rate, opens=opens)
+
+
+def _whole(requests: float) -> int:
+    """Not one less; what a product of floats has too much is none."""
+    return math.ceil(requests - 1e-6)
 
 
 def _digits(rate: float) -> float:

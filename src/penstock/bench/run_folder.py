@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.almanac.intervals import effective, ranks, share_interval
 from penstock.almanac.rates import issued
 from penstock.almanac.record import Failure, Look
 from penstock.almanac.samples import OK, Samples, join, needs_pyarrow, read_parquet, write_parquet
@@ -44,14 +45,18 @@ class Measured:
     took: float
 
     def found(self, goals: tuple[float, ...]) -> Found:
-        """For the planner: rates and shares of the window's requests; one that failed met no goal."""
+        """For the planner: rates and shares of the window's requests; one that failed met no goal. The shares' upper
+        ends are by as many independent requests as these are worth."""
         inside = self.samples.of(self.samples.window)
         ok = inside.outcome == OK
         waited = np.where(ok, inside.first - issued(inside), np.inf)
         met = {goal: float(np.mean(waited <= goal)) if len(inside) else 0.0 for goal in goals}
+        worth = effective([ranks(waited)])
+        _, ends = share_interval(np.array(list(met.values())) * worth, worth)
         rate = float(ok.sum()) / self.seconds if self.seconds > 0 else 0.0
         after = np.nan_to_num(inside.end[ok] - inside.first[ok])
-        return Found(self.plan, rate, met, took=self.took, loaded=float(after.mean()) if len(after) else 0.0)
+        loaded = float(after.mean()) if len(after) else 0.0
+        return Found(self.plan, rate, met, dict(zip(met, ends.tolist(), strict=True)), took=self.took, loaded=loaded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ import pytest
 from bench_runs import run_of
 from made_records import made_records
 
-from penstock.almanac.figures import crossing_of
+from penstock.almanac.figures import sustained
 from penstock.almanac.record import Failure, Interval, Record
 from penstock.bench import charts
-from penstock.bench.compare import CLIENT_SHORT, SAME, UNKNOWN, compare, ratio_ends, record_at
+from penstock.bench.compare import CLIENT_SHORT, CUT, SAME, UNKNOWN, UNTRIED, compare, ratio_ends, record_at
 from penstock.bench.compare_table import print_comparison
 from penstock.bench.crossings import crossings
-from penstock.bench.report import costs, print_table, render
+from penstock.bench.report import cards, costs, ordered, print_table, render
 from penstock.bench.run_folder import Failed, RunFolder
 from penstock.bench.subject import fingerprint
 from penstock.bench.workload import workload
@@ -98,72 +98,132 @@ def test_the_table_has_a_line_a_point_and_tells_failures() -> None:
     assert sum("first token within" in line for line in lines) == len(found.method.goals)
 
 
+def cut_off(found: Record, request: Interval, output: Interval) -> Record:
+    """Everything at once alone, cut off by its time limit at these rates."""
+    point = next(each for each in found.points if each.kind == "saturation")
+    figures = point.figures.model_copy(update={"request_rate": request, "output_rate": output})
+    cut = point.model_copy(update={"figures": figures, "opens": None, "outcomes": {"unfinished": 3}})
+    return found.model_copy(update={"points": [cut]})
+
+
 def test_a_rate_that_a_time_limit_cut_off_is_told_as_at_least() -> None:
     made = record(0)
-    point = next(each for each in made.points if each.kind == "saturation")
-    assert point.figures.request_rate is not None and point.figures.output_rate is not None
-    cut = point.figures.model_copy(update={
-        "request_rate": Interval(value=0.714, low=0.667, high=None),
-        "output_rate": Interval(value=1234.0, low=1200.0, high=None),
+    assert made.machine.gpu is not None
+    gpus = made.machine.gpu.model_copy(update={"count": 4})
+    told = cut_off(made, Interval(value=0.714, low=0.667, high=None), Interval(value=1234.0, low=1200.0, high=None))
+    told = told.model_copy(update={
+        "method": made.method.model_copy(update={"price_per_hour": 3.6}),
+        "machine": made.machine.model_copy(update={"gpu": gpus}),
     })  # fmt: skip
-    told = made.model_copy(update={"points": [point.model_copy(update={"figures": cut})]})
     out = io.StringIO()
     print_table(told, out)
     assert "≥ 0.71 (from 0.67)" in out.getvalue() and "≥ 1,234 (from 1,200)" in out.getvalue()
     assert "≥ 0.71 (from 0.67)" in render(told)
+    assert [value for _, value in cards(told)] == ["≥ 1,234 output tok/s", "≥ 0.71 requests/s"]
+    of_gpu, cost = costs(told)
+    assert of_gpu.endswith("a GPU: ≥ 308 output tok/s")
+    assert cost.count("≤ $") == 3 and f"≤ ${1 / 0.714:,.4g} a thousand requests" in cost
+    few = cut_off(made, Interval(value=0.714, low=None, high=None), Interval(value=12.0, low=None, high=None))
+    out = io.StringIO()
+    print_table(few, out)
+    assert "≥ 0.71 " in out.getvalue() and "(from" not in out.getvalue()
+    ended = " ".join([*costs(made), *(value for _, value in cards(made))])
+    assert "≥" not in ended and "≤" not in ended
+
+
+# --- crossings
 
 
 def test_crossings_are_the_highest_that_meets_below_the_lowest_that_fails() -> None:
     found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 3)
     for crossing in crossings(found):
         met = {
-            point.rate: goal.share >= found.method.quantile
+            sustained(point): goal.share >= found.method.quantile
             for point in found.points
             for goal in point.goals
             if point.kind == "open" and goal.seconds == crossing.seconds
         }
-        failing = [rate for rate, holds in met.items() if not holds]
+        failing = [rate.offered for rate, holds in met.items() if not holds]
         assert crossing.fails == min(failing, default=None)
-        below = [rate for rate, holds in met.items() if holds and rate < (crossing.fails or math.inf)]
+        below = [rate.rate for rate, holds in met.items() if holds and rate.offered < (crossing.fails or math.inf)]
         assert crossing.meets == max(below, default=None)
         assert (crossing.keeps or 0) <= (crossing.meets or 0) and (crossing.misses or math.inf) >= (crossing.fails or 0)
 
 
-def test_chance_above_a_rate_that_misses_moves_no_crossing() -> None:
-    assert crossing_of([(3.0, 0.9), (1.0, 1.0), (4.0, 1.0), (2.0, 0.96)], 0.95) == (2.0, 3.0)
-    assert crossing_of([(1.0, 0.9), (2.0, 1.0), (3.0, 0.2)], 0.95) == (2.0, 3.0)
-    assert crossing_of([(2.0, 0.1), (1.0, 0.9)], 0.95) == (None, 1.0)
-    assert crossing_of([(1.0, 1.0)], 0.95) == (1.0, None) and crossing_of([], 0.95) == (None, None)
-
-
-def with_goals(*goals: tuple[float, float, float, float]) -> Record:
-    """Of open points alone: (rate, share, low, high) of each."""
+def with_goals(*goals: tuple[float, float, float, float], completed: dict[float, Interval] | None = None) -> Record:
+    """Of open points alone: (rate, share, low, high) of each, in a window of 100 s. completed: where that is less."""
     found = record()
     points = [point for point in found.points if point.kind == "open"]
     goal = points[0].goals[0]
     made = [
-        points[0].model_copy(update={"name": f"open-{rate:g}", "rate": rate, "goals": [
-            goal.model_copy(update={"seconds": 1.0, "share": share, "low": low, "high": high})]})
+        points[0].model_copy(update={
+            "name": f"open-{rate:g}", "rate": rate, "requests": round(100 * rate), "seconds": 100.0,
+            "figures": points[0].figures.model_copy(update={
+                "request_rate": (completed or {}).get(rate, Interval(value=rate, low=rate, high=rate))}),
+            "goals": [goal.model_copy(update={"seconds": 1.0, "share": share, "low": low, "high": high})],
+        })
         for rate, share, low, high in goals
     ]  # fmt: skip
     method = found.method.model_copy(update={"goals": [1.0], "quantile": 0.95})
     return found.model_copy(update={"points": made, "method": method})
 
 
+def test_chance_above_a_rate_that_misses_moves_no_crossing() -> None:
+    def found(*shares: tuple[float, float]) -> tuple[float | None, float | None]:
+        (crossing,) = crossings(with_goals(*((rate, share, share, share) for rate, share in shares)))
+        return crossing.meets, crossing.fails
+
+    assert found((3.0, 0.9), (1.0, 1.0), (4.0, 1.0), (2.0, 0.96)) == (2.0, 3.0)
+    assert found((1.0, 0.9), (2.0, 1.0), (3.0, 0.2)) == (2.0, 3.0)
+    assert found((2.0, 0.1), (1.0, 0.9)) == (None, 1.0)
+    assert found((1.0, 1.0)) == (1.0, None)
+
+
+def test_a_rate_that_was_offered_and_not_served_is_not_the_one_that_is_told() -> None:
+    """101 a second were offered, 87.3 [80, 94.5] completed, and the goal was kept."""
+    served = {101.0: Interval(value=87.3, low=80.0, high=94.5)}
+    found = with_goals((50.0, 1.0, 0.97, 1.0), (101.0, 0.97, 0.96, 0.99), completed=served)
+    (crossing,) = crossings(found)
+    assert (crossing.meets, crossing.keeps, crossing.fails) == (87.3, 80.0, None)
+    assert crossing.words(0.95).endswith("up to 87.3 requests a second, missed at no higher rate that was tried")
+    told = compare(with_goals((50.0, 1.0, 0.97, 1.0), (60.0, 0.1, 0.0, 0.2)), found).goals[0]
+    assert "A up to 50 requests a second, B up to 87.3; B / A at least" in told
+
+
+def test_what_was_offered_is_what_the_window_issued() -> None:
+    """87 requests in 21.2 s of a plan of 4.71 a second: chance had a part in older windows."""
+    found = with_goals((4.71, 1.0, 0.97, 1.0), (6.0, 0.1, 0.0, 0.2))
+    issued = found.points[0].model_copy(update={"requests": 87, "seconds": 21.2})
+    found = found.model_copy(update={"points": [issued, found.points[1]]})
+    (crossing,) = crossings(found)
+    assert crossing.meets == pytest.approx(87 / 21.2, rel=1e-5) and crossing.fails == 6.0
+    assert [point.name for point in ordered([found.points[1], issued])] == ["open-4.71", "open-6"]
+    picture = charts.latency(found.points, [1.0])
+    assert "at 4.1 a second" in picture and "4.71 a second" not in picture
+
+
 def test_crossings_are_compared_by_what_is_sure_of_them() -> None:
+    """MOVER: the distances in logarithms, as squares. 20 [20, 24] over 5 [4, 8] is 4, from 4 / 1.6 to 4 x 1.334."""
     slow = with_goals((4.0, 1.0, 0.96, 1.0), (5.0, 0.96, 0.9, 0.99), (6.0, 0.9, 0.8, 0.97), (8.0, 0.5, 0.4, 0.6))
     (crossing,) = crossings(slow)
     assert (crossing.keeps, crossing.meets, crossing.fails, crossing.misses) == (4.0, 5.0, 6.0, 8.0)
     quick = with_goals((20.0, 1.0, 0.97, 1.0), (24.0, 0.1, 0.0, 0.2))
     unsure = with_goals((6.0, 0.96, 0.5, 1.0), (7.0, 0.9, 0.5, 0.99))
-    for other, told in ((quick, "B / A 2.50 to 6.00"), (slow, f"B / A 0.50 to 2.00: {SAME}"), (unsure, UNKNOWN)):
+    beyond = with_goals((20.0, 1.0, 0.97, 1.0))
+    for other, told in (
+        (quick, "B / A 2.50 to 5.34"), (slow, f"B / A 0.59 to 1.68: {SAME}"), (unsure, f"B / A {UNTRIED}"),
+        (beyond, "B / A at least 2.50"),
+    ):  # fmt: skip
         assert compare(slow, other).goals[0].endswith(told)
-    assert compare(quick, slow).goals[0].endswith("B / A 0.17 to 0.40")
+    assert compare(quick, slow).goals[0].endswith("B / A 0.19 to 0.40")
+    assert compare(beyond, slow).goals[0].endswith("B / A at most 0.40")
 
 
-def of_a_short_client(found: Record) -> Record:
+def of_a_short_client(found: Record, *names: str) -> Record:
+    """At the points of these names; at all of them where none is given."""
     points = [
-        point.model_copy(update={"client": point.client.model_copy(update={"short": True})}) for point in found.points
+        point.model_copy(update={"client": point.client.model_copy(update={"short": not names or point.name in names})})
+        for point in found.points
     ]
     return found.model_copy(update={"points": points})
 
@@ -172,16 +232,38 @@ def test_points_of_a_client_that_was_short_rank_nobody() -> None:
     slow, quick = with_goals((4.0, 1.0, 0.96, 1.0), (8.0, 0.5, 0.4, 0.6)), with_goals((20.0, 1.0, 0.97, 1.0))
     (crossing,) = crossings(of_a_short_client(quick))
     assert (crossing.meets, crossing.fails, crossing.keeps, crossing.misses) == (None, None, None, None)
-    assert compare(slow, of_a_short_client(quick)).goals[0].endswith("B met it at no rate that was tried")
+    assert compare(slow, of_a_short_client(quick)).goals[0].endswith("B: no rate that was tried can be ranked")
     found = record()
     for pair in ((found, of_a_short_client(found)), (of_a_short_client(found), found)):
         assert {ratio.verdict for ratio in compare(*pair).ratios} == {CLIENT_SHORT}
 
 
+def test_rates_that_were_tried_and_cannot_be_ranked_are_not_told_as_untried() -> None:
+    found = with_goals((4.0, 1.0, 0.96, 1.0), (8.0, 0.5, 0.4, 0.6), (9.0, 1.0, 0.97, 1.0))
+
+    def words(*short: str) -> str:
+        (crossing,) = crossings(of_a_short_client(found, "none", *short))
+        return crossing.words(0.95).split(": ", 1)[1]
+
+    assert words() == "up to 4 requests a second, missed where 8 were offered"
+    assert words("open-4") == "up to 9 requests a second, missed at no higher rate that was tried"
+    assert words("open-8", "open-9") == (
+        "up to 4 requests a second, missed at no higher rate that was tried and can be ranked"
+    )
+    assert words("open-4", "open-9") == "missed at 8 a second, the lowest rate that was tried and can be ranked"
+    assert words("open-4", "open-8", "open-9") == "no rate that was tried can be ranked"
+    (fast,) = crossings(with_goals((1230.0, 1.0, 0.96, 1.0), (1460.0, 0.5, 0.4, 0.6)))
+    assert fast.words(0.95).endswith("up to 1230 requests a second, missed where 1460 were offered")
+    empty = found.model_copy(update={"points": []})
+    assert crossings(empty)[0].words(0.95).endswith(": no rate was tried")
+
+
 def test_charts_of_extreme_values_stay_on_the_page() -> None:
     found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 2)
     points = [
-        point.model_copy(update={"rate": (point.rate or 0) * 1e6}) for point in found.points if point.kind == "open"
+        point.model_copy(update={"rate": (point.rate or 0) * 1e6, "seconds": point.seconds / 1e6})
+        for point in found.points
+        if point.kind == "open"
     ]
     for picture in (charts.latency(points, [1e-3, 1e5]), charts.shares(points), charts.shares(found.points)):
         numbers = [float(each) for each in re.findall(r'(?:x1|x2|y1|y2|cx|cy|x|y)="(-?[\d.]+)"', picture)]
@@ -234,7 +316,35 @@ def test_ratios_of_uneven_and_missing_intervals() -> None:
     assert low == pytest.approx(2 ** -(2**0.5)) and high == pytest.approx(2 ** (2**0.5))
     assert ratio_ends(Interval(value=2.0, low=0.0, high=4.0), even)[1] == math.inf
     assert ratio_ends(even, Interval(value=2.0, low=0.0, high=4.0))[0] == 0.0
-    assert ratio_ends(Interval(value=2.0, low=None, high=4.0), even) == (None, None)
+    no_low, no_high = Interval(value=2.0, low=None, high=4.0), Interval(value=2.0, low=1.0, high=None)
+    only_low, only_high = (pytest.approx(low), None), (None, pytest.approx(high))
+    assert ratio_ends(no_low, even) == only_low and ratio_ends(even, no_low) == only_high
+    assert ratio_ends(no_high, even) == only_high and ratio_ends(even, no_high) == only_low
+    assert ratio_ends(no_low, no_low) == ratio_ends(no_high, no_high) == (None, None)
+    assert ratio_ends(Interval(value=0.0, low=0.0, high=4.0), even) == (None, None)
+
+
+def test_a_rate_that_was_cut_off_is_better_where_its_low_end_says_so() -> None:
+    """5 [4.9, 5.1] against at least 20 (from 19.5): 4, from 4 / exp(hypot(ln 1.0256, ln 1.02))."""
+    output = Interval(value=1000.0, low=990.0, high=1010.0)
+    rates = {"low": Interval(value=5.0, low=4.9, high=5.1), "high": Interval(value=20.0, low=19.5, high=None),
+             "near": Interval(value=5.0, low=4.8, high=None)}  # fmt: skip
+    ended = cut_off(record(), rates["low"], output)
+    ended = ended.model_copy(update={"points": [ended.points[0].model_copy(update={"outcomes": {}})]})
+
+    def told(a: Record, b: Record) -> tuple[str, str]:
+        """The verdict on requests a second, and its line of the table."""
+        made, out = compare(a, b), io.StringIO()
+        print_comparison(made, out)
+        line = next(line for line in out.getvalue().splitlines() if "requests/s" in line)
+        return next(ratio.verdict for ratio in made.ratios if ratio.figure == "requests/s"), " ".join(line.split())
+
+    quick, near = (cut_off(record(), rates[name], output) for name in ("high", "near"))
+    better = told(ended, quick)
+    assert better == ("B is better", "saturation requests/s 5.00 ≥ 20.00 ≥ 4.00 at least 3.87 B is better")
+    assert told(quick, ended) == ("A is better", "saturation requests/s ≥ 20.00 5.00 ≤ 0.25 at most 0.26 A is better")
+    assert told(ended, near) == (CUT, f"saturation requests/s 5.00 ≥ 5.00 ≥ 1.00 at least 0.96 {CUT}")
+    assert told(quick, quick) == (CUT, f"saturation requests/s ≥ 20.00 ≥ 20.00 - - {CUT}")
 
 
 def test_a_run_does_not_differ_from_itself_and_does_from_one_twice_as_fast() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from html import escape
 
 from penstock.almanac.record import Interval, Point
+from penstock.bench.crossings import in_three, offered
 
 WIDTH, HEIGHT = 760, 340  # of the SVG's own coordinates; it scales with the page
 LEFT, RIGHT, TOP, BOTTOM = 80, 150, 16, 44
@@ -33,14 +34,12 @@ class Axis:
 
 def latency(points: Sequence[Point], goals: Sequence[float]) -> str:
     """Empty where no open point has a first token."""
-    opened = sorted(
-        (point for point in points if point.kind == "open" and point.figures.first_token), key=lambda p: p.rate or 0
-    )
+    opened = sorted((point for point in points if point.kind == "open" and point.figures.first_token), key=offered)
     if not opened:
         return ""
     spreads = [point.figures.first_token for point in opened if point.figures.first_token]
     values = [end for spread in spreads for each in (spread.p50, spread.p95) for end in _ends(each) if end > 0]
-    x = _linear(0, max(point.rate or 0 for point in opened) * 1.05, LEFT, WIDTH - RIGHT)
+    x = _linear(0, max(map(offered, opened)) * 1.05, LEFT, WIDTH - RIGHT)
     y = _logarithmic(min([*values, *goals]) / 1.3, max([*values, *goals]) * 1.3, HEIGHT - BOTTOM, TOP)
     parts = [_frame(x, y, "offered requests a second", "first token")]
     for goal in goals:
@@ -48,7 +47,7 @@ def latency(points: Sequence[Point], goals: Sequence[float]) -> str:
             f'<line class="goal" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y.place(goal):.1f}" y2="{y.place(goal):.1f}"/>'
             f'<text class="tick" x="{WIDTH - RIGHT + 8}" y="{y.place(goal) + 4:.1f}">goal {seconds(goal)}</text>'
         )
-    rates = [point.rate or 0.0 for point in opened]
+    rates = [offered(point) for point in opened]
     for number, name in enumerate(("p50", "p95")):
         series: list[Interval] = [getattr(spread, name) for spread in spreads]
         parts.append(_bars(rates, series, number, x, y))
@@ -130,7 +129,7 @@ def _line(rates: Sequence[float], values: Sequence[float], number: int, x: Axis,
     path = " ".join(f"{x.place(rate):.1f},{y.place(value):.1f}" for rate, value in zip(rates, values, strict=True))
     dots = "".join(
         f'<circle class="dot c{number}" cx="{x.place(rate):.1f}" cy="{y.place(value):.1f}" r="4">'
-        f"<title>{name} {seconds(float(f'{value:.3g}'))} at {rate:g} a second</title></circle>"
+        f"<title>{name} {seconds(float(f'{value:.3g}'))} at {in_three(rate)} a second</title></circle>"
         for rate, value in zip(rates, values, strict=True)
     )
     return f'<polyline class="curve c{number}" points="{path}"/>{dots}'

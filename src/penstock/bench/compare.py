@@ -1,9 +1,9 @@
 """Two measured runs against each other: ratios of their figures, each with its 95 % interval.
 
 The interval of a ratio comes of the two figures' own, which need not be symmetric (MOVER: Donner and Zou, 2012, on the
-logarithms). One that contains 1 is "no significant difference". Of a goal's crossing each run knows two rates, one that
-surely keeps it and one that surely doesn't; the ratio lies between the nearest and the farthest of them. It knows
-records alone.
+logarithms), each end by itself: one that the data cannot give leaves the other. One that contains 1 is "no significant
+difference". Of a goal each run has the highest rate that keeps it, between one that surely does and one that surely
+doesn't (crossings.py), and so an interval as any other figure's. It knows records alone.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from pathlib import Path
 
 from penstock.almanac.reading import read_record
 from penstock.almanac.record import Interval, Point, Record
-from penstock.bench.crossings import crossings
+from penstock.bench.crossings import Crossing, crossings, cut_off, in_three
 from penstock.errors import UsageError
 
 SAME = "no significant difference"
 UNKNOWN = "too few requests to say"
+CUT = "a rate that was cut off has no upper end: nobody can say"
+UNTRIED = "nobody can say by the rates that were tried"
 CLIENT_SHORT = "not ranked: the client may have been the bottleneck"
 RECORD = "record.json"
 # What is compared at each kind of point: (words, figure, its quantile or None for a rate).
@@ -37,7 +39,7 @@ COMPARED = {
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """B over A. low, high: of its 95 % interval, None: not known. more_is_better: a rate, not a time. short: the client
-    of one of them was."""
+    of one of them was. cut: the point of A, of B was cut off by its time limit, so that its rate is a lower bound."""
 
     point: str
     figure: str
@@ -47,16 +49,18 @@ class Ratio:
     high: float | None
     more_is_better: bool
     short: bool = False
+    cut: tuple[bool, bool] = (False, False)
 
     @property
     def verdict(self) -> str:
         if self.short:
             return CLIENT_SHORT
+        more = is_more(self.low, self.high)
+        if more is not None:
+            return "B is better" if more == self.more_is_better else "A is better"
         if self.low is None or self.high is None:
-            return UNKNOWN
-        if self.low <= 1 <= self.high:
-            return SAME
-        return "B is better" if (self.low > 1) == self.more_is_better else "A is better"
+            return CUT if any(self.cut) else UNKNOWN
+        return SAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +104,24 @@ def compare(a: Record, b: Record) -> Comparison:
 
 
 def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
-    """The 95 % interval of b over a; None: one of the two has none."""
-    if a.low is None or a.high is None or b.low is None or b.high is None or a.value <= 0 or b.value <= 0:
+    """The 95 % interval of b over a. An end is None where one of the two that it comes of is: the low one comes of b's
+    low and a's high, the high one of b's high and a's low."""
+    if a.value <= 0 or b.value <= 0:
         return None, None
-    middle = math.log(b.value / a.value)
-    below = math.hypot(_apart(b.low, b.value), _apart(a.value, a.high))
-    above = math.hypot(_apart(b.value, b.high), _apart(a.low, a.value))
-    return math.exp(middle - below), math.exp(middle + above) if above < 700 else math.inf
+    middle, low, high = math.log(b.value / a.value), None, None
+    if b.low is not None and a.high is not None:
+        low = math.exp(middle - math.hypot(_apart(b.low, b.value), _apart(a.value, a.high)))
+    if b.high is not None and a.low is not None:
+        above = math.hypot(_apart(b.value, b.high), _apart(a.low, a.value))
+        high = math.exp(middle + above) if above < 700 else math.inf
+    return low, high
+
+
+def is_more(low: float | None, high: float | None) -> bool | None:
+    """Whether a ratio with this interval is surely above 1, or surely below; None: neither."""
+    if low is not None and low > 1:
+        return True
+    return False if high is not None and high < 1 else None
 
 
 def _apart(low: float, high: float) -> float:
@@ -119,8 +134,9 @@ def _ratios(one: Point, other: Point) -> Iterator[Ratio]:
         a, b = _interval(one, figure, quantile), _interval(other, figure, quantile)
         if a is not None and b is not None:
             low, high = ratio_ends(a, b)
-            short = one.client.short or other.client.short
-            yield Ratio(one.name, words, a.value, b.value, low, high, quantile is None, short)
+            short, rate = one.client.short or other.client.short, quantile is None
+            cut = (rate and cut_off(one), rate and cut_off(other))
+            yield Ratio(one.name, words, a.value, b.value, low, high, rate, short, cut)
 
 
 def _interval(point: Point, figure: str, quantile: str | None) -> Interval | None:
@@ -130,33 +146,40 @@ def _interval(point: Point, figure: str, quantile: str | None) -> Interval | Non
 
 
 def _goals(a: Record, b: Record) -> Iterator[str]:
-    """The rates up to which first tokens come in time, and between what their ratio lies: by rates whose shares are
-    surely above and below the quantile, as on the almanac's page."""
+    """The rates up to which first tokens come in time, and their ratio. (The almanac's page has the same ends. Between
+    the highest rate that keeps a goal and the next one it draws a line, and says where that passes the goal.)"""
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
         other = theirs.get(one.seconds)
         if other is None:
             continue
         words = f"first token within {one.seconds:g} s"
-        if one.meets is None or other.meets is None:
-            none = " and ".join(name for name, each in (("A", one), ("B", other)) if each.meets is None)
-            yield f"{words}: {none} met it at no rate that was tried"
+        ours, others = _kept(one), _kept(other)
+        if ours is None or others is None:
+            none = "; ".join(f"{name}: {each.none}" for name, each in (("A", one), ("B", other)) if each.meets is None)
+            yield f"{words}: {none}"
             continue
-        told = f"{words}: A up to {one.meets:.3g} requests a second, B up to {other.meets:.3g}"
-        least = other.keeps / one.misses if other.keeps and one.misses else None
-        most = other.misses / one.keeps if other.misses and one.keeps else None
-        yield f"{told}; B / A {_between(least, most)}"
+        told = f"{words}: A up to {in_three(ours.value)} requests a second, B up to {in_three(others.value)}"
+        yield f"{told}; B / A {_between(*ratio_ends(ours, others))}"
 
 
-def _between(least: float | None, most: float | None) -> str:
-    """What is sure of a ratio; None: nothing on that side."""
-    if least is not None and least > 1:
-        return f"at least {least:.2f}" if most is None else f"{least:.2f} to {most:.2f}"
-    if most is not None and most < 1:
-        return f"at most {most:.2f}" if least is None else f"{least:.2f} to {most:.2f}"
-    if least is None or most is None:
-        return UNKNOWN
-    return f"{least:.2f} to {most:.2f}: {SAME}"
+def _kept(one: Crossing) -> Interval | None:
+    """The highest rate that keeps the goal, between the rates that surely keep and surely miss it."""
+    return None if one.meets is None else Interval(value=one.meets, low=one.keeps, high=one.misses)
+
+
+def _between(low: float | None, high: float | None) -> str:
+    """A ratio's interval, and what it says."""
+    if is_more(low, high) is None:
+        return UNTRIED if low is None or high is None else f"{between(low, high)}: {SAME}"
+    return between(low, high)
+
+
+def between(low: float | None, high: float | None) -> str:
+    """An interval in words; None: nobody knows that end."""
+    if low is None or high is None:
+        return f"at least {low:.2f}" if low is not None else f"at most {high:.2f}" if high is not None else "-"
+    return f"{low:.2f} to {high:.2f}"
 
 
 def _unlike_shape(a: Record, b: Record) -> str | None:

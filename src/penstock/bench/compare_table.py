@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.compare import UNKNOWN, Comparison, Ratio
+from penstock.bench.compare import CUT, UNKNOWN, Comparison, Ratio, between
 from penstock.bench.report import title
 
 WIDE = 150
@@ -27,13 +27,16 @@ def print_comparison(made: Comparison, out: TextIO) -> None:
     Console(file=out, width=WIDE, highlight=False).print(table)
     for line in [*made.goals, *made.missing]:
         print(line, file=out)
-    known = sum(ratio.verdict != UNKNOWN for ratio in made.ratios)
+    known = sum(ratio.verdict not in (UNKNOWN, CUT) for ratio in made.ratios)
     if known > 5:
         print(f"{known} figures are compared: of so many, one in twenty would seem to differ by chance alone", file=out)
 
 
 def _cells(ratio: Ratio) -> tuple[str, ...]:
-    a, b = (f"{each:,.2f}" if ratio.more_is_better else f"{1e3 * each:,.1f} ms" for each in (ratio.a, ratio.b))
-    quotient = f"{ratio.b / ratio.a:.2f}" if ratio.a > 0 else "-"
-    ends = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.low is not None and ratio.high is not None else "-"
-    return ratio.point, ratio.figure, a, b, quotient, ends, ratio.verdict
+    a, b = (
+        f"{'≥ ' if cut else ''}{each:,.2f}" if ratio.more_is_better else f"{1e3 * each:,.1f} ms"
+        for each, cut in zip((ratio.a, ratio.b), ratio.cut, strict=True)
+    )
+    bound = {(False, True): "≥ ", (True, False): "≤ "}.get(ratio.cut, "")
+    quotient = f"{bound}{ratio.b / ratio.a:.2f}" if ratio.a > 0 and not all(ratio.cut) else "-"
+    return ratio.point, ratio.figure, a, b, quotient, between(ratio.low, ratio.high), ratio.verdict

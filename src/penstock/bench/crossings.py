@@ -1,53 +1,79 @@
-"""What a record says of each goal: the rate up to which first tokens come in time. It knows records alone."""
+"""What a record says of each goal: the rate up to which first tokens come in time. And what was offered, and which
+rates are lower bounds. It knows records alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.almanac.figures import crossing_of
+from penstock.almanac.figures import kept_of, sustained
 from penstock.almanac.record import Goal, Point, Record
+
+RANKED = " and can be ranked"
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Requests a second. meets: the highest open rate at which the goal was met; None: at none. fails: the lowest that
-    missed it; None: none did. keeps, misses: the same of what is sure, by the 95 % intervals of the shares; between
-    them the crossing lies."""
+    """Requests a second, as `kept_of` has them. meets: the highest rate that keeps the goal; None: none does. fails:
+    what was offered where it was missed first; None: nowhere. keeps, misses: the same of what is sure, by the 95 %
+    intervals; between them the crossing lies. barred: what was offered where the client was short: tried, but it says
+    nothing of the server."""
 
     seconds: float
     meets: float | None
     fails: float | None
     keeps: float | None
     misses: float | None
+    barred: tuple[float, ...] = ()
 
     def words(self, quantile: float) -> str:
         what = f"first token within {self.seconds:g} s for {100 * quantile:g} % of the requests"
-        if self.meets is None and self.fails is None:
-            return f"{what}: no rate was tried"
         if self.meets is None:
-            return f"{what}: missed at {self.fails:.3g} a second, the lowest rate tried"
-        beyond = f", missed at {self.fails:.3g}" if self.fails else ", and no higher one was tried"
-        return f"{what}: up to {self.meets:.3g} requests a second offered{beyond}"
+            return f"{what}: {self.none}"
+        kept = f"{what}: up to {in_three(self.meets)} requests a second"
+        if self.fails is not None:
+            return f"{kept}, missed where {in_three(self.fails)} were offered"
+        beyond = RANKED if any(rate > self.meets for rate in self.barred) else ""
+        return f"{kept}, missed at no higher rate that was tried{beyond}"
+
+    @property
+    def none(self) -> str:
+        """Why there is no rate that keeps it, where there is none."""
+        if self.fails is None:
+            return "no rate that was tried can be ranked" if self.barred else "no rate was tried"
+        below = RANKED if any(rate < self.fails for rate in self.barred) else ""
+        return f"missed at {in_three(self.fails)} a second, the lowest rate that was tried{below}"
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Of each goal, by `crossing_of`. A point whose client was short says nothing of the server."""
-    quantile, found = record.method.quantile, []
-    for seconds in record.method.goals:
-        rates = [
-            (point.rate or 0.0, goal)
-            for point in record.points
-            if point.kind == "open" and not point.client.short and (goal := goal_of(point, seconds)) is not None
-        ]
-        meets, fails = crossing_of([(rate, goal.share) for rate, goal in rates], quantile)
-        middle = meets or 0.0
-        found.append(Crossing(
-            seconds, meets, fails,
-            keeps=max((rate for rate, goal in rates if rate <= middle and goal.low >= quantile), default=None),
-            misses=min((rate for rate, goal in rates if rate > middle and goal.high < quantile), default=None),
-        ))  # fmt: skip
-    return found
+    """Of each goal, by the open points. One whose client was short says nothing of the server."""
+    tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
+    barred = tuple(offered(point) for point in tried if point.client.short)
+    return [_crossing([point for point in tried if not point.client.short], seconds, record.method.quantile, barred)
+            for seconds in record.method.goals]  # fmt: skip
+
+
+def _crossing(points: Sequence[Point], seconds: float, quantile: float, barred: tuple[float, ...]) -> Crossing:
+    goals = [(point, goal_of(point, seconds)) for point in points]
+    kept = kept_of(((sustained(point), goal) for point, goal in goals if goal is not None), quantile)
+    return Crossing(seconds, kept.rate, kept.missed, keeps=kept.low, misses=kept.high, barred=barred)
 
 
 def goal_of(point: Point, seconds: float) -> Goal | None:
     return next((goal for goal in point.goals if goal.seconds == seconds), None)
+
+
+def in_three(rate: float) -> str:
+    """Three digits, and no power of ten behind them."""
+    return f"{float(f'{rate:.3g}'):g}"
+
+
+def offered(point: Point) -> float:
+    """Requests a second that an open point's window issued; 0 for one of another kind, which offers none."""
+    return sustained(point).offered if point.kind == "open" and point.rate is not None else 0.0
+
+
+def cut_off(point: Point) -> bool:
+    """Whether the point ran to its time limit and not to its end, so that its rates are lower bounds. (Where a steady
+    window is open, what the point's end cuts off is in its rates.)"""
+    return point.opens is None and point.outcomes.get("unfinished", 0) > 0

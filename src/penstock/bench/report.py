@@ -17,7 +17,7 @@ from rich.table import Table
 from penstock.almanac.figures import cost_of_million, cost_of_request, per_gpu, per_user
 from penstock.almanac.record import Goal, Interval, Point, Record, Spread
 from penstock.bench import charts
-from penstock.bench.crossings import crossings, goal_of
+from penstock.bench.crossings import crossings, cut_off, goal_of, offered
 from penstock.bench.run_folder import RunFolder
 
 WIDE = 200
@@ -63,18 +63,22 @@ def print_table(record: Record, out: TextIO) -> None:
 def costs(record: Record) -> list[str]:
     """What requests and tokens cost at the stated price, and a GPU's part of the highest rate where there are more."""
     price, gpu, found = record.method.price_per_hour, record.machine.gpu, []
-    whole = (point for point in record.points if point.kind == "saturation" and not point.client.short)
-    rates = next((point.figures for point in whole), None)
-    if rates is None or rates.request_rate is None or rates.output_rate is None or rates.total_rate is None:
+    whole = next((point for point in record.points if point.kind == "saturation" and not point.client.short), None)
+    if whole is None:
+        return []
+    rates, least = whole.figures, cut_off(whole)  # of a lower bound of a rate comes an upper one of a cost
+    if rates.request_rate is None or rates.output_rate is None or rates.total_rate is None:
         return []
     if gpu is not None and gpu.count > 1:
-        found.append(f"everything at once, a GPU: {per_gpu(rates.output_rate.value, gpu.count):,.0f} output tok/s")
+        part = per_gpu(rates.output_rate.value, gpu.count)
+        found.append(f"everything at once, a GPU: {_bound(least)}{part:,.0f} output tok/s")
     if price is not None:
         request = cost_of_request(price, rates.request_rate.value)
         output, total = (cost_of_million(price, rate.value) for rate in (rates.output_rate, rates.total_rate))
+        most = "≤ " if least else ""
         found.append(
-            f"everything at once, at ${price:g} an hour: ${1000 * request:,.4g} a thousand requests, "
-            f"${output:,.4g} a million output tokens, ${total:,.4g} a million tokens in and out"
+            f"everything at once, at ${price:g} an hour: {most}${1000 * request:,.4g} a thousand requests, "
+            f"{most}${output:,.4g} a million output tokens, {most}${total:,.4g} a million tokens in and out"
         )
     return found
 
@@ -82,7 +86,7 @@ def costs(record: Record) -> list[str]:
 def ordered(points: Sequence[Point]) -> list[Point]:
     """By kind, then by what was offered."""
     kinds = ("saturation", "single", "closed", "open")
-    return sorted(points, key=lambda point: (kinds.index(point.kind), point.concurrency or 0, point.rate or 0))
+    return sorted(points, key=lambda point: (kinds.index(point.kind), point.concurrency or 0, offered(point)))
 
 
 def title(record: Record) -> str:
@@ -101,8 +105,8 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
     goals = [goal_of(point, seconds) for seconds in record.method.goals]
     return [
         point.name,
-        rate(figures.request_rate, 2),
-        rate(figures.output_rate, 0),
+        rate(figures.request_rate, 2, cut_off(point)),
+        rate(figures.output_rate, 0, cut_off(point)),
         f"{_middle(figures.first_token, 'p50', 1e3, 0)}, {_middle(figures.first_token, 'p95', 1e3, 0)}",
         _middle(figures.per_token, "p50", 1e3, 2),
         _middle(figures.end_to_end, "p50", 1, 2),
@@ -129,11 +133,16 @@ def interval(value: Interval | None, times: float, digits: int) -> str:
     return f"{times * value.value:,.{digits}f} [{times * value.low:,.{digits}f}, {times * value.high:,.{digits}f}]"
 
 
-def rate(value: Interval | None, digits: int) -> str:
-    """≥ where everything at once was cut off before its end: no upper end is known."""
-    if value is None or value.low is None or value.high is not None:
+def rate(value: Interval | None, digits: int, cut: bool) -> str:
+    """cut: off by its time limit, so that no upper end is known; then with ≥."""
+    if value is None or not cut:
         return interval(value, 1, digits)
-    return f"≥ {value.value:,.{digits}f} (from {value.low:,.{digits}f})"
+    low = f" (from {value.low:,.{digits}f})" if value.low is not None else ""
+    return f"{_bound(cut)}{value.value:,.{digits}f}{low}"
+
+
+def _bound(least: bool) -> str:
+    return "≥ " if least else ""
 
 
 def _middle(spread: Spread | None, name: str, times: float, digits: int) -> str:
@@ -186,8 +195,9 @@ def cards(record: Record) -> list[tuple[str, str]]:
     for point in record.points:
         figures = point.figures
         if point.kind == "saturation" and figures.output_rate and figures.request_rate:
-            found.append(("everything at once", f"{figures.output_rate.value:,.0f} output tok/s"))
-            found.append(("everything at once", f"{figures.request_rate.value:,.2f} requests/s"))
+            least = _bound(cut_off(point))
+            found.append(("everything at once", f"{least}{figures.output_rate.value:,.0f} output tok/s"))
+            found.append(("everything at once", f"{least}{figures.request_rate.value:,.2f} requests/s"))
         if point.kind == "single" and figures.first_token and figures.per_token:
             found.append(("one at a time, first token", f"{1e3 * figures.first_token.p50.value:,.0f} ms"))
             token = figures.per_token.p50.value
@@ -200,9 +210,9 @@ def _row(point: Point, goals: Sequence[float]) -> dict[str, object]:
     met = [goal_of(point, seconds) for seconds in goals]
     return {
         "name": point.name,
-        "requests": rate(figures.request_rate, 2),
-        "output": rate(figures.output_rate, 0),
-        "total": rate(figures.total_rate, 0),
+        "requests": rate(figures.request_rate, 2, cut_off(point)),
+        "output": rate(figures.output_rate, 0, cut_off(point)),
+        "total": rate(figures.total_rate, 0, cut_off(point)),
         "goals": [f"{_met(goal)}, {goal.goodput:,.2f}/s" if goal else "-" for goal in met],
         "counts": f"{point.complete:,} of {point.requests:,}",
         "outcomes": ", ".join(f"{count:,} {name}" for name, count in point.outcomes.items()),

@@ -47,7 +47,9 @@ def add_command(
     *,
     records: Records = RECORDS,
 ) -> None:
-    """Take measured runs into the almanac: a record's file each, after every number was derived again."""
+    """Take measured runs into the almanac: a record's file each, after every number was derived again.
+
+    Of a run that another version measured, what this one derives goes in, and a line says what that changes."""
     from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _add(runs, records))
@@ -64,8 +66,8 @@ def validate_command(
 ) -> None:
     """Say of each record whether it can be believed; those that can't are named, and the exit code is 1.
 
-    Beside its raw data every number of a record is derived again. Of the almanac's own folder the places are checked
-    too: one file a run, each where it belongs, and nothing else."""
+    Beside its raw data every number of a record is derived again; points that name none are not believed. Of the
+    almanac's own folder the places are checked too: one file a run, each where it belongs, and nothing else."""
     from penstock.cli_options import with_one_line
 
     with_one_line(lambda: _validate(paths, raw) if paths or raw else _validate_almanac(RECORDS))
@@ -73,12 +75,13 @@ def validate_command(
 
 def _add(runs: list[Path], records: Path) -> None:
     from penstock.almanac.collect import add
+    from penstock.bench.writing import commit
     from penstock.errors import RecordError
 
-    refused = 0
+    refused, here = 0, commit()
     for run in _folders(runs):
         try:
-            typer.echo(f"{add(run, records)}: added")
+            typer.echo(f"{add(run, records, commit=here, tell=typer.echo)}: added")
         except RecordError as error:
             refused += 1
             typer.echo(f"penstock: refused {run}: {error}", err=True)
@@ -112,7 +115,7 @@ def _validate_almanac(root: Path) -> None:
 
 
 def _validate(paths: list[Path] | None, raw: Path | None) -> None:
-    from penstock.almanac.collect import RAW
+    from penstock.almanac.collect import RAW, names_raw
     from penstock.almanac.validate import validate
     from penstock.errors import RecordError, UsageError
 
@@ -124,7 +127,7 @@ def _validate(paths: list[Path] | None, raw: Path | None) -> None:
     for file in files:
         beside = file.with_name(RAW)
         try:
-            validate(file, raw or (beside if beside.is_file() else None))
+            names_raw(validate(file, raw or (beside if beside.is_file() else None)), file)
         except RecordError as error:
             refused += 1
             typer.echo(f"penstock: refused {file}: {error}", err=True)

@@ -13,6 +13,7 @@ from made_records import write_records
 from test_vllm_import import told
 from typer.testing import CliRunner, Result
 
+from penstock import __version__
 from penstock.almanac.record import Record
 from penstock.bench.calibrate import Ceiling, Rung, machine_key, write_ceiling
 from penstock.bench.cores import cores_here
@@ -107,6 +108,38 @@ def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Pat
     assert penstock("almanac", "validate", tmp_path / "nothing").exit_code == 1
     (tmp_path / "empty").mkdir()
     assert penstock("almanac", "validate", tmp_path / "empty").exit_code == 2
+
+
+def test_a_run_that_another_version_derived_is_derived_anew(tmp_path: Path, engine: Path) -> None:
+    """A definition was mended since: what its raw data gives now goes in, and nothing that it doesn't give."""
+    assert run(engine, tmp_path / "a").exit_code == 0
+    path, raw = (tmp_path / "a" / "8x4" / name for name in ("record.json", "raw.parquet"))
+    honest = path.read_text()
+    at = next(at for at, point in enumerate(json.loads(honest)["points"]) if point["kind"] == "saturation")
+
+    def added(commit: str | None, to: str, *, high: float | None = None, digest: str | None = None) -> Result:
+        told = json.loads(honest)
+        if high is not None:
+            told["points"][at]["figures"]["output_rate"]["high"] = high
+        told["raw"]["sha256"] = digest or told["raw"]["sha256"]
+        told["client"]["commit"] = commit
+        path.write_text(json.dumps(told))
+        return penstock("almanac", "add", tmp_path / "a", "--records", tmp_path / to)
+
+    found = added("0123456789ab", "one", high=1e8)
+    said = f"8x4: derived anew, for Penstock {__version__} at 0123456789ab derived otherwise: points.{at} (saturation)."
+    assert found.exit_code == 0 and f"{said}figures.output_rate.high: 100000000.0, but the raw data" in found.stdout
+    (file,) = (tmp_path / "one").rglob("*.json")
+    record, before = (Record.model_validate_json(text) for text in (file.read_text(), honest))
+    assert record.points == before.points and record.client.commit == "0123456789ab"
+    assert penstock("almanac", "validate", file, "--raw", raw).exit_code == 0
+    alike = added("0123456789ab", "two")
+    assert alike.exit_code == 0 and "anew" not in alike.stdout
+    ours = added(before.client.commit, "three", high=1e8)
+    assert ours.exit_code == 1 and "figures.output_rate.high" in ours.stderr
+    another = added("0123456789ab", "three", digest="0" * 64)
+    assert another.exit_code == 1 and "another file, or a changed one" in another.stderr
+    assert not (tmp_path / "three").exists()
 
 
 def test_a_shape_that_is_refused_leaves_the_others(tmp_path: Path, engine: Path) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from penstock.almanac.reading import one_line
+from penstock import __version__
+from penstock.almanac.reading import one_line, read_record
 from penstock.almanac.record import Record
-from penstock.almanac.validate import validate
+from penstock.almanac.validate import derived_anew, validate
 from penstock.errors import RecordError
 
 RECORD, RAW = "record.json", "raw.parquet"  # in a run's folder
@@ -34,18 +36,15 @@ def safe(name: str) -> str:
     return plain or "unnamed"
 
 
-def add(run_folder: Path, root: Path) -> Path:
+def add(run_folder: Path, root: Path, *, commit: str | None = None, tell: Callable[[str], object] = print) -> Path:
     """Takes a run into the almanac: its record, after every number was derived again from its raw data. Returns the new
-    file. Raises RecordError for a run that cannot be believed, lacks a file, or is there already."""
+    file. commit: of these sources. Where the record names the same, a number that comes out otherwise is a fault; where
+    it names others, what these derive goes in, and `tell` hears in one line what that changes. Raises RecordError for a
+    run that cannot be believed, lacks a file, or is there already."""
     source, raw = run_folder / RECORD, run_folder / RAW
     if not source.is_file():
         raise RecordError(f"{run_folder.name}: holds no {RECORD}: is the run finished, and the folder a run's?")
-    record = validate(source, raw if raw.is_file() else None)
-    if record.raw is not None and not raw.is_file():
-        raise RecordError(
-            f"{run_folder.name}: its record names raw data, but there is no {RAW} to derive it from again"
-        )
-    _names_raw(record, source)
+    record, otherwise = _believed(source, raw, commit)
     path = root / place_of(record)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -56,10 +55,34 @@ def add(run_folder: Path, root: Path) -> Path:
         raise RecordError(f"{path.relative_to(root)}: is in the almanac already: a run is added once") from error
     finally:
         aside.unlink()
+    if otherwise:
+        more = f" (and {len(otherwise) - 1} more)" if len(otherwise) > 1 else ""
+        tell(f"{run_folder.name}: derived anew, for {_sources(record)} derived otherwise: {otherwise[0]}{more}")
     return path
 
 
-def _names_raw(record: Record, path: Path) -> None:
+def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list[str]]:
+    """The record that goes in, and what of it other sources have derived otherwise."""
+    record = read_record(source)
+    ours = (record.client.penstock, record.client.commit) == (__version__, commit)
+    if record.raw is not None and raw.is_file() and not ours:
+        return derived_anew(source, raw)
+    record = validate(source, raw if raw.is_file() else None)
+    if record.raw is not None and not raw.is_file():
+        raise RecordError(
+            f"{source.parent.name}: its record names raw data, but there is no {RAW} to derive it from again"
+        )
+    names_raw(record, source)
+    return record, []
+
+
+def _sources(record: Record) -> str:
+    client = record.client
+    return f"Penstock {client.penstock}{f' at {client.commit}' if client.commit else ''}"
+
+
+def names_raw(record: Record, path: Path) -> None:
+    """Raises RecordError for a record of points that names no raw data."""
     if record.raw is None and record.points:
         raise RecordError(f"{path.name}: raw: is missing, and points cannot be derived again without what it names")
 
@@ -89,7 +112,7 @@ def _take(path: Path, name: str, records: dict[str, Record], runs: dict[str, str
     if path.suffix != ".json":
         raise RecordError(f"{path.name}: is no .json file: nothing else belongs among the records")
     record = validate(path)
-    _names_raw(record, path)
+    names_raw(record, path)
     if (place := place_of(record).as_posix()) != name:
         raise RecordError(f"{path.name}: belongs at {place}")
     if record.run in runs:

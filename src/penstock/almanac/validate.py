@@ -26,6 +26,7 @@ from penstock.errors import RecordError
 
 LARGEST_RAW = 4_000_000_000  # bytes
 CLOCK = 1e-3  # seconds that neighbouring stamps of one request may contradict each other by
+NEAR = 1e-5  # of a number: what is derived again may differ by so much
 
 
 def validate(path: Path, raw: Path | None = None) -> Record:
@@ -37,6 +38,29 @@ def validate(path: Path, raw: Path | None = None) -> Record:
     return record
 
 
+def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
+    """A record with its points as they are derived here and now from its raw data, and what of them stands otherwise in
+    the file. For one that other sources derived: definitions are mended, and no honest run is worth less for it. Marks
+    stay, for some only who measured could set. RecordError where the raw data is not the record's, or where what comes
+    of it cannot be believed."""
+    record = read_record(path)
+    _first(path.name, _another(record, raw))
+    samples = _samples(raw)
+    _first(path.name, _unfit(record, samples, raw.name))
+    points: list[Point] = []
+    otherwise: list[str] = []
+    for number, point in enumerate(record.points):
+        where = f"points.{number} ({point.name})"
+        try:
+            points.append(_again(record, samples, point))
+        except (RecordError, ValueError) as error:
+            raise RecordError(f"{path.name}: {where}: {_underivable(error)}") from error
+        otherwise += _differences(point.model_dump(), points[-1].model_dump(), where, NEAR)
+    record = record.model_copy(update={"points": points})
+    _first(path.name, faults(record))
+    return record, otherwise
+
+
 def _first(name: str, found: Iterator[str]) -> None:
     for fault in found:
         raise RecordError(f"{name}: {fault}")
@@ -46,22 +70,33 @@ def _first(name: str, found: Iterator[str]) -> None:
 
 
 def _against(record: Record, raw: Path) -> Iterator[str]:
-    if record.raw is None:
-        yield f"raw: names no raw data, but {raw.name} was given"
-        return
-    if (told := _checksum(raw)) != record.raw.sha256:
-        yield f"raw.sha256: is {record.raw.sha256[:12]}…, {raw.name} has {told[:12]}…: another file, or a changed one"
+    another = list(_another(record, raw))
+    yield from another
+    if another:
         return
     samples = _samples(raw)
-    if len(samples) != record.raw.rows:
-        yield f"raw.rows: {record.raw.rows}, {raw.name} has {len(samples)}"
-    for fault in sense(samples):
-        yield f"{raw.name}: {fault}"
-    known = {point.name for point in record.points} | {failure.point for failure in record.failures}
-    if missing := sorted(set(samples.point.astype(str)) - {str(name) for name in known}):
-        yield f"points: {one_line(missing[0])} is in {raw.name}, but neither a point nor a failure of the record"
+    yield from _unfit(record, samples, raw.name)
     for number, point in enumerate(record.points):
         yield from _derived(record, samples, point, f"points.{number} ({point.name})")
+
+
+def _another(record: Record, raw: Path) -> Iterator[str]:
+    """Why the file is not the record's."""
+    if record.raw is None:
+        yield f"raw: names no raw data, but {raw.name} was given"
+    elif (told := _checksum(raw)) != record.raw.sha256:
+        yield f"raw.sha256: is {record.raw.sha256[:12]}…, {raw.name} has {told[:12]}…: another file, or a changed one"
+
+
+def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
+    """What in the samples cannot be, or is left out of the record."""
+    if record.raw is not None and len(samples) != record.raw.rows:
+        yield f"raw.rows: {record.raw.rows}, {name} has {len(samples)}"
+    for fault in sense(samples):
+        yield f"{name}: {fault}"
+    known = {point.name for point in record.points} | {failure.point for failure in record.failures}
+    if missing := sorted(set(samples.point.astype(str)) - {str(each) for each in known}):
+        yield f"points: {one_line(missing[0])} is in {name}, but neither a point nor a failure of the record"
 
 
 def _checksum(raw: Path) -> str:
@@ -84,23 +119,32 @@ def _samples(raw: Path) -> Samples:
 def _derived(record: Record, samples: Samples, point: Point, where: str) -> Iterator[str]:
     """What of the point comes out otherwise when it is derived again."""
     try:
-        again = point_of(
-            samples,
-            name=point.name,
-            kind=point.kind,
-            rate=point.rate,
-            concurrency=point.concurrency,
-            seconds=None if point.opens is None else point.seconds,
-            opens=point.opens,
-            goals=[goal.seconds for goal in point.goals],
-            look=point.client,
-            marks=point.marks,
-            sharing=shares_prompts(record.shape),
-        )
+        again = _again(record, samples, point)
     except (RecordError, ValueError) as error:
-        yield f"{where}: cannot be derived from the raw data: {one_line(str(error), 300)}"
+        yield f"{where}: {_underivable(error)}"
         return
-    yield from _differences(point.model_dump(), again.model_dump(), where, 1e-5)
+    yield from _differences(point.model_dump(), again.model_dump(), where, NEAR)
+
+
+def _again(record: Record, samples: Samples, point: Point) -> Point:
+    """Derived from the samples. Raises RecordError or ValueError where it cannot be."""
+    return point_of(
+        samples,
+        name=point.name,
+        kind=point.kind,
+        rate=point.rate,
+        concurrency=point.concurrency,
+        seconds=None if point.opens is None else point.seconds,
+        opens=point.opens,
+        goals=[goal.seconds for goal in point.goals],
+        look=point.client,
+        marks=point.marks,
+        sharing=shares_prompts(record.shape),
+    )
+
+
+def _underivable(error: Exception) -> str:
+    return f"cannot be derived from the raw data: {one_line(str(error), 300)}"
 
 
 def _differences(told: Any, derived: Any, where: str, near: float) -> Iterator[str]:

@@ -44,14 +44,16 @@ def point(
     rate: float | None, first: Sequence[float], *, kind: str = "open", token: float = 0.01, failed: int = 0,
     short: bool = False, marks: Sequence[str] = (), concurrency: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """A point whose window had exactly these requests, all in its sample; `failed` more did not complete."""
-    good = np.array(first, float)
+    """A point whose window had exactly these requests, all in its sample; `failed` more did not complete. In an
+    open loop it is as long as they take at the rate."""
+    good, issued = np.array(first, float), len(first) + failed
     end = good + 127 * token
     done = rate if rate is not None else 1 / float(end.mean())
     bad = [-1.0] * failed
     return {
         "name": f"{kind} {rate or concurrency or ''}".strip(), "kind": kind, "rate": rate if kind == "open" else None,
-        "concurrency": concurrency, "seconds": 60.0, "requests": len(first) + failed, "complete": len(first),
+        "concurrency": concurrency, "seconds": issued / rate if kind == "open" and rate else 60.0,
+        "opens": 10.0 if kind == "open" else None, "requests": issued, "complete": len(first),
         "outcomes": {"stalled": failed} if failed else {}, "output_tokens": 128 * len(first),
         "prompt_tokens": 1024 * len(first), "cached_tokens": 0,
         "figures": {

@@ -27,6 +27,7 @@ from penstock.almanac.record import Record, Sample
 from penstock.bench.workload import MONKEYS_SAMPLES, workload
 from penstock.errors import CapacityError, UsageError
 
+FAILED = {"point": None, "kind": "crashed", "message": "it crashed"}
 HOSTILE = "<img src=x onerror=hacked()></script><script>hacked()</script>\u2028javascript:hacked()"
 
 
@@ -163,6 +164,9 @@ def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, 
         "cut.json": json.dumps(good)[:500],
         "turned.json": json.dumps({**good, "run": "turned00", "model": {**good["model"], "source": "a\u202eb"}}),
         "twice.json": json.dumps(good),
+        "keys.json": json.dumps(good)[:-1] + ', "when": "2026-01-01T00:00:00Z"}',
+        "rubbed out.json": json.dumps({**good, "failures": [{**FAILED, "log": "a\x7fb"}]}),
+        "back.json": json.dumps({**good, "failures": [{**FAILED, "log": "a\bb"}]}),
         "nan.json": json.dumps(good).replace('"warm_up": 10.0', '"warm_up": NaN'),
     }
     assert '"warm_up": 1e308' in bad["too large.json"]
@@ -175,6 +179,8 @@ def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, 
     assert set(reasons) == {*bad, "bytes.json"}
     assert "warm_up" in reasons["too large.json"] and "engine.name" in reasons["hostile.json"]
     assert "U+202E" in reasons["turned.json"] and good["run"] in reasons["twice.json"]
+    assert "'when' stands twice" in reasons["keys.json"]
+    assert "U+007F" in reasons["rubbed out.json"] and "U+0008" in reasons["back.json"]
     assert "hacked" in reasons["more.json"] and "points" in reasons["less.json"]
     (index,) = argument(tmp_path / "page" / "data" / "index.js")
     assert dict(index["refused"]) == reasons
@@ -253,6 +259,28 @@ def test_how_high_the_highest_is_is_known_where_everything_at_once_ended(tmp_pat
     assert headline(tmp_path, *points) == [0.26, 0.24, None]
     at_once["outcomes"] = {"stalled": 37}  # these failed, but nobody cut it off
     assert headline(tmp_path, alone, at_once) == [0.26, 0.24, 0.28]
+
+
+def test_each_rate_has_its_own_highest_point(tmp_path: Path) -> None:
+    """Many short answers a second against few that are many samples each."""
+    quick, wide = point(9.0, firsts(1, 0.1, 2)), point(None, firsts(0, 0.1, 2), kind="saturation")
+    for made, requests, tokens in ((quick, 9.0, 90.0), (wide, 4.0, 400.0)):
+        for name, value in (("request_rate", requests), ("output_rate", tokens)):
+            made["figures"][name] = {"value": value, "low": value, "high": value}
+    build([Record.model_validate(record("each0000", "penstock", [quick, wide]))], tmp_path / "page")
+    (index,) = argument(tmp_path / "page" / "data" / "index.js")
+    assert (index["records"]["peak"][0][0], index["records"]["tokens"][0][0]) == (9.0, 400.0)
+
+
+def test_a_kept_rate_is_what_went_out_and_was_served(tmp_path: Path) -> None:
+    """Planned at 10 a second, 4 went out; of 6 that were offered next 3 came back, and that was a miss."""
+    kept = {**rated(point(10.0, firsts(1, 0.1, 2)), 4.0, 3.9, 4.1), "seconds": 100.0}
+    missed = rated(point(6.0, firsts(0.5, 0.1, 2)), 3.0, 2.9, 3.1)
+    for made, value in ((kept, 1.0), (missed, 0.5)):
+        made["goals"] = [{"seconds": 1.0, "share": value, "low": value, "high": value, "goodput": 1.0}]
+    build([Record.model_validate(record("kept0000", "penstock", [kept, missed]))], tmp_path / "page")
+    (index,) = argument(tmp_path / "page" / "data" / "index.js")
+    assert index["records"]["kept"] == [[[0.3, -1, 0], [1.0, 4.0, 6.0], [3.0, -1, 0]]]
 
 
 def test_headlines_leave_points_out_whose_client_was_short(tmp_path: Path) -> None:

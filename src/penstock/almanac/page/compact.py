@@ -5,7 +5,8 @@
 
 A page from the file system cannot fetch, so both are scripts that hand over JSON. A group is loaded when it is asked
 for: 2,000 records with their samples are tens of megabytes, and an answer needs a few of them.
-It knows no file: texts go out. Headlines are read off a record's figures, none is computed here.
+It knows no file: texts go out. Headlines are read off a record's figures, none is computed here; of a record that is
+dropped on the page 20_data.js has the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.almanac.figures import crossing_of
+from penstock.almanac.figures import kept_of, sustained
 from penstock.almanac.record import Figures, Interval, Point, Record, Sample, Spread
 
 PAGE_SCHEMA = 1
@@ -187,7 +188,6 @@ class _Table:
 def headlines(record: Record) -> dict[str, Any]:
     """A record's headlines, read off its points; none of a point whose client was short."""
     points = [point for point in record.points if not point.client.short]
-    best = max((p for p in points if p.figures.request_rate), key=_surely, default=None)
     ended = any(p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points)
     single = next((point for point in points if point.kind == "single"), None)
     spread = single.figures if single else None
@@ -203,18 +203,19 @@ def headlines(record: Record) -> dict[str, Any]:
         "failures": len(record.failures),
         "price": record.method.price_per_hour,
         "quantile": record.method.quantile,
-        "peak": _headline(best.figures.request_rate, bounded=ended) if best else None,
-        "tokens": _headline(best.figures.output_rate, bounded=ended) if best else None,
+        "peak": _headline(_highest(points, "request_rate"), bounded=ended),
+        "tokens": _headline(_highest(points, "output_rate"), bounded=ended),
         "first": _headline(spread.first_token.p50) if spread and spread.first_token else None,
         "token": _headline(spread.per_token.p50) if spread and spread.per_token else None,
         "kept": [_kept(points, seconds, record.method.quantile) for seconds in record.method.goals],
     }
 
 
-def _surely(point: Point) -> tuple[float, float]:
-    """By the low end: the highest of many windows is the luckiest one, whose value says too much."""
-    rate = point.figures.request_rate
-    return (rate.low or 0.0, rate.value) if rate else (0.0, 0.0)
+def _highest(points: list[Point], name: str) -> Interval | None:
+    """Of one of the rates. By the low end: the highest of many windows is the luckiest one, whose value says too much.
+    Each by its own: where samples share a prompt, few requests a second may be many tokens."""
+    rates: list[Interval | None] = [getattr(point.figures, name) for point in points]
+    return max((rate for rate in rates if rate), key=lambda rate: (rate.low or 0.0, rate.value), default=None)
 
 
 def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:
@@ -227,9 +228,11 @@ def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | No
 
 
 def _kept(points: list[Point], seconds: float, quantile: float) -> list[float]:
-    """[seconds, the highest measured rate of an open loop that keeps it, the lowest above that misses it].
-    Kept 0: none of them does; -1: not measured. Missed 0: no higher one was measured."""
-    asked = [(p.rate, g.share) for p in points if p.kind == "open" and p.rate for g in p.goals if g.seconds == seconds]
+    """[seconds, the highest measured rate that keeps it, what was offered where it is missed first]; of open loops.
+    Kept 0: none of them does; -1: not measured. Missed 0: it was measured at no higher rate."""
+    opened = [point for point in points if point.kind == "open" and point.rate]
+    asked = [(sustained(point), goal) for point in opened for goal in point.goals if goal.seconds == seconds]
     if not asked:
         return [seconds, -1, 0]
-    return [seconds, *(float(f"{rate or 0.0:.4g}") for rate in crossing_of(asked, quantile))]
+    kept = kept_of(asked, quantile)
+    return [seconds, *(float(f"{rate or 0.0:.4g}") for rate in (kept.rate, kept.missed))]

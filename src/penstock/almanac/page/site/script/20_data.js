@@ -123,16 +123,18 @@ function coresTold(machine) {
   return `${machine.server_cores ? `${machine.server_cores} of ` : ""}${machine.cores} cores`;
 }
 
-/** The line of the index that a reader's own record would have. */
+/** The line of the index that a reader's own record would have, as compact.py's headlines are. */
 function ownHead(record) {
   const { shape, engine } = record;
+  const single = record.points.find((point) => point.kind === "single" && !point.client.short);
   return {
     group: -1, yours: true, record, engine: engine.name, version: engine.version, configuration: engine.configuration.name,
     run: record.run, when: record.when, brief: record.method.short ? 1 : 0, points: record.points.length,
     short: record.points.filter((point) => point.client.short).length, failures: record.failures.length,
     price: record.method.price_per_hour ?? null, quantile: record.method.quantile,
     model: modelLabel(record), machine: machineLabel(record), kind: shape.kind, input: shape.input, output: shape.output,
-    n: shape.n ?? 1, shapeName: shape.name, peak: highest(record, "request_rate"), tokens: null, first: null, token: null, kept: [],
+    n: shape.n ?? 1, shapeName: shape.name, peak: highest(record, "request_rate"), tokens: highest(record, "output_rate"),
+    first: single?.figures.first_token?.[1] ?? null, token: single?.figures.per_token?.[1] ?? null, kept: keptHeads(record),
   };
 }
 
@@ -140,8 +142,8 @@ function ownHead(record) {
     the luckiest one's. */
 const surest = (a, b) => (b[1] ?? 0) - (a[1] ?? 0) || b[0] - a[0];
 
-/** The highest measured rate of a record, client's short points left out. Where everything at once was cut off before its
-    end, or not measured, nobody knows how high the highest is: its high end is null. As compact.py's headlines. */
+/** The highest one of a record's rates of this name, client's short points left out. Where everything at once was cut off
+    before its end, or not measured, nobody knows how high the highest is: its high end is null. As compact.py's. */
 function highest(record, name) {
   const points = record.points.filter((point) => !point.client.short);
   const [top = null] = points.map((point) => point.figures[name]).filter(Boolean).sort(surest);

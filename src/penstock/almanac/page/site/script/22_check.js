@@ -82,6 +82,7 @@ function contradictions(record) {
     const say = (what) => found.push(`point ${point.name}: ${what}`);
     if (first.length !== token.length || first.length !== end.length) say("the columns of its sample differ in length");
     if (first.length > point.requests) say("its sample has more rows than it has requests");
+    if (point.kind === "open" && !(point.rate > 0)) say("an open loop has a rate, above 0");
     if (point.complete > point.requests) say("more requests were complete than issued");
     if (first.some((value, row) => end[row] >= 0 && value > end[row] * 1.001 + 1e-6)) say("a first token comes after the end");
     for (const goal of point.goals) if (!(goal.low <= goal.share && goal.share <= goal.high)) say(`the share under ${goal.seconds} s lies outside its interval`);

@@ -18,8 +18,8 @@ function prepared(record, question) {
     }
     return {
       at, point, rows: first.length, worth: worth(point, first.length), sorted: Float32Array.from(passing).sort(),
-      goals: joint ? [] : point.goals, rate: sustained(point), short: point.client.short,
-      usable: point.kind === "open" && !point.client.short && first.length > 0,
+      goals: joint ? [] : point.goals, ...sustained(point), short: point.client.short,
+      usable: point.kind === "open" && point.rate > 0 && !point.client.short && first.length > 0,
     };
   });
 }
@@ -32,14 +32,23 @@ function worth(point, rows) {
   return Math.min(1 / (1 / effective + 1 / rows - 1 / all), rows);
 }
 
-/** The rate that a point stands for: what was offered, unless significantly less was completed. Where nobody can say
-    what is significant, the smaller of both; where nothing came back, it is a miss at what was offered. */
+/** The upper end of Poisson's 95 % interval of a count of 0, 1, ... 9, as figures.py has it. */
+const POISSON_HIGH = [3.689, 5.572, 7.225, 8.767, 10.242, 11.668, 13.059, 14.423, 15.763, 17.085];
+
+/** What a point says of rates, as figures.py's `sustained`, whose words these are. offered: what its window issued; rate:
+    what it stands for where it keeps a goal, 0: nothing was served; low: what it surely stands for, null: nobody knows.
+    Of a point that offers no rate: what it completed. */
 function sustained(point) {
-  const rate = point.figures.request_rate;
-  if (point.rate === null) return rate ? rate[0] : null;
-  if (!rate) return point.rate;
-  if (rate[2] === null) return Math.min(point.rate, rate[0]) || (point.complete ? null : point.rate); // 0: it shows none
-  return rate[2] < point.rate ? rate[0] : point.rate;
+  const done = point.figures.request_rate;
+  if (point.kind !== "open") return { offered: done ? done[0] : 0, rate: done ? done[0] : 0, low: done ? done[1] : null };
+  const steady = (point.opens ?? null) !== null && point.seconds > 0;
+  const offered = steady ? point.requests / point.seconds : point.rate ?? 0;
+  if (!done) return { offered, rate: 0, low: null };
+  const [value, low, high] = done;
+  const ended = Math.round(value * point.seconds);
+  const less = high !== null ? high < offered
+    : point.outcomes.unfinished > 0 || (ended < POISSON_HIGH.length && POISSON_HIGH[ended] < offered * point.seconds);
+  return { offered, rate: less ? Math.min(offered, value) : offered, low: low === null ? null : Math.min(offered, low) };
 }
 
 /** [share, low, high, of all] of the requests of a prepared point that met the goal. A recorded goal is exact: it
@@ -53,49 +62,89 @@ function shareAt(ready, first) {
   return [value, low, high, false];
 }
 
-/** Where shares along rising rates fall through the quantile: {rate, before, after}, or null where none reaches it. From
-    the slowest rate that keeps it on the first that misses it holds, whatever chance lets a faster one do. Between two
-    measured points the share is taken to be a straight line. after null: nothing faster was measured. */
-function crossing(line, quantile) {
-  const keeps = (each) => each.shares[0] >= quantile;
-  const slowest = line.findIndex(keeps);
-  if (slowest < 0) return null;
-  const fails = line.findIndex((each, at) => at > slowest && !keeps(each));
-  const before = fails < 0 ? line.length - 1 : fails - 1;
-  const [here, next] = [line[before], line[before + 1]];
-  if (!next) return { rate: here.rate, before, after: null };
-  const part = (here.shares[0] - quantile) / (here.shares[0] - next.shares[0]);
-  return { rate: Math.max(here.rate + part * (next.rate - here.rate), here.rate), before, after: before + 1 };
+/** Open points in the order of what they offered, each with its `shares`; without those that keep the quantile though
+    nothing was served in their window: they show neither a rate nor a miss. */
+function lineOf(points, sharesOf, quantile) {
+  return points.map((each) => ({ ...each, shares: sharesOf(each), served: each.rate > 0, rate: each.rate || each.offered }))
+    .filter((each) => each.served || each.shares[0] < quantile)
+    .sort((a, b) => a.offered - b.offered);
 }
 
-/** The interval of a crossing, which leans on no straight line, only on shares that fall as rates rise: from the fastest
-    measured rate that surely keeps the quantile to the slowest above it that surely doesn't. null: there is none. */
+/** The part of a line that keeps the quantile, as figures.py's `kept_of`: {top, last, fails}, places in it; null where no
+    point does. From the slowest that keeps it on the first that misses it holds (`fails`, -1: none does), whatever chance
+    lets a faster one do; `last` is the fastest before it. Past its highest rate an engine completes less of what it is
+    offered, so the highest rate kept is that of `top`. */
+function keptOf(line, quantile) {
+  const slowest = line.findIndex((each) => each.shares[0] >= quantile);
+  if (slowest < 0) return null;
+  const fails = line.findIndex((each, at) => at > slowest && each.shares[0] < quantile);
+  const last = (fails < 0 ? line.length : fails) - 1;
+  let top = slowest;
+  for (let at = slowest; at <= last; at++) if (line[at].rate > line[top].rate) top = at;
+  return { top, last, fails };
+}
+
+/** Where shares along rising rates fall through the quantile: {rate, before, after, between}, or null where none reaches
+    it. Between two measured points the share is taken to be a straight line (`between`: the rate lies on it), but no
+    rate is below one that was measured and kept. after null: nothing faster was measured. */
+function crossing(line, quantile) {
+  const kept = keptOf(line, quantile);
+  if (!kept) return null;
+  const [top, here, next] = [line[kept.top], line[kept.last], line[kept.fails]];
+  if (!next) return { rate: top.rate, before: kept.top, after: null, between: false };
+  const part = (here.shares[0] - quantile) / (here.shares[0] - next.shares[0]);
+  const rate = here.rate + part * (next.rate - here.rate);
+  const between = rate > top.rate || (here === top && next.rate > top.rate);
+  return { rate: Math.max(rate, top.rate), before: between ? kept.last : kept.top, after: kept.fails, between };
+}
+
+/** The interval of a crossing, which leans on no straight line and on no completed rate's value, only on shares that fall
+    as rates rise: from the highest rate that was surely served (the low end of what was completed) and surely kept the
+    quantile, to the slowest offered above it that surely missed it. null: there is none. */
 function surely(line, value, quantile) {
-  const keeps = line.filter((each, at) => at <= value.before && each.shares[1] >= quantile).map((each) => each.rate);
-  const misses = line.filter((each, at) => at > value.before && each.shares[2] < quantile).map((each) => each.rate);
-  return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, misses.length ? Math.max(Math.min(...misses), value.rate) : null];
+  const fails = value.after ?? line.length;
+  const keeps = line.filter((each, at) => at < fails && each.shares[1] >= quantile && each.low !== null).map((each) => each.low);
+  const misses = line.filter((each, at) => at >= fails && each.shares[2] < quantile).map((each) => each.offered);
+  return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, misses.length ? Math.min(...misses) : null];
+}
+
+/** The headlines of a record's goals, as compact.py's `_kept`: [seconds, highest measured rate that keeps it, what was
+    offered where it is missed first]. Kept 0: none does; -1: not measured. Missed 0: measured at no higher rate. */
+function keptHeads(record) {
+  const { quantile, goals } = record.method;
+  const opened = record.points.filter((point) => point.kind === "open" && point.rate > 0 && !point.client.short);
+  return goals.map((seconds) => {
+    const shares = new Map(opened.map((point) => [point, point.goals.find((each) => each[0] === seconds)?.slice(1, 4)]));
+    const asked = opened.filter((point) => shares.get(point)).map((point) => ({ point, ...sustained(point) }));
+    if (!asked.length) return [seconds, -1, 0];
+    const line = lineOf(asked, (each) => shares.get(each.point), quantile);
+    const kept = keptOf(line, quantile);
+    if (!kept) return [seconds, 0, line[0]?.offered ?? 0];
+    return [seconds, line[kept.top].rate, line[kept.fails]?.offered ?? 0];
+  });
 }
 
 /** The answer of one record: {state, rate: [value, low, high], ...}. Open loops alone carry it: a closed one, that of one
     user too, waits for the server, so the rate that it reached says not that visitors at that rate would be served in
-    time. What one user alone does not get in time nobody does.
-    state: "crossing" (interpolated between two measured points), "beyond" (kept at the fastest measured one: at least),
-    "never" (missed at the slowest, or by one at a time), "short" (the client may have been the limit), "unmeasured", "failed". */
+    time. What one user alone surely does not get in time nobody does; of few requests that miss it nothing is sure.
+    state: "crossing" (missed at a faster point), "beyond" (kept at the fastest measured one: at least), "never" (surely
+    missed at the slowest, or by one at a time), "unsure" (missed at the slowest, but its interval holds the share asked
+    for), "short" (the client may have been the limit), "unmeasured", "failed". */
 function answerOf(record, question, ready = prepared(record, question)) {
-  const line = ready.filter((each) => each.usable && each.rate !== null)
-    .map((each) => ({ ...each, shares: shareAt(each, question.first) }))
-    .sort((a, b) => offered(a.point) - offered(b.point));
-  const answer = { record, ready, line, rate: null, state: "unmeasured", before: null, after: null };
+  const line = lineOf(ready.filter((each) => each.usable), (each) => shareAt(each, question.first), question.quantile);
+  const answer = { record, ready, line, rate: null, state: "unmeasured", before: null, after: null, between: false };
+  const missed = (shares) => shares[2] < question.quantile; // surely
   if (!line.length) {
     const alone = ready.find((each) => each.point.kind === "single" && !each.short && each.rows);
     const shares = alone && shareAt(alone, question.first);
-    if (alone && shares[0] < question.quantile) return { ...answer, state: "never", before: { ...alone, shares } };
+    if (alone && missed(shares)) return { ...answer, state: "never", before: { ...alone, shares } };
     const barred = ready.some((each) => each.short && each.point.kind === "open");
     answer.state = barred ? "short" : !record.points.length && record.failures.length ? "failed" : "unmeasured";
     return answer;
   }
   const value = crossing(line, question.quantile);
-  if (!value) return { ...answer, state: "never", before: line[0] };
+  if (!value) return { ...answer, state: missed(line[0].shares) ? "never" : "unsure", before: line[0] };
+  answer.between = value.between;
   answer.state = value.after === null ? "beyond" : "crossing";
   answer.rate = [value.rate, ...surely(line, value, question.quantile)];
   answer.before = line[value.before];
@@ -104,11 +153,9 @@ function answerOf(record, question, ready = prepared(record, question)) {
   return answer;
 }
 
-const offered = (point) => point.rate ?? (point.figures.request_rate ? point.figures.request_rate[0] : 0);
-
 /** Answers in order: those with a rate by it, then those that missed, then those that cannot be ranked. */
 function ranked(answers) {
-  const order = { crossing: 0, beyond: 0, never: 1, unmeasured: 2, short: 2, failed: 3 };
+  const order = { crossing: 0, beyond: 0, unsure: 1, never: 1, unmeasured: 2, short: 2, failed: 3 };
   return [...answers].sort((a, b) => order[a.state] - order[b.state] || (b.rate ? b.rate[0] : 0) - (a.rate ? a.rate[0] : 0));
 }
 

@@ -38,6 +38,7 @@ function addressOf(wanted) {
 /** Reads the address into the state; what it cannot mean goes into `notes`. One that names a model names all of its
     subject that is not as in `fresh`, so the usual subject fills in only where none is named. */
 function readAddress() {
+  clearTimeout(pendingAddress);
   const [view, query = ""] = location.hash.slice(1).split("?");
   const words = new URLSearchParams(query);
   Object.assign(state, fresh(), words.has("m") ? {} : usualSubject());
@@ -85,6 +86,7 @@ const subjectOf = ({ model, machine, kind, input, output, n, shapeName }) =>
 /** Changes the state and shows it. `step`: a new entry for the back button; else the present one is rewritten. */
 function change(changes, { step = true } = {}) {
   Object.assign(state, changes);
+  clearTimeout(pendingAddress); // an address that waits to be written is older than this one
   const address = addressOf(state);
   if (address !== location.hash) {
     if (step) history.pushState(null, "", address);
@@ -96,7 +98,6 @@ function change(changes, { step = true } = {}) {
 let pendingAddress = 0; // browsers allow few rewrites a second: a slider's last one counts
 
 function replaceAddress(address) {
-  clearTimeout(pendingAddress);
   pendingAddress = setTimeout(() => history.replaceState(null, "", address), 150);
 }
 

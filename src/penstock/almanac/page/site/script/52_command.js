@@ -31,8 +31,9 @@ function runCommand(like) {
   const model = state.model.replace(/ \([^()]*\)$/, "");
   const random = state.model.endsWith("random weights)") ? ["--random-weights"] : [];
   return {
-    text: ["penstock", "bench", "run", "--engine", "ENGINE", "--model", "MODEL", ...asked, ...random].map(shellWord).join(" "),
-    notes: [...notes, "ENGINE: the name of an engine that it can start; for a server that is there, its URL in the place of --engine ENGINE.",
+    text: ["penstock", "bench", "run", "--engine", state.engine || "ENGINE", "--model", "MODEL", ...asked, ...random].map(shellWord).join(" "),
+    notes: [...notes, state.engine ? `If it cannot start ${state.engine}: a server's URL in the place of --engine, and --engine-name ${shellWord(state.engine)}.`
+      : "ENGINE: the name of an engine that it can start; for a server that is there, its URL in the place of --engine ENGINE.",
       `MODEL: ${model ? `of ${model}, ` : ""}its folder, file or id.`],
   };
 }

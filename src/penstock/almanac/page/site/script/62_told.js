@@ -38,8 +38,8 @@ function showAnswer(answers) {
     : best.state === "beyond" ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
   const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
-  const how = best.state === "beyond" ? ` ${number(value)} is the fastest rate measured, and it still kept the goal: the true limit lies above it.${atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}.` : ""}`
-    : best.after.rate <= best.before.rate ? ` At ${number(offered(best.after.point))} requests a second, the next measured rate, it completed ${number(best.after.rate)} and kept it for ${share(best.after.shares[0])}.`
+  const how = best.state === "beyond" ? ` ${beyondText(best)}${atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}.` : ""}`
+    : !best.between ? ` At ${number(best.after.offered)} requests a second, the slowest that misses it, it completed ${number(best.after.served ? best.after.rate : 0)} and kept it for ${share(best.after.shares[0])}.`
     : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
   put(box,
     el("p", { class: "told" },
@@ -49,6 +49,18 @@ function showAnswer(answers) {
     el("p", { class: "aside", text: `${standing(best, second)}${how}` }),
     best.record.method.short ? el("p", { class: "aside warn", text: "Measured with short windows: read it as a hint." }) : null);
 }
+
+/** Why a rate is only known to be kept: no faster one was measured, or none that says something of the engine. */
+function beyondText(answer) {
+  const [value] = answer.rate;
+  const fastest = answer.line[answer.line.length - 1];
+  if (fastest.rate < fastest.offered) return `Offered more, up to ${number(fastest.offered)} a second, it still kept the goal but completed ${number(fastest.rate)}.`;
+  return shortAbove(answer) ? `${number(value)} is the fastest rate that can be ranked, and it still kept the goal; where more was offered, the client may have been the limit.`
+    : `${number(value)} is the fastest rate measured, and it still kept the goal: the true limit lies above it.`;
+}
+
+/** Whether more was offered at a point whose client was short: measured, but nothing can be said of the engine there. */
+const shortAbove = ({ ready, line }) => ready.some((each) => each.short && each.point.kind === "open" && each.offered > line[line.length - 1].offered);
 
 function standing(best, second) {
   if (!second) return "Nothing else was measured here.";
@@ -60,21 +72,29 @@ function standing(best, second) {
 }
 
 /** Why an answer has no rate: it missed the goal, or nobody measured it. */
-const noRate = (answer) => (answer.state === "never" ? `${nameOf(answer.record)} has no rate that keeps ${goalText()}` : `${nameOf(answer.record)} cannot be ranked (${stateText(answer)})`);
+const noRate = (answer) => (hasMissed(answer) ? `${nameOf(answer.record)} has no measured rate that keeps ${goalText()}` : `${nameOf(answer.record)} cannot be ranked (${stateText(answer)})`);
+
+const hasMissed = ({ state: found }) => found === "never" || found === "unsure";
 
 /** The sentence where records are there and none kept the goal. */
 function noneKept(answers) {
-  const missed = answers.filter((answer) => answer.state === "never");
+  const missed = answers.filter(hasMissed);
   if (!missed.length) {
+    const other = answers.find((answer) => answer.state !== "failed");
     return [
       el("p", { class: "told" }, el("strong", { text: "Not measured:" }), ` no record here has a point that can answer this. ${unique(answers.map((answer) => `${nameOf(answer.record)}: ${stateText(answer)}`)).join("; ")}.`),
-      commandPart(answers[0].record, "To measure it, run this:"),
+      other ? commandPart(other.record, "To measure it, run this:") : commandPart(answers[0].record, triedText(answers[0].record)),
     ];
   }
   const best = missed.reduce((a, b) => (b.before.shares[0] > a.before.shares[0] ? b : a));
   const [value, low, high] = best.before.shares;
   return [el("p", { class: "told" }, el("strong", { text: "None." }),
-    ` No measured rate keeps ${goalText()}. Nearest is ${nameOf(best.record)}: ${share(value)} (${share(low)} to ${share(high)}) at ${number(best.before.rate)} requests a second, its slowest.`)];
+    ` No measured rate keeps ${goalText()}. Nearest is ${nameOf(best.record)}: ${share(value)} (${share(low)} to ${share(high)}) at ${number(best.before.offered)} requests a second, its slowest.`)];
+}
+
+/** Over a command that was run and failed: with what, so that nobody runs it again as it is. */
+function triedText({ failures: [{ kind, message }] }) {
+  return `It was tried with this, and failed (${kind}${message ? `: ${message.slice(0, 300).replace(/[.\s]+$/, "")}` : ""}). Change what made it fail before you run it again:`;
 }
 
 /** The sentence where no record is there. `like`: a record whose command serves, null: none. */
@@ -99,7 +119,11 @@ function commandPart(like, title, ...after) {
 }
 
 function stateText(answer) {
-  if (answer.state === "never") return `misses it even at ${number(answer.before.rate)} a second (${share(answer.before.shares[0])})`;
+  if (hasMissed(answer)) {
+    const [value, low, high] = answer.before.shares;
+    const at = `it even at ${number(answer.before.offered)} a second`;
+    return answer.state === "never" ? `misses ${at} (${share(value)})` : `missed ${at}, though not surely (${share(value)}, ${share(low)} to ${share(high)})`;
+  }
   if (answer.state === "short") return "the client may have been the limit: not ranked";
   if (answer.state === "failed") return `failed: ${answer.record.failures[0].kind}`;
   return "no open-loop rate measured";
@@ -171,13 +195,20 @@ function rankRow(answer, top, colour, place) {
   return row;
 }
 
+/** What came of the next point, where the rate is a measured one. */
+function nextText({ state: found, ready, line }) {
+  const fastest = line[line.length - 1];
+  if (found === "crossing" || fastest.rate < fastest.offered) return "more was not served";
+  return shortAbove({ ready, line }) ? "nothing faster can be ranked" : "nothing faster was";
+}
+
 function noteOf(answer) {
   if (!answer.rate) return stateText(answer);
   const [value, low, high] = answer.rate;
   const cost = costAt(priceOf(answer.record), value, answer);
   return [
     `${low === null ? "?" : number(low)} to ${high === null ? "?" : number(high)}`,
-    answer.state === "beyond" ? "measured, nothing faster was" : answer.after.rate <= answer.before.rate ? "measured, the next was not served" : "interpolated",
+    answer.between ? "interpolated" : `measured, ${nextText(answer)}`,
     cost ? `${money(cost.tokens)}/M out` : null,
     answer.record.method.short ? "short windows" : null,
   ].filter(Boolean).join(" · ");

@@ -34,9 +34,9 @@ const seconds = (value) => `${number(value)} s`;
 /** Points that carry no line: all at once, one at a time, a closed loop, and those whose client was short. */
 function beside(answer, colour) {
   const question = questionNow();
-  return answer.ready.filter((each) => !each.usable && each.rows && each.rate > 0).map((each) => {
+  return answer.ready.filter((each) => !each.usable && each.rows && each.offered > 0).map((each) => {
     const need = Math.ceil(question.quantile * each.rows - 1e-9);
-    return { ready: each, answer, colour, rate: each.rate, value: need && need <= each.sorted.length ? each.sorted[need - 1] : need ? Infinity : each.sorted[0] };
+    return { ready: each, answer, colour, rate: each.rate || each.offered, value: need && need <= each.sorted.length ? each.sorted[need - 1] : need ? Infinity : each.sorted[0] };
   });
 }
 
@@ -70,7 +70,7 @@ function drawCurve(chart, { answer, colour, line, measured }) {
 const latencyText = ({ value, low, high }) => `${time(value)}${low === undefined ? "" : ` (${time(low)} to ${time(high)})`}`;
 
 function pointText(point) {
-  if (point.kind === "open") return `${number(point.rate)} requests a second`;
+  if (point.kind === "open") return `${number(sustained(point).offered)} requests a second`;
   if (point.kind === "closed") return `closed loop, ${plural(point.concurrency ?? 0, "user")}`;
   return point.kind === "single" ? "one at a time" : "all at once";
 }
@@ -111,7 +111,7 @@ function curveTable(curves, others) {
     ...curves.flatMap(({ answer, measured }) => measured.map((each) => row(answer.record, each, "measured"))),
     ...others.map((each) => row(each.answer.record, each, each.ready.short ? "client short: not ranked" : "measured, for comparison")),
     ...curves.filter(({ answer }) => answer.state === "crossing").map(({ answer }) =>
-      [nameOf(answer.record), "crossing of the goal", number(answer.rate[0]), time(state.first), `rate ${answer.rate[1] === null ? "?" : number(answer.rate[1])} to ${answer.rate[2] === null ? "?" : number(answer.rate[2])}`, share(state.quantile), "–", "interpolated"]),
+      [nameOf(answer.record), "crossing of the goal", number(answer.rate[0]), time(state.first), `rate ${answer.rate[1] === null ? "?" : number(answer.rate[1])} to ${answer.rate[2] === null ? "?" : number(answer.rate[2])}`, share(state.quantile), "–", answer.between ? "interpolated" : "measured"]),
   ];
   put(byId("curve-table"), table(`Points of the chart: the latency that ${share(state.quantile)} keep`,
     ["Engine", "Point", "Requests/s", "First token", "95 % interval", `Under ${time(state.first)}`, "Requests", "How known"], rows, { file: "rate-and-latency.csv", numeric: [2, 3, 4, 5, 6] }));

@@ -96,7 +96,7 @@ function goalsCost(heads) {
   for (const head of heads) {
     for (const [seconds, rate, missed] of head.kept ?? []) {
       if (!(rate > 0) || !missed || isLeast(head.peak)) continue;
-      const part = rate / head.peak[0];
+      const part = Math.min(rate / head.peak[0], 1); // chance may put it above
       parts.set(seconds, [...(parts.get(seconds) ?? []), part]);
       rows.push([headName(head), head.model, head.machine, workName(head), time(seconds), number(rate), interval(head.peak), share(part)]);
     }

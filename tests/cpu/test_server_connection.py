@@ -136,6 +136,21 @@ def test_pipelined_requests_and_large_ones_one_behind_the_other(server: Running)
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 7
 
 
+def test_a_slow_body_behind_a_request_that_waits_has_its_own_time(server: Running) -> None:
+    """The end of the one before it is not the end that a body gets which nobody waits for."""
+    first = post({"prompt": "x", "max_tokens": 1})
+    second = post({"prompt": "x", "max_tokens": 2}, "connection: close")
+    server.hold(True)
+    with connect(server) as connection:
+        connection.sendall(first + second[:-5])
+        server.wait_for(lambda: server.engine.open)
+        server.hold(False)
+        assert b'"text":"a"' in read_one(connection)[1]
+        time.sleep(0.7)  # longer than what is thrown away is waited for
+        connection.sendall(second[-5:])
+        assert b'"text":"ab"' in read_all(connection)
+
+
 def begin_stream(server: Running, connection: socket.socket) -> bytes:
     """Sends a request whose stream is held after its first bytes, which are returned."""
     server.engine.step_seconds = 1000

@@ -232,10 +232,11 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        if self.pipeline:
+        waited = bool(self.pipeline)  # then what is still coming is the last one's that waits, not the answered one's
+        if waited:
             self._answering = self.pipeline[-1][0]
         super().on_response_complete()
-        if not self._head_open and not self.transport.is_closing():  # answered before its body was here
+        if not (waited or self._head_open or self.transport.is_closing()):  # answered before its body was here
             self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
 
     def must_linger(self) -> bool:

@@ -78,6 +78,24 @@ def test_what_is_refused_by_its_number_or_length_is_not_looked_at(
     assert not looked and not tokenised and not server.engine.submitted
 
 
+def test_what_no_prompt_makes_right_is_refused_before_one_is_tokenised(server: Running, tokenised: list[int]) -> None:
+    long = "x" * 5_000
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (COMPLETIONS, {"prompt": long}), (CHAT, {"messages": [{"role": "user", "content": long}]}),
+    ]  # fmt: skip
+    for path, body in asked:
+        for fields in ({"timeout": -1}, {"timeout": 0}, {"timeout": 1e12}, {"prompt_logprobs": 1, "stream": True}):
+            answer = httpx.post(server.url + path, json={**body, **fields})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields))), (path, fields)
+    assert not tokenised and server.service.queue.reqs.total == 0
+
+
+def test_a_batch_tells_a_timeout_that_cannot_be_before_it_runs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path / "state") as server:
+        batch = server.until_over(server.submit(jsonl([line("never", timeout=-1)])))
+        assert (batch.status, batch.errors.data[0].line, batch.errors.data[0].param) == ("failed", 1, "body.timeout")
+
+
 def test_many_short_texts_are_tokenised_off_the_loop(server: Running, tokenised: list[int]) -> None:
     async def here() -> int:
         return threading.get_ident()

@@ -108,7 +108,7 @@ async def chat_call(
 
 
 def check_sampling(form: CompletionForm | ChatForm, facts: EngineFacts) -> None:
-    """What can be said of a form's sampling before its prompt is read. Raises UsageError."""
+    """What can be said of a form before its prompt is read: its sampling, and its time. Raises UsageError."""
     if isinstance(form, CompletionForm):
         _completion_sampling(form, facts, detokenize=True)
     else:
@@ -134,6 +134,7 @@ def _chat_sampling(form: ChatForm, facts: EngineFacts) -> SamplingParams:
 def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> SamplingParams:
     """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that the model's size
     bounds anyway are cut to it, so that nothing larger crosses the channel."""
+    _check_asked(form)
     _check_sizes(form, facts.vocab_size)
     knobs: dict[str, Any] = {**facts.sampling_defaults, **more}
     for name in _SAMPLING:
@@ -157,6 +158,14 @@ def sampling_of(form: Form, facts: EngineFacts, more: dict[str, Any]) -> Samplin
         raise HttpError(error.rule, param=error.param) from error
 
 
+def _check_asked(form: Form) -> None:
+    """What no prompt makes right: so none is tokenised for it."""
+    if form.stream and form.prompt_logprobs is not None:
+        raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
+    if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
+        raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
+
+
 def _check_sizes(form: Form, vocab_size: int) -> None:
     """What the body's own limit leaves room for, and no answer needs."""
     stops = [form.stop] if isinstance(form.stop, str) else form.stop or []
@@ -170,10 +179,6 @@ def _check_sizes(form: Form, vocab_size: int) -> None:
 
 
 def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[Prompt], facts: EngineFacts) -> Call:
-    if form.stream and form.prompt_logprobs is not None:
-        raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
-    if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
-        raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
     for prompt in prompts:
         check_length(len(prompt.ids), form, facts)
     return Call(

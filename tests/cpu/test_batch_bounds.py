@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -124,6 +125,38 @@ def test_of_uploads_that_come_together_too_many_are_refused(tokenizer: Tokenizer
             statuses.append(connection.recv(4096).split(b" ")[1])
             connection.close()
         assert statuses == [b"200", b"400", b"400"] and len(os.listdir(files)) == 1
+
+
+@contextlib.contextmanager
+def uploading(server: Batching, key: str) -> Iterator[None]:
+    """An upload of this key's that has begun and goes on."""
+    host, port = server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 1000\r\n"
+        "Content-Type: multipart/form-data; boundary=e\r\n\r\n--e\r\n"
+    )
+    before = sum(server.desk.state.uploads.values())
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(head.encode())
+        server.running.wait_for(lambda: sum(server.desk.state.uploads.values()) == before + 1)
+        yield
+
+
+def test_uploads_at_once_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    doors = Doors(keys=gather_keys(["one", "two"], None, {}))
+    with batching(tokenizer, tmp_path, BatchLimits(max_uploads=2), doors=doors) as server:
+        mine, other = (server.openai.with_options(api_key=key) for key in ("one", "two"))
+        with uploading(server, "one"):
+            with uploading(server, "one"):
+                with pytest.raises(openai.RateLimitError, match="wait for one to end") as refused:
+                    mine.files.create(file=("in", b"x"), purpose="batch")
+                assert refused.value.code == "too_many_uploads"
+                assert refused.value.response.headers["retry-after"] == "1"
+                other.files.create(file=("in", b"x"), purpose="batch")
+            server.running.wait_for(lambda: sum(server.desk.state.uploads.values()) == 1)
+            mine.files.create(file=("in", b"x"), purpose="batch")
+        server.running.wait_for(lambda: not sum(server.desk.state.uploads.values()))
+        assert len(list(mine.files.list())) == len(list(other.files.list())) == 1
 
 
 def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from batch_fake import Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
+from penstock.server import batches
 from penstock.server.batch_lines import BatchLimits
+from penstock.server.batch_state import State
 from penstock.server.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 
@@ -86,6 +89,21 @@ def test_a_file_that_a_batch_reads_stays(server: Batching) -> None:
     server.running.hold(False)
     server.until_over(batch.id)
     assert server.openai.files.delete(file_id).deleted
+
+
+def test_of_a_file_that_is_deleted_just_now_no_batch_is_made(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_id = server.upload(jsonl([line("a")]))
+    plain = State.attempt
+
+    async def attempt(state: State, work: Any, *values: Any, **named: Any) -> Any:
+        if work is batches._add:  # whatever was looked at before it
+            assert await plain(state, state.store.remove_file, file_id, "")
+        return await plain(state, work, *values, **named)
+
+    monkeypatch.setattr(State, "attempt", attempt)
+    with pytest.raises(openai.NotFoundError) as refused:
+        server.openai.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+    assert refused.value.param == "input_file_id" and list(server.openai.batches.list()) == []
 
 
 def form(*parts: tuple[str, str | None, bytes], boundary: bytes = b"edge", end: bytes = b"--\r\n") -> bytes:
@@ -179,6 +197,16 @@ def test_an_upload_that_breaks_off_leaves_nothing(server: Batching, tmp_path: Pa
         server.running.wait_for(lambda: on_disk(tmp_path))
     server.running.wait_for(lambda: not on_disk(tmp_path))
     assert list(server.openai.files.list()) == []
+
+
+def test_a_slow_upload_lies_on_the_disk_and_not_in_memory(server: Batching, tmp_path: Path) -> None:
+    def written() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir())
+
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as connection:
+        connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
+        server.running.wait_for(lambda: 300_000 - (64 << 10) < written() <= 300_000)
 
 
 def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ _BOM = b"\xef\xbb\xbf"
 class BatchLimits:
     """Of one input file, and of one owner (a key's name). max_line_bytes: also what a body over HTTP may have, by
     limits.Limits' default. max_unfinished: an owner's batches that aren't over; each is taken up at every start.
-    max_files: what an owner keeps, results among them: as many as one page lists."""
+    max_files: what an owner keeps, results among them: as many as one page lists. max_uploads: an owner's at once."""
 
     max_lines: int = 50_000
     max_file_bytes: int = 200_000_000
@@ -51,6 +51,7 @@ class BatchLimits:
     max_errors: int = 1_000  # told in full; of those beyond, the numbers alone
     max_unfinished: int = 1_000
     max_files: int = 10_000
+    max_uploads: int = 64
 
 
 class LineError(HttpError):

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,9 +26,13 @@ Parameters = ParamSpec("Parameters")
 
 
 class State:
-    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in use."""
+    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in use.
+
+    uploads: how many each owner has on their way in.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.uploads: Counter[str] = Counter()
         self._lock = _locked(folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-state")
         try:

@@ -20,7 +20,7 @@ from penstock.server.batch_lines import ENDPOINTS
 from penstock.server.batch_shelf import BATCH_ID, new_batch_id
 from penstock.server.batch_store import BatchRow, encoded
 from penstock.server.fields import Fate
-from penstock.server.files import ConflictError, NotFoundError, known_file, limit_of, page, query, reply
+from penstock.server.files import ConflictError, NotFoundError, file_in, limit_of, page, query, reply
 from penstock.server.forms import read_object
 from penstock.server.limits import Intake, Limits
 from penstock.server.refusals import HttpError
@@ -43,12 +43,10 @@ async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
     """POST /v1/batches. Raises HttpError."""
     asked = fields.sift(read_object(await Intake(_LIMITS).read(request)), _KNOWN, _FATES)
     endpoint, metadata = _check(asked)
-    file = await known_file(desk, asked["input_file_id"], owner, "input_file_id")
-    if file.purpose != "batch":
-        raise HttpError("this file's purpose is not batch: upload the input with it", param="input_file_id")
     row = BatchRow(
-        id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint, input_file_id=file.id,
-        metadata=None if metadata is None else encoded(metadata), model=desk.model,
+        id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint,
+        input_file_id=asked["input_file_id"], metadata=None if metadata is None else encoded(metadata),
+        model=desk.model,
     )  # fmt: skip
     await desk.state.call(_add, desk, row)
     desk.start(row)
@@ -56,8 +54,10 @@ async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
 
 
 def _add(desk: Desk, row: BatchRow) -> None:
-    """In the state's thread, so that nobody comes between. Raises TooManyBatchesError."""
+    """In the state's thread, so that nobody comes between: the file is there when the batch is. Raises HttpError."""
     store, most = desk.state.store, desk.limits.max_unfinished
+    if file_in(store, row.input_file_id, row.owner, "input_file_id").purpose != "batch":
+        raise HttpError("this file's purpose is not batch: upload the input with it", param="input_file_id")
     if store.count_unfinished(row.owner) >= most:
         message = f"{most} batches of yours are not over, and no more are taken: wait for one to end, or cancel one"
         raise TooManyBatchesError(message, headers={"retry-after": str(LONGEST_WAIT)})

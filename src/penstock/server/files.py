@@ -19,10 +19,10 @@ from starlette.types import Send
 
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_shelf import FILE_ID, Draft, StorageError, new_file_id, storage_error
-from penstock.server.batch_store import FileRow
+from penstock.server.batch_store import FileRow, Store
 from penstock.server.limits import BODY_RATE, BodyTooSlowError
 from penstock.server.refusals import HttpError
-from penstock.server.upload import Upload, UploadParser, receive, too_large
+from penstock.server.upload import Upload, UploadParser, one_more, receive, too_large
 from penstock.server.whole import JSON, PIECE
 
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
@@ -55,6 +55,12 @@ async def post_file(desk: Desk, request: Request, owner: str) -> Response:
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise too_large(most)
     parser = UploadParser(request.headers.get("content-type", ""), most)
+    with one_more(desk.state.uploads, owner, desk.limits.max_uploads):
+        return reply(file_object(await _take(desk, request, parser, owner)))
+
+
+async def _take(desk: Desk, request: Request, parser: UploadParser, owner: str) -> FileRow:
+    """Content and row of an upload, or nothing of it. Raises HttpError, StorageError."""
     state, file_id = desk.state, new_file_id()
     draft = await state.call(_draft, desk, file_id, owner)
     try:
@@ -66,7 +72,7 @@ async def post_file(desk: Desk, request: Request, owner: str) -> Response:
         await state.call(_land, desk, draft, row)
     finally:
         await asyncio.to_thread(draft.drop)
-    return reply(file_object(row))
+    return row
 
 
 # In the state's thread, which nobody stops amid these.
@@ -219,11 +225,14 @@ async def delete_file(desk: Desk, file_id: str, owner: str) -> Response:
     return reply({"id": file_id, "object": "file", "deleted": True})
 
 
-async def known_file(desk: Desk, file_id: str, owner: str, param: str = "file_id") -> FileRow:
+async def known_file(desk: Desk, file_id: str, owner: str) -> FileRow:
     """The row of a file. Raises NotFoundError."""
-    row = None
-    if FILE_ID.fullmatch(file_id) is not None:
-        row = await desk.state.call(desk.state.store.file, file_id, owner)
+    return await desk.state.call(file_in, desk.state.store, file_id, owner)
+
+
+def file_in(store: Store, file_id: str, owner: str, param: str = "file_id") -> FileRow:
+    """As known_file, in the state's thread."""
+    row = store.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
     if row is None:
         raise NotFoundError("there is no file of this id: GET /v1/files lists them", param=param)
     return row

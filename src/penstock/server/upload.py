@@ -5,7 +5,9 @@ It knows HTTP's form and the shelf's drafts; not what the fields mean. Parsing i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +15,19 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from penstock.server.batch_shelf import Draft
+from penstock.server.limits import TRY_AGAIN
 from penstock.server.refusals import BodyTooLargeError, HttpError
 
 MOST_PARTS = 16
 LONGEST_FIELD = 1024  # bytes of a part that is no file
 LONGEST_NAME = 255  # characters of a file's name that are kept
-WRITE_BYTES = 1 << 20
+WRITE_BYTES = 64 * 1024  # of a file that gather before they are written: about what a slow upload holds
+
+
+class TooManyUploadsError(HttpError):
+    """One owner has as many on their way in as the server lets anybody have."""
+
+    status, code = 429, "too_many_uploads"
 
 
 @dataclass(slots=True)
@@ -126,13 +135,27 @@ class UploadParser:
         self._over = True
 
 
+@contextlib.contextmanager
+def one_more(uploads: Counter[str], owner: str, most: int) -> Iterator[None]:
+    """Counts an upload as long as it is on its way: each holds memory, and its draft room on the disk. Raises
+    TooManyUploadsError."""
+    if uploads[owner] >= most:
+        message = f"{most} uploads of yours are on their way, and no more are taken at once: wait for one to end"
+        raise TooManyUploadsError(message, headers={"retry-after": str(TRY_AGAIN)})
+    uploads[owner] += 1
+    try:
+        yield
+    finally:
+        uploads[owner] -= 1
+
+
 async def receive(
     body: AsyncIterator[bytes],
     parser: UploadParser,
     draft: Draft,
     off_loop: Callable[[Callable[[bytes], None], bytes], Awaitable[None]],
 ) -> Upload:
-    """Reads a body to its end; the file's content goes into the draft a megabyte at a time. Raises HttpError."""
+    """Reads a body to its end; the file's content goes into the draft WRITE_BYTES at a time. Raises HttpError."""
     async for piece in body:
         parser.write(piece)
         if len(parser.pending) >= WRITE_BYTES:

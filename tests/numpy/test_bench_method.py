@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -274,8 +275,8 @@ def plan_of(kind: str, **more: float | int | None) -> Plan:
     return Plan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, "opens": 10.0, **more})  # type: ignore[arg-type]
 
 
-def prompts() -> list[Prompted]:
-    return [Prompted(b"%d" % number, 5, 7) for number in range(300_000)]
+def prompts() -> Iterator[Prompted]:
+    return (Prompted(b"%d" % number, 5, 7) for number in count())
 
 
 @pytest.mark.parametrize("rate", [0.5, 20.0, 3000.0])
@@ -299,17 +300,17 @@ def test_a_window_holds_as_many_arrivals_as_its_rate_says_and_is_a_poisson_proce
     rate: float, begin: float, length: float
 ) -> None:
     """Of a Poisson process given its count k: the times in the window are k independent uniform ones (so the count of
-    its first half is binomial, of variance k / 4), before and behind it counts are Poisson and gaps exponential."""
+    its first half is binomial, of variance k / 4), before and behind it counts are Poisson, and independent of it."""
     from scipy import stats
 
-    end, until, count = begin + length, begin + 3 * length, round(rate * length)
+    end, until, held = begin + length, begin + 3 * length, round(rate * length)
     runs = [arrivals(rate, begin, end, until, np.random.default_rng([seed, 2])) for seed in range(400)]
     windows = [times[(times >= begin) & (times < end)] for times in runs]
-    assert {len(each) for each in windows} == {count}
+    assert {len(each) for each in windows} == {held}
     places = np.concatenate([(each - begin) / length for each in windows])
     assert stats.kstest(places, "uniform").pvalue > 1e-4
     halves = np.array([(each < begin + length / 2).sum() for each in windows])
-    assert abs(halves.mean() - count / 2) < 4 * (count / 4 / 400) ** 0.5 and 0.7 < halves.var() / (count / 4) < 1.35
+    assert abs(halves.mean() - held / 2) < 4 * (held / 4 / 400) ** 0.5 and 0.7 < halves.var() / (held / 4) < 1.35
     for part, low, high in (("before", 0.0, begin), ("behind", end, until)):
         counts = np.array([((times >= low) & (times < high)).sum() for times in runs])
         expected = rate * (high - low)
@@ -334,26 +335,26 @@ def test_what_a_window_offers_hangs_on_no_luck() -> None:
 
 def test_the_load_of_each_kind() -> None:
     settings, known = Settings(), Known(alone=6.0, highest=4.0)
-    at_once = load_of(plan_of(SATURATION, requests=50, window=600.0), settings, None, iter(prompts()), 0)
+    at_once = load_of(plan_of(SATURATION, requests=50, window=600.0), settings, None, prompts(), 0)
     assert {ask.intended for ask in at_once.asks} == {0.0} and len(at_once.asks) == 50 and at_once.closed is None
     assert at_once.stall == at_once.stop_after == 600.0  # a queue may be silent until its turn
-    single = load_of(plan_of(SINGLE, requests=5, window=600.0), settings, None, iter(prompts()), 0)
+    single = load_of(plan_of(SINGLE, requests=5, window=600.0), settings, None, prompts(), 0)
     assert single.closed == 1 and len(single.asks) == 5 and all(math.isnan(ask.intended) for ask in single.asks)
-    opened = load_of(plan_of(OPEN, rate=8.0), settings, known, iter(prompts()), 0)
+    opened = load_of(plan_of(OPEN, rate=8.0), settings, known, prompts(), 0)
     assert opened.window == (10.0, 70.0) and opened.stop_after == 70.0 + 8 * 6.0
-    slow = load_of(plan_of(OPEN, rate=8.0), settings, Known(6.0, 4.0, loaded=80.0), iter(prompts()), 0)
+    slow = load_of(plan_of(OPEN, rate=8.0), settings, Known(6.0, 4.0, loaded=80.0), prompts(), 0)
     assert slow.stop_after == 70.0 + 1.25 * 80.0  # below the highest rate no request is cut for being one of many
     assert 8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2  # they go on arriving until the window's have ended
-    closed = load_of(plan_of(CLOSED, concurrency=4), settings, known, iter(prompts()), 0)
+    closed = load_of(plan_of(CLOSED, concurrency=4), settings, known, prompts(), 0)
     assert closed.closed == 4 and len(closed.asks) >= 4 / 6.0 * closed.stop_after
     assert len({ask.body for ask in opened.asks}) == len(opened.asks)
     assert {(ask.asked_prompt, ask.asked_output) for ask in opened.asks} == {(5, 7)}
-    assert warm_load(settings, iter(prompts())).stop_after == settings.warm_up
+    assert warm_load(settings, prompts()).stop_after == settings.warm_up
 
 
 def test_arrivals_come_from_the_seed_the_start_and_the_name() -> None:
     def times(seed: int, **more: int | str) -> list[float]:
-        load = load_of(plan_of(OPEN, rate=5.0, **more), Settings(), Known(1.0, 5.0), iter(prompts()), seed)  # type: ignore[arg-type]
+        load = load_of(plan_of(OPEN, rate=5.0, **more), Settings(), Known(1.0, 5.0), prompts(), seed)  # type: ignore[arg-type]
         return [ask.intended for ask in load.asks]
 
     assert times(1) == times(1)
@@ -362,7 +363,7 @@ def test_arrivals_come_from_the_seed_the_start_and_the_name() -> None:
 
 def test_a_point_of_too_many_requests_is_told_by_name() -> None:
     with pytest.raises(UsageError, match="open would be of"):
-        load_of(plan_of(OPEN, rate=50_000.0), Settings(), Known(1.0, 5.0), iter(prompts()), 0)
+        load_of(plan_of(OPEN, rate=50_000.0), Settings(), Known(1.0, 5.0), prompts(), 0)
 
 
 def test_the_method_in_a_record_is_what_was_done() -> None:

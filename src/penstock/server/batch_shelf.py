@@ -51,6 +51,10 @@ class Shelf:
             each.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder)
 
+    @property
+    def empty(self) -> bool:
+        return not any(any(each.iterdir()) for each in (self.files, self.batches))
+
     def path(self, file_id: str) -> Path:
         """Where a file's content lies."""
         if FILE_ID.fullmatch(file_id) is None:

@@ -36,8 +36,8 @@ class State:
         self._lock = _locked(folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-state")
         try:
-            self.store = Store(folder / "state.sqlite")
             self.shelf = Shelf(folder)
+            self.store = Store(folder / "state.sqlite", beside=not self.shelf.empty)
             self.shelf.sweep(*self.store.known())
         except (OSError, sqlite3.Error) as error:
             os.close(self._lock)

@@ -97,12 +97,18 @@ Row = TypeVar("Row", FileRow, BatchRow)
 class Store:
     """The database of one state folder. Every method is one transaction; sqlite3.Error goes through."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, beside: bool = False) -> None:
+        """beside: contents lie beside it already, so that a new database would know none of them. Raises UsageError."""
+        if beside and not (path.exists() and path.stat().st_size):
+            raise _lost(path)
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and beside:
+            self._db.close()
+            raise _lost(path)
         if version == 0:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
             version = VERSION
@@ -234,6 +240,14 @@ class Store:
         direction = "ASC" if order == "asc" else "DESC"
         statement = f"SELECT * FROM {table} WHERE {where} ORDER BY number {direction} LIMIT ?"
         return [_row(kind, row) for row in self._db.execute(statement, (*bound, limit))]
+
+
+def _lost(path: Path) -> UsageError:
+    return UsageError(
+        f"the state folder {path.parent} holds files or batches, and {path.name}, which knows them, is missing or "
+        "empty: put it back, or name another folder",
+        param="state_dir",
+    )
 
 
 def _row(kind: type[Row], row: sqlite3.Row) -> Row:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock import __version__
 from penstock.almanac.record import SAMPLE_ROWS, SCHEMA, Record
 
 Floats = npt.NDArray[np.float64]
@@ -88,8 +89,8 @@ def _record(
             "input": float(shape[0]), "output": float(shape[1]), "n": 64 if monkeys else 1,
             "temperature": 0.6 if monkeys else 0.0, "prompts": "ids",
         },
-        "client": {"penstock": "0.1.0", "command": "penstock bench run --suite almanac", "processes": 4, "seed": number,
-                   "ceiling_events": 120_000.0, "ceiling_requests": 9_000.0},
+        "client": {"penstock": __version__, "command": "penstock bench run --suite almanac", "processes": 4,
+                   "seed": number, "ceiling_events": 120_000.0, "ceiling_requests": 9_000.0},
         "method": {"warm_up": 10.0, "window": 60.0, "enough": KEPT, "starts": 1, "quantile": 0.95,
                    "goals": list(GOALS), "short": number % 11 == 0, "price_per_hour": 4.0 * gpus or 0.5},
         "points": points,
@@ -158,6 +159,7 @@ def _point(
     keep = np.sort(rng.choice(KEPT, min(rows, KEPT), replace=False))
     columns = {"first": first, "per_token": token, "end_to_end": end}
     spreads = {key: _spread(column[~failed]) for key, column in columns.items()}
+    least = max(30.0, 0.0 if kind == "saturation" else 2 * spreads["end_to_end"]["p95"]["value"])
     return {
         "name": name, "kind": kind, "rate": rate, "concurrency": users, "seconds": _short(seconds),
         "opens": None if kind == "saturation" else 10.0, "effective": KEPT / 2,
@@ -172,7 +174,8 @@ def _point(
         },
         "goals": [_goal(first, failed, goal, seconds) for goal in GOALS],
         "client": {"lag_p99": 0.002, "busy": 0.3, "headroom": 6.0, "late_p99": 0.001, "short": False},
-        "marks": [], "sample": {key: _sample(column, failed, keep) for key, column in columns.items()},
+        "marks": ["short window"] if _short(seconds) < least else [],
+        "sample": {key: _sample(column, failed, keep) for key, column in columns.items()},
     }  # fmt: skip
 
 

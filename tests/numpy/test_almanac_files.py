@@ -19,10 +19,10 @@ from made_records import made_records, write_records
 from made_samples import LOOK, open_loop, samples_of
 
 from penstock.almanac import collect
-from penstock.almanac.figures import crossing_of, point_of
+from penstock.almanac.figures import Kept, kept_of, point_of, sustained
 from penstock.almanac.possible import faults
 from penstock.almanac.reading import LARGEST, record_of
-from penstock.almanac.record import Record
+from penstock.almanac.record import FULL, Record
 from penstock.almanac.samples import Samples, join, read_parquet, write_parquet
 from penstock.almanac.validate import sense, validate
 from penstock.errors import RecordError, UsageError
@@ -141,12 +141,35 @@ def test_an_honest_overload_is_possible_and_a_miss(run: Path) -> None:
     (point,) = record.points
     assert (point.complete, point.outcomes) == (0, {"unfinished": 100})
     assert point.figures.request_rate is not None and point.figures.request_rate.value == pytest.approx(0.5)
-    assert crossing_of([(5.0, point.goals[1].share)], 0.95) == (None, 5.0)
+    assert kept_of([(sustained(point), point.goals[1])], 0.95) == Kept(None, None, 5.0, 5.0)
     for name, says in (("request_rate", "ended in the window"), ("output_rate", "tokens in the window")):
         forged = changed(told, f"points.0.figures.{name}", {"value": 1e6, "low": 1e6, "high": 1e6})
         forged["points"][0]["figures"]["total_rate"] = None
         line = refusal(forged)
         assert f"figures.{name}: 2e+07 " in line and says in line
+
+
+def test_failed_requests_are_marked(run: Path) -> None:
+    samples = open_loop(30.0, 40.0, name="open 30")
+    samples.outcome[np.flatnonzero(samples.window)[:20]] = "stalled"
+    told = with_point(run, samples, kind="open", rate=30.0, seconds=40.0, opens=10.0)
+    assert list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
+    assert "marks: 'failed requests' is missing" in refusal(changed(told, "points.0.marks", []))
+
+
+def test_a_client_that_was_short_may_lack_requests(run: Path) -> None:
+    """It sent half of what was planned and says so: what it never took up has no row."""
+    slow = changed(told_of(run), "points.0.rate", 60.0)
+    assert "but 60.0 a second for 40.0 s are 2400" in refusal(slow)
+    slow["points"][0]["client"]["short"] = True
+    slow["points"][0]["marks"].append("client short")
+    assert list(faults(record_of(json.dumps(slow).encode(), "honest.json"))) == []
+
+
+def test_a_short_run_is_one_by_the_methods_own_measure() -> None:
+    from penstock.bench.method import Settings
+
+    assert {name: getattr(Settings(), name) for name in FULL} == FULL
 
 
 def test_users_that_keep_in_step_are_possible(run: Path) -> None:
@@ -226,6 +249,17 @@ def test_hostile_fields(run: Path, path: str, value: Any, says: str) -> None:
     assert says in refusal(changed(told_of(run), path, value))
 
 
+@pytest.mark.parametrize("escaped", [True, False])
+def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path, escaped: bool) -> None:
+    for code in (*range(32), 0x7F, 0x80, 0x9F, 0x200B, 0x202E, 0xFEFF):
+        failure = {"point": None, "kind": "crashed", "message": "it did", "log": f"a{chr(code)}b"}
+        text = json.dumps({**told_of(run), "failures": [failure]}, ensure_ascii=escaped)
+        if chr(code) in "\n\t":
+            assert record_of(text.encode(), "good.json").failures[0].log == failure["log"]
+        else:
+            assert f"U+{code:04X}" in refusal(text)
+
+
 def test_an_infinity_by_overflow(run: Path) -> None:
     text = json.dumps(changed(told_of(run), "points.0.rate", 12345.0)).replace("12345.0", "1e999")
     assert "points.0.rate: Input should be a finite number" in refusal(text)
@@ -260,6 +294,12 @@ Rule = Callable[[Any], Any]
         ("points.0.client.short", True, "marks: 'client short' is missing"),
         ("points.0.client.lag_p99", 1.0, "client.short: is false, at a loop lag of 1.0 s"),
         ("points.0.client.headroom", 0.5, "client.short: is false, at a headroom of 0.5"),
+        ("points.0.client", lambda old: {**old, "headroom": None, "busy": 1.0}, "short: is false, at 1.0 of a core"),
+        ("points.0.client.late_p99", 10.0, "client.short: is false, at requests taken up 10.0 s late"),
+        ("points.0.effective", 99.0, "marks: 'few requests' is missing"),
+        ("points.1.marks", [], "marks: 'short window' is missing"),
+        ("method", lambda old: {**old, "short": False, "window": 5.0}, "method.short: is false, at window 5 where"),
+        ("method", lambda old: {**old, "short": False, "enough": 5}, "method.short: is false, at enough 5 where"),
         ("points.0.output_tokens", lambda old: old + 1, "output_tokens: "),
         ("points.0.prompt_tokens", lambda old: old * 2, "prompt_tokens: "),
         ("points.0.figures.output_rate.value", lambda old: old * 3, "lies outside of its interval"),
@@ -434,6 +474,23 @@ def test_a_forged_or_unfinished_run_is_not_added(run: Path, tmp_path: Path) -> N
     with pytest.raises(RecordError, match="raw: is missing"):
         collect.add(folder, root)
     assert not root.exists()
+
+
+def test_the_command_believes_no_points_without_raw_data(run: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from penstock.cli import app
+
+    told = told_of(run)
+    (tmp_path / "good.json").write_text(json.dumps(told))
+    (tmp_path / "bare.json").write_text(json.dumps({**told, "raw": None}))
+    (tmp_path / "broken.json").write_text(json.dumps({
+        **told, "raw": None, "points": [],
+        "failures": [{"point": None, "kind": "out of memory", "message": "no room", "log": ""}],
+    }))  # fmt: skip
+    said = CliRunner().invoke(app, ["almanac", "validate", str(tmp_path)])
+    assert said.exit_code == 1 and "2 of 3 records can be believed" in said.stdout
+    assert "bare.json: raw: is missing" in said.output and "good.json" not in said.output
 
 
 def test_one_bad_file_hides_no_good_one(tmp_path: Path) -> None:

@@ -286,16 +286,6 @@ def kept_of(line: Iterable[tuple[Sustained, Goal]], quantile: float) -> Kept:
     )
 
 
-def crossing_of(shares: Sequence[tuple[float, float]], quantile: float) -> tuple[float | None, float | None]:
-    """Of (rate, share) pairs: the highest rate that keeps the quantile, and the lowest above it that doesn't. None:
-    there is none. Shares fall as rates rise, so from the slowest rate that keeps it on the first that misses it holds,
-    whatever chance lets a faster one do."""
-    keeping = [rate for rate, share in shares if share >= quantile]
-    slowest = min(keeping, default=0.0)
-    fails = min((rate for rate, share in shares if share < quantile and rate > slowest), default=None)
-    return max((rate for rate in keeping if fails is None or rate < fails), default=None), fails
-
-
 def cost_of_request(price_per_hour: float, request_rate: float) -> float:
     """Dollars a request, where the machine costs so much an hour and serves so many a second."""
     return price_per_hour / 3600 / request_rate if request_rate > 0 else float("inf")

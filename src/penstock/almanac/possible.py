@@ -12,9 +12,10 @@ import datetime
 from collections.abc import Iterator
 from itertools import pairwise
 
+from penstock.almanac.figures import FAILED_SHARE, FEW, SHORT_WINDOW
 from penstock.almanac.intervals import Z
 from penstock.almanac.possible_sample import DEVIATIONS, NEAR, joint_rows, joint_shares
-from penstock.almanac.record import HEADROOM, LAG, Goal, Interval, Point, Record, Spread
+from penstock.almanac.record import BUSY, FULL, HEADROOM, LAG, LATE, LATE_SHARE, Goal, Interval, Point, Record, Spread
 from penstock.almanac.samples import OK, OUTCOMES
 from penstock.almanac.spreads import QUANTILES
 
@@ -51,6 +52,9 @@ def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
         yield "points: none, and no failure either: the record says nothing"
     if not 0 < record.method.quantile < 1:
         yield f"method.quantile: {record.method.quantile} is none: a share between 0 and 1"
+    for name, whole in FULL.items() if not record.method.short else ():
+        if (told := getattr(record.method, name)) < whole:
+            yield f"method.short: is false, at {name} {told:g} where the whole method has {whole:g}"
     names = [point.name for point in record.points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"points: {twice[0]} stands there twice"
@@ -109,7 +113,14 @@ def _lengths(point: Point, record: Record) -> Iterator[str]:
 
 
 def _marks(point: Point, record: Record) -> Iterator[str]:
+    """Those that follow from the record. Of several starts each has a part of the seconds, and nobody tells how many
+    there were at the point: then more windows are short than these."""
+    end = point.figures.end_to_end
+    longest = end.p95.value if end is not None and point.opens is not None else 0.0
     wanted = {
+        "few requests": point.effective is not None and point.effective < FEW,
+        "failed requests": (point.requests - point.complete) / max(point.requests, 1) > FAILED_SHARE,
+        "short window": point.seconds < max(SHORT_WINDOW, 2 * longest),
         "cached prompts": record.shape.kind == "exact" and point.cached_tokens > 0,
         "client short": point.client.short,
         "text prompts": record.shape.prompts == "text" and record.shape.kind == "exact",
@@ -118,11 +129,24 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
     for mark, holds in wanted.items():
         if holds and mark not in point.marks:
             yield f"marks: {mark!r} is missing"
-    look = point.client
-    if not look.short and look.lag_p99 > LAG:
+
+
+def _client(point: Point, record: Record) -> Iterator[str]:
+    """What no client may call good. How late it may be hangs on the median wait of all the point's requests; twice the
+    p99 of the window's is above that, where most of them were complete."""
+    look, waited = point.client, point.figures.first_token or point.figures.end_to_end
+    if look.short:
+        return
+    if look.lag_p99 > LAG:
         yield f"client.short: is false, at a loop lag of {look.lag_p99} s where {LAG} are the limit"
-    if not look.short and look.headroom is not None and look.headroom < HEADROOM:
+    if look.headroom is not None and look.headroom < HEADROOM:
         yield f"client.short: is false, at a headroom of {look.headroom} where {HEADROOM} are the least"
+    if look.headroom is None and look.busy > BUSY:
+        yield f"client.short: is false, at {look.busy} of a core where {BUSY} are the limit of one not calibrated"
+    if waited is not None and 2 * point.complete > point.requests:
+        most = max(LATE, LATE_SHARE * 2 * waited.p99.value)
+        if look.late_p99 > most:
+            yield f"client.short: is false, at requests taken up {look.late_p99} s late where {most:.4g} are the most"
 
 
 # --- a point: figures
@@ -220,11 +244,12 @@ def _steady_rates(point: Point, record: Record) -> Iterator[str]:
 
 
 def _arrived(point: Point, record: Record) -> Iterator[str]:
-    """An open loop issues what its rate says, give or take chance; and no more can end in a window, or write tokens
-    there, than were issued in it or in flight when it opened."""
+    """An open loop issues what its rate says, give or take chance (of a client that was short less, for what it never
+    took up has no row); and no more can end in a window, or write tokens there, than were issued in it or in flight
+    when it opened."""
     if point.opens is None or point.seconds <= 0:
         return
-    if point.kind == "open" and point.rate:
+    if point.kind == "open" and point.rate and not point.client.short:
         planned = point.rate * point.seconds
         if abs(point.requests - planned) > DEVIATIONS * planned**0.5 + 3:
             yield f"requests: {point.requests}, but {point.rate} a second for {point.seconds} s are {planned:.6g}"
@@ -281,5 +306,5 @@ def _least_width(share: float, requests: int) -> float:
 
 
 RULES = (
-    _counts, _marks, _ends, _order, _whole_rates, _steady_rates, _arrived, _goals, joint_rows, joint_shares,
+    _counts, _marks, _client, _ends, _order, _whole_rates, _steady_rates, _arrived, _goals, joint_rows, joint_shares,
 )  # most basic first  # fmt: skip

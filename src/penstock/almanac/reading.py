@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ DEEPEST = 12  # levels of lists and objects; the form has 7
 _SHOWN = 80  # characters of somebody's text in a message
 # Marks that turn or hide the text around them; separators that some readers take for a new line.
 _HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
+# What alone can put one of these or a control character into ASCII: JSON takes no other as it is.
+_SIGNS = (b"\\u", b"\\b", b"\\f", b"\\r", b"\x7f")
+_NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 def read_record(path: Path) -> Record:
@@ -49,9 +52,10 @@ def record_of(content: bytes, name: str) -> Record:
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         raise RecordError(f"{name}: {'nested too deeply' if deep else one_line(str(error))}") from error
-    for where, text in _texts(told, ""):
-        if fault := _hostile(text):
-            raise RecordError(f"{name}: {where}: holds {fault}")
+    if not content.isascii() or any(sign in content for sign in _SIGNS):
+        for where, text in _texts(told, ""):
+            if fault := _hostile(text):
+                raise RecordError(f"{name}: {where}: holds {fault}")
     try:
         return Record.model_validate(told)
     except ValidationError as error:
@@ -94,7 +98,8 @@ def _depth(told: Any) -> None:
         if level > DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} levels deep")
         inner = (each.values() if isinstance(each, dict) else each for each in below if isinstance(each, (dict, list)))
-        below = [value for values in inner for value in values if isinstance(value, (dict, list))]
+        holding = (values for values in inner if not _numbers(values))
+        below = [value for values in holding for value in values if isinstance(value, (dict, list))]
 
 
 def _texts(told: Any, where: str) -> Iterator[tuple[str, str]]:
@@ -105,10 +110,14 @@ def _texts(told: Any, where: str) -> Iterator[tuple[str, str]]:
         for key, value in told.items():
             yield where or "the file", key
             yield from _texts(value, f"{where}.{one_line(key, 40)}" if where else one_line(key, 40))
-    elif isinstance(told, list):
+    elif isinstance(told, list) and not _numbers(told):
         for number, value in enumerate(told):
-            if isinstance(value, (str, dict, list)):
-                yield from _texts(value, f"{where}.{number}")
+            yield from _texts(value, f"{where}.{number}")
+
+
+def _numbers(values: Iterable[Any]) -> bool:
+    """Whether nothing else is among them; a sample's columns are most of a record."""
+    return _NUMBERS.issuperset(map(type, values))
 
 
 def _hostile(text: str) -> str | None:

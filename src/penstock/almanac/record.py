@@ -21,6 +21,10 @@ SCHEMA = "penstock-almanac/1"
 SAMPLE_ROWS = 500
 LAG = 0.005  # seconds: a client whose loop ticks later than this at p99 was short
 HEADROOM = 2.0  # of a calibrated client: with less it was short
+BUSY = 0.5  # of one that was not calibrated: the share of a core that stands for a headroom of 2
+LATE = 0.005  # seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
+LATE_SHARE = 0.05
+FULL = {"warm_up": 10.0, "window": 60.0, "enough": 1000}  # the whole method's: a run with less of one is a short one
 
 Word = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:+@,()/=-]*$")]
 Line = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -188,7 +192,7 @@ class Point(Form):
 
     name: Word
     kind: Literal["saturation", "single", "open", "closed"]
-    rate: Rate | None = None  # offered requests a second
+    rate: Rate | None = None  # of the plan, requests a second; what was offered: figures.sustained
     concurrency: Count | None = None
     seconds: Time  # of the window, all starts together
     opens: Time | None = None  # when it opened in each start; None: it ran from the first send to the last end

@@ -15,16 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.almanac.record import HEADROOM, LAG, Look
+from penstock.almanac.record import BUSY, HEADROOM, LAG, LATE, LATE_SHARE, Look
 from penstock.almanac.samples import Samples, from_lists
 from penstock.bench.processes import Clients
 from penstock.bench.target import Target
 from penstock.bench.wire import News, Part, Spec
 from penstock.errors import UsageError
 
-LATE = 0.005  # seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
-LATE_SHARE = 0.05
-BUSY = 0.5  # where no ceiling is known: the share of a core that stands for a headroom of 2
 OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
 
 

@@ -52,12 +52,13 @@ class KeySet:
         return self._size
 
     def __contains__(self, key: Key) -> bool:
-        return self._table[self._place(_hash(key))] != 0
+        table = self._table
+        return table[_place(table, _hash(key))] != 0
 
     def add(self, key: Key) -> bool:
-        """Adds a key; False when it was there."""
+        """Adds a key; False when it was there. For one thread; others may ask for keys meanwhile."""
         code = _hash(key)
-        place = self._place(code)
+        place = _place(self._table, code)
         if self._table[place]:
             return False
         self._table[place] = code
@@ -66,19 +67,18 @@ class KeySet:
             self._grow()
         return True
 
-    def _place(self, code: int) -> int:
-        mask = len(self._table) - 1
-        place = code & mask
-        while self._table[place] not in (0, code):
-            place = (place + 1) & mask
-        return place
-
     def _grow(self) -> None:
-        old = self._table
-        self._table = array("Q", bytes(16 * len(old)))
-        for code in old:
-            if code:
-                self._table[self._place(code)] = code
+        grown = array("Q", bytes(16 * len(self._table)))
+        for code in filter(None, self._table):
+            grown[_place(grown, code)] = code
+        self._table = grown  # whole, at once: who asks in another thread misses no key
+
+
+def _place(table: array[int], code: int) -> int:
+    place = code & (mask := len(table) - 1)
+    while table[place] not in (0, code):
+        place = (place + 1) & mask
+    return place
 
 
 @dataclass(slots=True)

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
+import pytest
 from openai import OpenAI
 from server_fake import Running, running_server
 
+from penstock import journal
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_lines import BatchLimits
 from penstock.server.batch_state import opened
@@ -81,6 +85,31 @@ def batching(
             yield Batching(running, made[0])
         finally:
             running.on_loop(made[0].end())
+
+
+class StuckDisk:
+    """A disk that doesn't answer where a batch's rows are written, until `going` is set. writers: threads that wait."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writing, self.going = threading.Event(), threading.Event()
+        self.writers: set[int] = set()
+        self._plain = journal._write
+        monkeypatch.setattr(journal, "_write", self._write)
+
+    def _write(self, file: BinaryIO, data: bytes) -> None:
+        if b"custom_id" in data:
+            self.writers.add(threading.get_ident())
+            self.writing.set()
+            assert self.going.wait(60)
+        self._plain(file, data)
+
+
+def deaths(folder: Path, batch_id: str) -> tuple[int, str | None, int]:
+    """What a batch remembers of engines that died: how many, the line that ran alone then, and how often it did."""
+    with contextlib.closing(sqlite3.connect(folder / "state.sqlite")) as database:
+        asked = "SELECT deaths, suspect, suspect_deaths FROM batches WHERE id = ?"
+        count, suspect, times = database.execute(asked, (batch_id,)).fetchone()
+        return count, suspect, times
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:

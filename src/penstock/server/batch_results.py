@@ -2,18 +2,20 @@
 
 A line's key is its custom_id; where it has none of its own, its number: as a JSON value no custom_id can be that. The
 journals' data files hold the very lines that clients fetch in the end, so finishing is giving them a name. It knows the
-lines' shape and the journal; no engine, no database. Everything here blocks: it is called in a thread.
+lines' shape and the journal; no engine, no database. Everything here blocks: it is called in threads.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from penstock.errors import JournalError
 from penstock.journal import Journal
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
@@ -74,9 +76,14 @@ def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
 
 
 class Results:
-    """Opens where a killed server left off. Raises JournalError, CapacityError."""
+    """Opens where a killed server left off. Raises JournalError, CapacityError.
+
+    Threads write and close, one at a time: a batch may be stopped while one of them still waits for the disk. What is
+    brought after the end is refused, since nobody would ever write it.
+    """
 
     def __init__(self, folder: Path, batch_id: str) -> None:
+        self._turn, self._closed = threading.Lock(), False
         self._output = Journal(folder / OUTPUT, {"batch": batch_id, "holds": "output"})
         try:
             self._errors = Journal(folder / ERRORS, {"batch": batch_id, "holds": "errors"})
@@ -86,22 +93,28 @@ class Results:
         self.completed, self.failed = len(self._output), len(self._errors)
 
     def has(self, key: str | int) -> bool:
+        """While another thread writes, too."""
         return key in self._output or key in self._errors
 
     def put(self, outcomes: Sequence[Outcome | Unrun]) -> None:
         """Brings outcomes to the disk, and counts them then. Called again with the same ones after an error, it goes
         on: none is written twice. Raises JournalError, CapacityError."""
-        for outcome in outcomes:
-            journal = self._output if outcome.good else self._errors
-            if outcome.key not in journal:
-                journal.add_json(outcome.key, outcome.line())
-        for journal in (self._output, self._errors):
-            journal.commit()
-        self.completed, self.failed = len(self._output), len(self._errors)
+        with self._turn:
+            if self._closed:
+                raise JournalError("the results are closed: these outcomes came too late, and are computed again")
+            for outcome in outcomes:
+                journal = self._output if outcome.good else self._errors
+                if outcome.key not in journal:
+                    journal.add_json(outcome.key, outcome.line())
+            for journal in (self._output, self._errors):
+                journal.commit()
+            self.completed, self.failed = len(self._output), len(self._errors)
 
     def close(self) -> None:
-        """Raises as put."""
-        try:
-            self._output.close()
-        finally:
-            self._errors.close()
+        """Behind whoever writes. Raises as put."""
+        with self._turn:
+            self._closed = True
+            try:
+                self._output.close()
+            finally:
+                self._errors.close()

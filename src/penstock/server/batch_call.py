@@ -10,7 +10,10 @@ import asyncio
 import secrets
 import sys
 import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.errors import EngineError, PenstockError
 from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
@@ -22,13 +25,22 @@ from penstock.server.refusals import ShuttingDownError, TooLateError, body_of, e
 from penstock.server.running import Running
 from penstock.server.service import Service
 from penstock.server.translate import Call, chat_call, completion_call
+from penstock.server.whole import AnswerTooLargeError, Wholes
+
+TOKENISED_AT_ONCE = 2  # lines of all batches, off the loop: a text of 32 MiB makes some hundred megabytes of ids
+# What ends a task or the process. All else is a fault of what was done: a library in Rust that panics raises a
+# BaseException that is no Exception, and would end nothing and be heard by nobody.
+NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+
+Result = TypeVar("Result")
 
 
 class LineCall:
-    """A line that is ready for the engine."""
+    """A line that is ready for the engine. submitted: whether the engine has had it, since the last `outcome` began."""
 
-    def __init__(self, caller: Caller, line: Line, call: Call, answer: Answer) -> None:
+    def __init__(self, caller: Caller, line: Line, call: Call, answer: type[Answer]) -> None:
         self._caller, self._line, self._call, self._answer = caller, line, call, answer
+        self.submitted = False
 
     @property
     def custom_id(self) -> str:
@@ -43,22 +55,30 @@ class LineCall:
         """Bytes of the line's body."""
         return len(self._line.body)
 
-    async def outcome(self) -> Outcome:
-        """Runs it. Raises EngineError where the engine died, ShuttingDownError where the server ends: then the line
-        has had no outcome. Every other fault is the line's own."""
-        service = self._caller.service
+    async def outcome(self, *, alone: bool) -> Outcome | None:
+        """Runs it. None where there is no room for its answer beside others': it can be run again. alone: there are no
+        others, so an answer without room is too large. Raises EngineError where the engine died, ShuttingDownError
+        where the server ends: then the line has had no outcome. Every other fault is the line's own."""
+        caller, service, call = self._caller, self._caller.service, self._call
+        self.submitted = False
         try:
-            running = Running(service, self._call, background=True)
+            answer = self._answer(call, service.model, service.spellings)
+            running = Running(service, call, background=True)
+            self.submitted = True
             try:
-                async with asyncio.timeout(self._call.timeout):
-                    body = b"".join(await whole(service, running, self._answer))
+                async with asyncio.timeout(call.timeout):
+                    body = b"".join(await whole(service, running, answer, caller.wholes))
             finally:
                 running.cancel()
+        except NO_FAULTS:
+            raise
         except TimeoutError:  # the engine gives none: it is the line's own timeout
-            return self._caller.failed(self._line, TooLateError())
-        except Exception as error:  # noqa: BLE001 - a line that raises ends alone
-            return self._caller.failed(self._line, error)
-        return Outcome(self._line.custom_id, 200, self._answer.id, body)
+            return caller.failed(self._line, TooLateError())
+        except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
+            if isinstance(error, AnswerTooLargeError) and not alone:
+                return None
+            return caller.failed(self._line, error)
+        return Outcome(self._line.custom_id, 200, answer.id, body)
 
 
 def outcome_of_killer(custom_id: str) -> Outcome:
@@ -80,34 +100,43 @@ def outcome_of_cancelled(custom_id: str) -> Unrun:
 
 
 class Caller:
-    """Makes calls of lines."""
+    """Makes calls of lines. wholes: their answers, from the first sample's end until they are on the disk; they have as
+    much room as online ones have, and of their own, so that neither costs the others theirs."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.wholes = Wholes(service.wholes.most)
+        self._threads = ThreadPoolExecutor(TOKENISED_AT_ONCE, "penstock-batch")  # the end waits for none, as service's
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
     async def prepare(self, line: Line, owner: str) -> LineCall | Outcome:
         """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
         LineCall.outcome."""
         service, client = self.service, self.service.client
-        answer: Answer
+        answer: type[Answer] = ChatAnswer
         try:
             form = line.form()
             service.check_model(form.model)
             if isinstance(form, CompletionForm):
-                call = await completion_call(form, client.facts, client.tokenizer, service.aside)
-                answer = CompletionAnswer(call, service.model, service.spellings)
+                call = await completion_call(form, client.facts, client.tokenizer, self._aside)
+                answer = CompletionAnswer
             else:
-                call = await chat_call(form, client.facts, client.tokenizer, service.aside)
-                answer = ChatAnswer(call, service.model, service.spellings)
+                call = await chat_call(form, client.facts, client.tokenizer, self._aside)
             call.tenant = service.tenant_of(owner)
             if call.logprobs is not None:
-                await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
-        except Exception as error:  # noqa: BLE001 - as above
+                await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=answer is ChatAnswer)
+        except NO_FAULTS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as above
             return self.failed(line, error)
         return LineCall(self, line, call, answer)
 
-    def failed(self, line: Line, error: Exception) -> Outcome:
+    def _aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Long work, in threads of lines alone: so few that their ids fit into memory, and that online texts find
+        theirs free."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def failed(self, line: Line, error: BaseException) -> Outcome:
         """The outcome of a line that ended in an error; those of the engine and the server are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
@@ -118,7 +147,7 @@ class Caller:
         body = error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
         return Outcome(line.custom_id, 500, request_id, body)
 
-    def _tell(self, error: Exception, request_id: str) -> None:
+    def _tell(self, error: BaseException, request_id: str) -> None:
         """A batch may meet the same fault 50,000 times."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = (last.filename, last.lineno or 0)

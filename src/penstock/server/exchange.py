@@ -26,7 +26,7 @@ from penstock.server.running import ClientGoneError, Running, until_gone
 from penstock.server.service import NO_TENANT, Service
 from penstock.server.spelling import Spellings
 from penstock.server.translate import Call, chat_call, completion_call, size_of
-from penstock.server.whole import JSON, PIECE, Whole
+from penstock.server.whole import JSON, PIECE, Whole, Wholes
 
 if TYPE_CHECKING:
     from penstock.engine.open import EngineFacts
@@ -88,12 +88,13 @@ class EventStream(Response):
         return self._answer.usage_event(self._answer.usage(running.account.made, running.cached)) + DONE
 
 
-async def whole(service: Service, running: Running, answer: Answer) -> list[bytes]:
-    """The body in pieces. A choice becomes bytes when its sample ends, so that little is left to do at the last end.
-    Raises PenstockError; AnswerTooLargeError where there is no room for what is there of it."""
+async def whole(service: Service, running: Running, answer: Answer, wholes: Wholes | None = None) -> list[bytes]:
+    """The body in pieces, counted among `wholes`, or the service's. A choice becomes bytes when its sample ends, so
+    that little is left to do at the last end. Raises PenstockError; AnswerTooLargeError where there is no room for what
+    is there of it."""
     n, pace = running.call.sampling.n, service.pace
     likely = 1 + (running.call.logprobs or 0)
-    with service.wholes.hold([b""] * running.call.choices) as held:
+    with (wholes or service.wholes).hold([b""] * running.call.choices) as held:
         async for step in running.steps():
             for at, deltas in step:
                 positions = running.streams[at].prompt_logprobs

@@ -94,13 +94,16 @@ class Held:
 
 
 class Wholes:
-    """All whole bodies of this process: being written, or on their way. Past `most` bytes the largest is given up, so
-    that one that asks for too much, or reads too slowly, costs itself and not the others."""
+    """Whole bodies: being written, or on their way. Past `most` bytes the largest is given up, so that one that asks
+    for too much, or reads too slowly, costs itself and not the others. What is kept is done, and never given up: others
+    that are being written are, for it."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.bytes = 0
+        self.bytes = 0  # of all
+        self.kept = 0  # of those that are kept
         self._held: set[Held] = set()
+        self._less_kept = asyncio.Event()
 
     def hold(self, pieces: list[bytes]) -> Held:
         """For a `with`; the list is the holder's from here on."""
@@ -109,15 +112,37 @@ class Wholes:
     def add(self, held: Held, size: int) -> None:
         self._held.add(held)
         held.bytes += size
-        self.bytes += size
-        while self.bytes > self.most:
-            max(self._held, key=lambda each: each.bytes).give_up()
+        self._count(size)
 
     def remove(self, held: Held) -> None:
         """Idempotent."""
         self.bytes -= held.bytes
         held.bytes = 0
         self._held.discard(held)
+
+    def keep(self, size: int) -> None:
+        """Counts a body that is done, until it is let go."""
+        self.kept += size
+        self._count(size)
+
+    def let_go(self, size: int) -> None:
+        self.kept -= size
+        self.bytes -= size
+        self._less_kept.set()
+
+    async def until_kept(self, most: int) -> None:
+        """Waits until no more than so many bytes are kept."""
+        while self.kept > most:
+            self._less_kept.clear()
+            await self._less_kept.wait()
+
+    def _count(self, size: int) -> None:
+        self.bytes += size
+        while self.bytes > self.most:
+            largest = max(self._held, key=lambda each: each.bytes, default=None)
+            if largest is None or not largest.bytes:  # all of it is kept
+                return
+            largest.give_up()
 
 
 class Whole(Response):

@@ -1,18 +1,21 @@
-"""What one owner may leave here: unfinished batches, files; and how much of lines of many samples is at the engine."""
+"""What one owner may leave here: batches, files, uploads, errors; and how much of lines of many samples is at work."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
+from penstock.server.batch_end import FEW, few_of, listed
 from penstock.server.batch_lines import BatchLimits
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
@@ -157,6 +160,60 @@ def test_uploads_at_once_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> No
             mine.files.create(file=("in", b"x"), purpose="batch")
         server.running.wait_for(lambda: not sum(server.desk.state.uploads.values()))
         assert len(list(mine.files.list())) == len(list(other.files.list())) == 1
+
+
+def test_batches_of_an_owner_that_are_over_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, BatchLimits(max_over=2)) as server:
+        server.running.hold(True)
+        held = server.submit(jsonl([line("a")]))
+        bad = server.upload(jsonl([line("a", n=0)]))
+        ids = [server.until_over(create(server.openai, bad)).id for _ in range(2)]
+        (tmp_path / "batches" / ids[0]).mkdir()  # as one leaves it that failed by a fault
+        ids += [server.until_over(create(server.openai, bad)).id for _ in range(2)]
+        assert [batch.id for batch in server.openai.batches.list()] == [*ids[:0:-1], held]
+        with pytest.raises(openai.NotFoundError):
+            server.openai.batches.retrieve(ids[0])
+        assert not (tmp_path / "batches" / ids[0]).exists()
+        assert server.openai.files.retrieve(bad).id == bad, "files stay"
+        server.running.hold(False)
+        assert server.until_over(held).status == "completed"
+
+
+def bad_lines(count: int) -> bytes:
+    return jsonl([line("good"), *(line(str(number), n=0) for number in range(count))])
+
+
+def test_a_list_tells_a_few_errors_of_each(server: Batching) -> None:
+    ids = {count: server.submit(bad_lines(count)) for count in (FEW, 3 * FEW)}
+    whole = {count: server.until_over(batch_id).errors.data for count, batch_id in ids.items()}
+    assert [len(errors) for errors in whole.values()] == [FEW, 3 * FEW]
+    page: list[Any] = list(server.openai.batches.list())
+    *many, last = page[0].errors.data
+    assert page[1].errors.data == whole[FEW] and many == whole[3 * FEW][:FEW]
+    assert last.code == "more_errors" and ids[3 * FEW] in last.message
+
+
+def test_a_list_of_errors_is_read_from_whatever_its_beginning_is() -> None:
+    errors = [{"code": "x", "line": at, "message": 'a "]},{" \u2028 \U0001f600', "param": None} for at in range(4)]
+    whole = listed(errors)
+    seen = []
+    for size in range(len('{"object":"list","data":['), len(whole) + 1):
+        found = json.loads(few_of(whole[:size], "batch_x"))["data"]
+        told = [error for error in found if error["code"] == "x"]
+        assert told == errors[: len(told)]
+        complete = size >= len(whole) - 1  # of its last two signs the first says that it ends
+        assert [error["code"] for error in found[len(told) :]] == ([] if complete else ["more_errors"])
+        seen.append(len(told))
+    assert seen == sorted(seen) and set(seen) == {0, 1, 2, 3, 4}
+
+
+def test_a_batchs_errors_are_bounded_in_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, BatchLimits(max_error_bytes=2_000)) as server:
+        errors = server.until_over(server.submit(bad_lines(100))).errors.data
+        *told, last = errors
+        assert 5 < len(told) < 2_000 // 40 and [error.line for error in told] == list(range(2, 2 + len(told)))
+        assert last.code == "more_errors" and last.line == 2 + len(told)
+        assert last.message == f"more lines are bad, {100 - len(told)} of them: {2 + len(told)}-101"
 
 
 def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,18 +1,135 @@
-"""The store by itself: which folder can be no new one."""
+"""The store by itself: which batches go when, what a request reads of the tables, which folder can be no new one."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.errors import UsageError
+from penstock.server import batch_store
 from penstock.server.batch_shelf import new_batch_id, new_file_id
 from penstock.server.batch_state import State
-from penstock.server.batch_store import BatchRow, FileRow
+from penstock.server.batch_store import AT_ONCE, HEAD, BatchRow, FileRow, Store, encoded
+
+INPUT = new_file_id()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "state.sqlite")
+    yield made
+    made.close()
+
+
+def add(store: Store, owner: str = "one", status: str | None = None) -> str:
+    """A batch; with a status, one that got there."""
+    batch_id = new_batch_id()
+    row = BatchRow(id=batch_id, owner=owner, created_at=1, endpoint="/v1/completions", input_file_id=INPUT)
+    store.add_batch(row)
+    if status is not None:
+        assert store.move(batch_id, ("validating",), status)
+    return batch_id
+
+
+def ids(store: Store, owner: str = "one") -> list[str]:
+    return [row.id for row in store.list_batches(owner, None, 1_000)]
+
+
+def test_what_ended_first_goes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((50, 20, 40, 10, 30))
+    made = [add(store) for _ in range(5)]
+    going, theirs = add(store, status="in_progress"), [add(store, "two", "completed") for _ in range(3)]
+    monkeypatch.setattr(batch_store, "time", SimpleNamespace(time=lambda: next(clock)))
+    for batch_id, status in zip(made, ("completed", "failed", "cancelled", "completed", "failed"), strict=True):
+        assert store.move(batch_id, ("validating",), status)
+    assert store.remove_over("one", 5) == [] and store.remove_over("nobody", 0) == []
+    assert store.remove_over("one", 3) == [made[3], made[1]]
+    assert store.remove_over("one", 3) == []
+    assert ids(store) == [going, made[4], made[2], made[0]] and ids(store, "two") == theirs[::-1]
+    assert store.count_unfinished("one") == 1 and store.user_of(INPUT) == going
+
+
+def test_many_go_some_at_a_time(store: Store) -> None:
+    made = [add(store, status="failed") for _ in range(AT_ONCE + 30)]
+    assert store.remove_over("one", 10) == made[:AT_ONCE]
+    assert store.remove_over("one", 10) == made[AT_ONCE:-10] and ids(store) == made[:-11:-1]
+
+
+def test_a_page_has_the_beginning_of_errors(store: Store) -> None:
+    few, many = add(store), add(store)
+    store.note(few, errors=encoded("x" * 10))
+    store.note(many, errors=encoded("x" * HEAD))
+    assert [row.errors for row in store.list_batches("one", None, 9)] == ['"' + "x" * (HEAD - 1), '"' + "x" * 10 + '"']
+    row = store.batch(many)
+    assert row is not None and row.errors == encoded("x" * HEAD)
+
+
+class Planned:
+    """A database that says how it would do what it is asked."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self.plans: list[tuple[str, str]] = []
+
+    def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
+        if statement.startswith(("SELECT", "UPDATE", "DELETE")):
+            plan = self._database.execute(f"EXPLAIN QUERY PLAN {statement}", values)
+            self.plans += [(statement, row["detail"]) for row in plan]
+        return self._database.execute(statement, values)
+
+
+def test_no_request_reads_a_whole_table(store: Store) -> None:
+    """Nor sorts what it has read: one thread does all that is asked of the store."""
+    over = add(store, status="completed")
+    plain = store._db
+    planned = Planned(plain)
+    store._db = planned  # type: ignore[assignment]
+    store.count_files("one")
+    store.file(INPUT, "one")
+    store.list_files("one", None, INPUT, 10, "desc")
+    store.list_files("one", "batch", None, 10, "asc")
+    store.user_of(INPUT)
+    store.count_unfinished("one")
+    store.list_batches("one", over, 10)
+    store.list_batches("one", None, 10)
+    store.move(over, ("completed",), "completed")
+    store.note(over, errors="{}")
+    store.batch(over, "one")
+    assert store.remove_over("one", 0) == [over]
+    store.remove_file(INPUT, "one")
+    store._db = plain
+    assert len(planned.plans) >= 14
+    for statement, how in planned.plans:
+        assert not how.startswith("SCAN ") and "TEMP B-TREE" not in how, (statement, how)
+
+
+def test_tables_of_the_version_before_get_their_indices(tmp_path: Path) -> None:
+    def indices(database: sqlite3.Connection) -> set[str]:
+        found = database.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
+        return {str(row[0]) for row in found}
+
+    path = tmp_path / "state.sqlite"
+    store = Store(path)
+    batch_id = add(store)
+    store.close()
+    database = sqlite3.connect(path)
+    new = indices(database)
+    for name in new - {"batches_status"}:
+        database.execute(f"DROP INDEX {name}")
+    database.execute("PRAGMA user_version = 2")
+    database.close()
+    store = Store(path)
+    assert indices(store._db) == new and len(new) == 6 and ids(store) == [batch_id]
+    store.close()
+
+
+# -- a folder without its database
 
 
 def _missing(path: Path) -> None:
@@ -36,16 +153,13 @@ def _never_written(path: Path) -> None:
 def test_contents_without_their_database_are_left_alone(tmp_path: Path, kind: str, harm: Any) -> None:
     folder = tmp_path / "state"
     state = State(folder)
-    file_id, batch_id = new_file_id(), new_batch_id()
+    file_id, batch_id = new_file_id(), add(state.store)
     if kind == "files":
         state.shelf.path(file_id).write_bytes(b"kept")
         state.store.add_file(
             FileRow(id=file_id, owner="", created_at=1, filename="a", purpose="batch", bytes=len(b"kept"))
         )
     else:
-        state.store.add_batch(
-            BatchRow(id=batch_id, owner="", created_at=1, endpoint="/v1/completions", input_file_id=file_id)
-        )
         (state.shelf.batch_folder(batch_id) / "output.jsonl").write_bytes(b"kept")
     state.close()
     path = folder / "state.sqlite"

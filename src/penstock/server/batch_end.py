@@ -16,6 +16,8 @@ from penstock.server.batch_shelf import Shelf, new_file_id
 from penstock.server.batch_store import BatchRow, FileRow, encoded
 
 NO_FILES: dict[str, Any] = {"output_file_id": None, "error_file_id": None}
+FEW = 10  # errors of one batch that a list of batches tells
+_OPENING = '{"object":"list","data":['  # of what `listed` gives
 
 
 def adopted(shelf: Shelf, row: BatchRow) -> list[FileRow]:
@@ -49,6 +51,22 @@ def with_fault(errors: str | None, code: str, message: str) -> str:
     """As listed: one error of the whole batch before those of its lines."""
     earlier = [] if errors is None else json.loads(errors)["data"]
     return listed([{"code": code, "line": None, "message": message, "param": None}, *earlier])
+
+
+def few_of(head: str, batch_id: str) -> str:
+    """Of a list of errors, whose beginning this is, the first; then, where it has more, where all are told."""
+    found: list[Any] = []
+    at = len(_OPENING) - 1  # the sign before the next one
+    while len(found) < FEW and head[at : at + 1] != "]":
+        try:
+            error, at = json.JSONDecoder().raw_decode(head, at + 1)
+        except ValueError:  # here the beginning ends
+            break
+        found.append(error)
+    if head[at : at + 1] != "]":
+        message = f"a list of batches tells the first errors of each: GET /v1/batches/{batch_id} has them all"
+        found.append({"code": "more_errors", "line": None, "message": message, "param": None})
+    return listed(found)
 
 
 def _file(row: BatchRow, file_id: str, name: str, size: int) -> FileRow:

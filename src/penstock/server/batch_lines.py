@@ -12,6 +12,7 @@ Source of the form: OpenAI's "Batch API" guide.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -43,14 +44,17 @@ _BOM = b"\xef\xbb\xbf"
 class BatchLimits:
     """Of one input file, and of one owner (a key's name). max_line_bytes: also what a body over HTTP may have, by
     limits.Limits' default. max_unfinished: an owner's batches that aren't over; each is taken up at every start.
-    max_files: what an owner keeps, results among them: as many as one page lists. max_uploads: an owner's at once."""
+    max_files: what an owner keeps, results among them: as many as one page lists. max_over: an owner's batches that are
+    over; of more those that ended first are forgotten, and their files stay. max_uploads: an owner's at once."""
 
     max_lines: int = 50_000
     max_file_bytes: int = 200_000_000
     max_line_bytes: int = 32 * 1024 * 1024
     max_errors: int = 1_000  # told in full; of those beyond, the numbers alone
+    max_error_bytes: int = 256 * 1024  # of those told in full, about
     max_unfinished: int = 1_000
     max_files: int = 10_000
+    max_over: int = 10_000
     max_uploads: int = 64
 
 
@@ -250,6 +254,7 @@ async def verdicts(path: Path, check: Check, limits: BatchLimits) -> AsyncIterat
 async def survey(path: Path, check: Check, limits: BatchLimits) -> Survey:
     """Judges every line. Raises OSError."""
     found = Survey()
+    told_bytes = 0
     beyond = LineNumbers()  # bad lines past those told in full
     async for number, verdict in verdicts(path, check, limits):
         found.lines += 1
@@ -258,8 +263,9 @@ async def survey(path: Path, check: Check, limits: BatchLimits) -> Survey:
             return Survey(errors=[_error(LineError(message, code="too_many_requests"), None)])
         if isinstance(verdict, Line):
             found.good += 1
-        elif len(found.errors) < limits.max_errors:
+        elif len(found.errors) < limits.max_errors and told_bytes < limits.max_error_bytes:
             found.errors.append(_error(verdict, number))
+            told_bytes += len(json.dumps(found.errors[-1]))
         else:
             beyond.add(number)
     if not found.lines:

@@ -16,9 +16,12 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-VERSION = 2  # of the tables, kept in the database
+VERSION = 3  # of the tables, kept in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
-ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")
+ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the others
+HEAD = 16 * 1024  # characters of a batch's errors that a list of batches reads
+AT_ONCE = 100  # batches that are removed in one go
+_ENDED = "coalesce(completed_at, failed_at, cancelled_at)"
 
 _TABLES = """
 CREATE TABLE files (
@@ -35,8 +38,16 @@ CREATE TABLE batches (
 );
 CREATE INDEX batches_status ON batches (status);
 """
+# One owner's pages and counts, a file's user, and which of an owner's ended first: none reads what is others'.
+_INDICES = f"""
+CREATE INDEX IF NOT EXISTS files_owner ON files (owner);
+CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner);
+CREATE INDEX IF NOT EXISTS batches_standing ON batches (owner, status);
+CREATE INDEX IF NOT EXISTS batches_input ON batches (input_file_id, status);
+CREATE INDEX IF NOT EXISTS batches_over ON batches (owner, {_ENDED}) WHERE status IN {OVER};
+"""
 # What makes tables of the next version of those of an earlier one.
-_CHANGES = {1: "ALTER TABLE batches ADD COLUMN model TEXT;"}
+_CHANGES = {1: "ALTER TABLE batches ADD COLUMN model TEXT;", 2: _INDICES}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +103,10 @@ class BatchRow:
 
 
 Row = TypeVar("Row", FileRow, BatchRow)
+# Errors may be half a megabyte each, and a page has a hundred batches.
+_IN_PAGES = ", ".join(
+    f"substr(errors, 1, {HEAD}) AS errors" if field.name == "errors" else field.name for field in fields(BatchRow)
+)
 
 
 class Store:
@@ -110,7 +125,7 @@ class Store:
             self._db.close()
             raise _lost(path)
         if version == 0:
-            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+            self._db.executescript(f"BEGIN; {_TABLES} {_INDICES} PRAGMA user_version = {VERSION}; COMMIT;")
             version = VERSION
         while version in _CHANGES:
             self._db.executescript(f"BEGIN; {_CHANGES[version]} PRAGMA user_version = {version + 1}; COMMIT;")
@@ -150,7 +165,7 @@ class Store:
 
     def user_of(self, file_id: str) -> str | None:
         """A batch that isn't over and reads this file."""
-        statement = f"SELECT id FROM batches WHERE input_file_id = ? AND status NOT IN {OVER}"
+        statement = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {ON_ITS_WAY}"
         found = self._db.execute(statement, (file_id,)).fetchone()
         return None if found is None else str(found["id"])
 
@@ -166,17 +181,31 @@ class Store:
         return self._one(BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner))
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow]:
-        """The youngest first."""
-        return self._page(BatchRow, "batches", "owner = ?", [owner], after, limit, "desc")
+        """The youngest first, each with the first HEAD characters of its errors."""
+        return self._page(BatchRow, "batches", "owner = ?", [owner], after, limit, "desc", _IN_PAGES)
 
     def unfinished(self) -> list[BatchRow]:
         """Those that aren't over, the oldest first."""
-        rows = self._db.execute(f"SELECT * FROM batches WHERE status NOT IN {OVER} ORDER BY number")
+        rows = self._db.execute(f"SELECT * FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number")
         return [_row(BatchRow, row) for row in rows]
 
     def count_unfinished(self, owner: str) -> int:
         """Batches of an owner that aren't over."""
-        return self._count(f"batches WHERE owner = ? AND status NOT IN {OVER}", owner)
+        return self._count(f"batches WHERE owner = ? AND status IN {ON_ITS_WAY}", owner)
+
+    def remove_over(self, owner: str, most: int) -> list[str]:
+        """Takes away batches of an owner that are over and more than `most`, those that ended first, and gives their
+        ids; AT_ONCE of them, so that nobody waits for many."""
+        over = f"batches WHERE owner = ? AND status IN {OVER}"
+        beyond = self._count(over, owner) - most
+        if beyond <= 0:
+            return []
+        oldest = self._db.execute(
+            f"SELECT id FROM {over} ORDER BY {_ENDED}, number LIMIT ?", (owner, min(beyond, AT_ONCE))
+        )
+        gone = [str(row["id"]) for row in oldest]
+        self._db.execute(f"DELETE FROM batches WHERE id IN ({', '.join('?' for _ in gone)})", gone)
+        return gone
 
     def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
         """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. False where it doesn't."""
@@ -230,7 +259,15 @@ class Store:
         return int(self._db.execute(f"SELECT count(*) FROM {what}", (owner,)).fetchone()[0])
 
     def _page(
-        self, kind: type[Row], table: str, where: str, values: list[str], after: str | None, limit: int, order: str
+        self,
+        kind: type[Row],
+        table: str,
+        where: str,
+        values: list[str],
+        after: str | None,
+        limit: int,
+        order: str,
+        columns: str = "*",
     ) -> list[Row]:
         bound: list[Any] = [*values]
         if after is not None:
@@ -238,7 +275,7 @@ class Store:
             where += f" AND number {side} (SELECT number FROM {table} WHERE id = ? AND owner = ?)"
             bound += [after, values[0]]
         direction = "ASC" if order == "asc" else "DESC"
-        statement = f"SELECT * FROM {table} WHERE {where} ORDER BY number {direction} LIMIT ?"
+        statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY number {direction} LIMIT ?"
         return [_row(kind, row) for row in self._db.execute(statement, (*bound, limit))]
 
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from penstock.server import fields
 from penstock.server.admission import LONGEST_WAIT
 from penstock.server.batch_desk import Desk
+from penstock.server.batch_end import few_of
 from penstock.server.batch_lines import ENDPOINTS
 from penstock.server.batch_shelf import BATCH_ID, new_batch_id
 from penstock.server.batch_store import BatchRow, encoded
@@ -61,6 +62,8 @@ def _add(desk: Desk, row: BatchRow) -> None:
     if store.count_unfinished(row.owner) >= most:
         message = f"{most} batches of yours are not over, and no more are taken: wait for one to end, or cancel one"
         raise TooManyBatchesError(message, headers={"retry-after": str(LONGEST_WAIT)})
+    for batch_id in store.remove_over(row.owner, desk.limits.max_over):
+        desk.state.shelf.remove_batch(batch_id)  # of one that failed by a fault it has lain there
     store.add_batch(row)
 
 
@@ -96,10 +99,12 @@ def _metadata(given: Any) -> dict[str, str] | None:
 
 
 async def list_batches(desk: Desk, request: Request, owner: str) -> Response:
-    """GET /v1/batches. Raises HttpError."""
+    """GET /v1/batches, with a few errors of each: all of a hundred may be 50 MB. Raises HttpError."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
     rows = await desk.state.call(desk.state.store.list_batches, owner, asked.get("after"), limit + 1)
+    for row in rows:
+        row.errors = None if row.errors is None else few_of(row.errors, row.id)
     return page([batch_object(desk, row) for row in rows], limit)
 
 

@@ -4,6 +4,7 @@ for byte."""
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_fake import Facts, make_tokenizer
 
-from penstock.server.batch_lines import BatchLimits, Check, Survey, read_lines, survey, verdicts
+from penstock.server.batch_lines import (
+    READ_LINES,
+    BatchLimits,
+    Check,
+    Survey,
+    _some_lines,
+    read_lines,
+    survey,
+    verdicts,
+)
 from penstock.text.tokenizer import Tokenizer
 
 GOOD = line("good")
@@ -263,6 +273,52 @@ def test_lines_are_read_whole_or_cut_past_the_limit(tmp_path_factory: pytest.Tem
 
     longest = LIMITS.max_line_bytes + 1
     assert asyncio.run(read()) == [(n, min(size, longest)) for n, size in enumerate(sizes, 1) if size]
+
+
+def numbered(content: bytes, folder: Path) -> list[tuple[int, bytes]]:
+    path = folder / "input"
+    path.write_bytes(content)
+
+    async def read() -> list[tuple[int, bytes]]:
+        return [each async for each in read_lines(path, LIMITS)]
+
+    return asyncio.run(read())
+
+
+BLANK = [b"\n", b"\n" * 9_000, b" \n", b"\r\n", b"\t\x0b\x0c \r\n", (b" " * 30 + b"\n") * 400, b" " * 5_000 + b"\n"]
+
+
+@given(st.lists(st.sampled_from([*BLANK, b"x\n", b"  x  \n", b"\x00\n", b" " * 9_000 + b"x\n"]), max_size=20))
+def test_blank_lines_count_and_are_stepped_over(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
+    content = b"".join(lines)
+    longest = LIMITS.max_line_bytes + 1
+    cut = [(number, each[:longest]) for number, each in enumerate(content.split(b"\n"), 1)]
+    assert numbered(content, tmp_path_factory.mktemp("blank")) == [each for each in cut if each[1].strip()]
+
+
+class _Counting(io.BufferedReader):
+    """A file of which it is known how often a line was asked for."""
+
+    calls = 0
+
+    def readline(self, size: int | None = -1) -> bytes:
+        self.calls += 1
+        return super().readline(size)
+
+
+def test_blank_lines_are_not_read_one_by_one() -> None:
+    file = _Counting(io.BytesIO(b"a\n" + b"\n" * 3_000_000 + b"\r\n" * 1_000_000 + b" b"))  # type: ignore[arg-type]
+    assert _some_lines(file, 0, 4_096) == [(1, b"a"), (4_000_002, b" b")]
+    assert file.calls < 2_000
+
+
+def test_short_lines_are_read_few_at_a_time() -> None:
+    file = io.BufferedReader(io.BytesIO(b"x\n" * 10_000))  # type: ignore[arg-type]
+    sizes, last = [], 0
+    while lines := _some_lines(file, last, 4_096):
+        sizes.append(len(lines))
+        last = lines[-1][0]
+    assert sum(sizes) == last == 10_000 and max(sizes) == READ_LINES
 
 
 PIECES = [body(), body(n=0), but(url=None), but(custom_id="good"), but(custom_id="good", method="GET"), b"{", b" "]

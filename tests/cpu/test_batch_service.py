@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from batch_fake import deaths
 from fake_runner import Orders, expected
 from service import Serving, make_folder, wait_until
 
@@ -79,6 +80,31 @@ def test_a_batch_outlives_its_server(tmp_path: Path, end: Callable[[Serving], No
 
 def _zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+
+
+def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_path: Path) -> None:
+    """Nothing gets done before the engine is killed, or says that it failed. After two deaths lines run one at a time,
+    and the one that is there at the third is the suspect."""
+    make_folder(tmp_path, Orders(step_seconds=0.05), rows=16, longest=512)
+    body = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True}
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for number in range(6):
+            row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(row) + "\n")
+    known = [(1, None, 0), (2, None, 0), (3, "0", 1)]
+    batch_id = ""
+    for start, kills in enumerate((True, False, True)):
+        with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
+            batch_id = batch_id or submit(Remote(serving.url), tmp_path / "in.jsonl", None)
+            running = 1.0 if start == 2 else 6.0
+            assert wait_until(lambda: serving.metrics().get("penstock:num_requests_running") == running, 30) is not None  # noqa: B023
+            if kills:
+                os.kill(serving.engine, signal.SIGKILL)
+            else:
+                serving.order(fault="raise", step_seconds=0.05)
+            code, said = serving.ended()
+            assert code == 1 and "the engine died while serving" in said
+        assert deaths(tmp_path / "state", batch_id) == known[start]
 
 
 def test_online_requests_find_rows_beside_a_batch(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from server_fake import FakeEngine, make_tokenizer, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
-from penstock.server import batch_lines, batch_run
+from penstock.server import batch_lines, batch_patience, batch_run
 from penstock.server.batch_state import State
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
@@ -260,7 +261,7 @@ def test_an_input_that_cannot_be_read_holds_a_batch_up(
 
     monkeypatch.setattr(batch_lines, "_some_lines", some)
     monkeypatch.setattr(batch_lines, "READ_BYTES", 100)
-    monkeypatch.setattr(batch_run, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(batch_patience, "FIRST_PAUSE", 0.01)
     batch = server.until_over(server.submit(jsonl([line(str(i)) for i in range(40)])))
     assert batch.status == "completed" and batch.errors is None, "what was read before the fault is no earlier line"
     assert batch.request_counts.completed == 40 and next(calls) > 80
@@ -362,6 +363,66 @@ def test_a_fault_that_shows_again_in_the_rows_still_ends_a_batch(
     batch = server.until_over(server.submit(jsonl([line("a")])))
     assert (batch.status, batch.output_file_id, batch.errors.data[0].code) == ("failed", None, "internal")
     assert "leaves its rows in the state folder (again)" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSPC])
+def test_rows_of_a_failed_batch_find_their_way_where_links_fail(
+    server: Batching, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: int
+) -> None:
+    """A filesystem without hard links gets copies; a full disk is waited for."""
+
+    async def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    plain, tried = os.link, itertools.count(1)
+
+    def link(*values: Any) -> None:
+        if error == errno.EPERM or next(tried) in (1, 2, 4):
+            raise OSError(error, os.strerror(error))
+        plain(*values)
+
+    monkeypatch.setattr(batch_run.BatchRun, "_name", breaks)
+    monkeypatch.setattr(batch_patience, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(os, "link", link)
+    batch = server.until_over(server.submit(jsonl([line("a"), line("bad", n=0), line("b")])))
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "internal")
+    assert sorted(row["custom_id"] for row in server.rows(batch.output_file_id)) == ["a", "b"]
+    assert [row["custom_id"] for row in server.rows(batch.error_file_id)] == ["bad"]
+    said = capfd.readouterr().err
+    assert ("waits for the state folder's disk (no space left on device)" in said) == (error == errno.ENOSPC)
+    assert "leaves its rows" not in said
+
+
+class Panic(BaseException):
+    """As a library in Rust raises it."""
+
+
+def test_a_library_that_panics_at_a_line_costs_that_line(
+    server: Batching, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plain = tokenizer.encode_batch
+
+    def encode(texts: list[str], **more: Any) -> list[list[int]]:
+        if texts[0].startswith("panic"):
+            raise Panic("at the tokenizer")
+        return plain(texts, **more)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", encode)
+    lines = [line("a"), line("short", prompt="panic"), line("long", prompt="panic" * 2000), line("b")]
+    batch = server.until_over(server.submit(jsonl(lines)))
+    assert (batch.status, batch.request_counts.completed) == ("completed", 2)
+    rows = {row["custom_id"]: row["response"]["body"]["error"]["code"] for row in server.rows(batch.error_file_id)}
+    assert rows == {"short": "internal", "long": "internal"}
+    assert "Panic: at the tokenizer" in capfd.readouterr().err
+
+
+def test_a_library_that_panics_elsewhere_ends_its_batch(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def panics(*_: object) -> None:
+        raise Panic
+
+    monkeypatch.setattr(batch_run, "survey", panics)
+    batch = server.until_over(server.submit(jsonl([line("a")])))
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "internal")
 
 
 def test_batches_are_listed_youngest_first(server: Batching) -> None:

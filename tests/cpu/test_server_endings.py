@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,10 @@ sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENG
 import penstock.server.serve as room
 from penstock.config import Config
 from penstock.errors import PenstockError
+async def breaks(*_, **__):
+    raise RuntimeError("uvicorn broke")
+if {harm!r}:
+    setattr(room._Server, {harm!r}, breaks)
 try:
     room.serve(Config.of(model="some/model"), port={port}, served_model_name="fake")
 except PenstockError as error:
@@ -214,9 +219,13 @@ except PenstockError as error:
 
 
 class Serving:
-    def __init__(self, folder: Path, *, port: int = 0, load: float = 0, step: float = 0, die: float = 1e6) -> None:
+    """harm: a method of uvicorn's server that breaks."""
+
+    def __init__(
+        self, folder: Path, *, port: int = 0, load: float = 0, step: float = 0, die: float = 1e6, harm: str = ""
+    ) -> None:
         script = SERVE.format(
-            tests=str(Path(__file__).parent), folder=str(folder), port=port, load=load, step=step, die=die
+            tests=str(Path(__file__).parent), folder=str(folder), port=port, load=load, step=step, die=die, harm=harm
         )
         command = [sys.executable, "-c", script]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -320,6 +329,13 @@ def test_an_engine_that_dies_ends_the_process(tmp_path: Path) -> None:
     assert status == 1 and out.startswith("closed\nerror: the engine died")
 
 
+@pytest.mark.parametrize("harm", ["startup", "main_loop"])
+def test_a_server_that_breaks_says_so(tmp_path: Path, harm: str) -> None:
+    status, out, err = Serving(tmp_path, harm=harm).end()
+    assert status == 1 and err.endswith("RuntimeError: uvicorn broke\n")
+    assert out.endswith("closed\n") and ("penstock serves" in out) <= (harm == "main_loop")
+
+
 BUSY = """
 import sys, threading, types
 from pathlib import Path
@@ -371,6 +387,59 @@ def test_a_thread_that_tokenises_holds_no_end_up(tmp_path: Path, dies: bool) -> 
         assert process.returncode == 1 and err.startswith("penstock: the engine died while serving")
     else:
         assert (process.returncode, err) == (0, "")
+
+
+STUCK = """
+import sys, threading, types
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from server_fake import FakeEngine, make_tokenizer
+made = FakeEngine.__new__(FakeEngine)
+async def launch(config, engine, step_timeout):
+    made.__init__(make_tokenizer(Path({folder!r})))
+    return made
+sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())
+from penstock import journal
+plain = journal._write
+def write(file, data):
+    if b"custom_id" in data:
+        print("writes", flush=True)
+        made.alive = not {dies}
+        threading.Event().wait()
+    plain(file, data)
+journal._write = write
+sys.argv = ["penstock", "serve", "some/model", "--port", "0", "--served-model-name", "fake", "--state-dir", {state!r}]
+from penstock.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_disk_that_does_not_answer_holds_no_end_up(tmp_path: Path, dies: bool) -> None:
+    """A thread writes a batch's rows for ever: a second signal ends the process all the same, and an engine's death."""
+    script = STUCK.format(
+        tests=str(Path(__file__).parent), folder=str(tmp_path), state=str(tmp_path / "state"), dies=dies
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with openai.OpenAI(base_url=process.stdout.readline().split()[-1], api_key="x", max_retries=0) as client:
+        body = {"model": "fake", "prompt": "a"}
+        row = json.dumps({"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": body})
+        file_id = client.files.create(file=("in", row.encode()), purpose="batch").id
+        client.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")
+    assert process.stdout.readline() == "writes\n"
+    if not dies:
+        os.kill(process.pid, signal.SIGTERM)
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (1 if dies else 0)
+    assert err.startswith("penstock: the state folder's disk takes too long") and "Traceback" not in err
 
 
 def test_who_goes_away_while_it_is_tokenised_keeps_its_place_until_then(

@@ -28,7 +28,7 @@ from typing import Any
 
 from batch_kills import Report, make_batch, read_end, sitting
 
-from penstock.server import batch_compute, batch_run
+from penstock.server import batch_compute, batch_patience
 from penstock.server.batch_results import Outcome, Results
 from penstock.server.batch_store import Store
 
@@ -130,7 +130,7 @@ def stand_in_the_way(touches: Touches) -> None:
 
 def hurry() -> None:
     """In this process for good: waits are short."""
-    batch_run.FIRST_PAUSE = batch_run.LONGEST_PAUSE = 0.005
+    batch_patience.FIRST_PAUSE = batch_patience.LONGEST_PAUSE = 0.005
     batch_compute.GROUP_SECONDS = 0.02
 
 

@@ -11,7 +11,7 @@ import sys
 import traceback
 
 from penstock.errors import EngineError
-from penstock.server.batch_call import Caller
+from penstock.server.batch_call import NO_FAULTS, Caller
 from penstock.server.batch_compute import Tools
 from penstock.server.batch_gate import Gate
 from penstock.server.batch_lines import BatchLimits
@@ -25,6 +25,10 @@ from penstock.server.service import Service
 AT_ONCE = 8  # batches that run side by side
 CHECKED_AT_ONCE = 2  # batches whose lines are checked side by side
 GATE_BYTES = 64 << 20  # of lines at the engine
+HEARD_WITHIN = 1.0  # seconds; an engine's client tells of its death 0.2 s after that, and a disk takes a note
+DISK_SECONDS = 10.0  # that a disk gets at the end to take what is done
+DISK_SECONDS_DEAD = 2.0  # as much, where the engine died and the process has to end soon
+HURRIED = 0.5  # seconds that are left to it once the end is to be now
 AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
 
 
@@ -59,15 +63,29 @@ class Desk:
         """The run of a batch that isn't over."""
         return self._runs.get(batch_id)
 
-    async def end(self) -> None:
-        """Stops all runs where they are; a start with the same folder goes on with them. Files are still served."""
+    async def end(self, hurry: asyncio.Event | None = None, *, died: bool = False) -> None:
+        """Stops all runs where they are; a start with the same folder goes on with them. Files are still served.
+
+        died: the engine did; those with lines there hear of it by themselves, a little later than the process's end is
+        seen, and remember it. A disk that takes too long is not waited for, and not much longer once `hurry` is set.
+        """
         self._ended = True
-        for run in self._runs.values():
-            run.end()
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        hurry = hurry or asyncio.Event()
+        tasks = dict(self._tasks)
+        hearing = {tasks[run.id] for run in self._runs.values() if died and run.at_engine}
+        self._stop(set(tasks.values()) - hearing)
+        await _wait(hearing, hurry, HEARD_WITHIN)
+        self._stop(hearing)
+        left = await _wait(set(tasks.values()), hurry, DISK_SECONDS_DEAD if died else DISK_SECONDS)
+        if left:
+            message = "the state folder's disk takes too long: what it hasn't got is computed again"
+            print(f"penstock: {message} ({left} of the batches)", file=sys.stderr)
+
+    def _stop(self, tasks: set[asyncio.Task[None]]) -> None:
+        for batch_id, task in self._tasks.items():
+            if task in tasks:
+                self._runs[batch_id].end()
+                task.cancel()
 
     async def _turn(self, run: BatchRun) -> None:
         """A batch from start to end; one that is cancelled has nothing to run and waits for no place."""
@@ -81,10 +99,27 @@ class Desk:
                     await run.run()
         except (EngineError, ShuttingDownError):
             pass  # the server ends and says why; the batch goes on with the next one
-        except Exception as error:  # noqa: BLE001 - not even its failure could be written down: said, and left
+        except NO_FAULTS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - not even its failure could be written down: said, and left
             print(f"penstock: {run.id} stands still until the next start:", file=sys.stderr)
             traceback.print_exception(error)
 
     def _forget(self, batch_id: str) -> None:
         self._runs.pop(batch_id, None)
         self._tasks.pop(batch_id, None)
+
+
+async def _wait(tasks: set[asyncio.Task[None]], hurry: asyncio.Event, seconds: float) -> int:
+    """Until all have ended, for so many seconds at most, and HURRIED once `hurry` is set; how many have not."""
+    if not tasks:
+        return 0
+    ended, hurried = asyncio.ensure_future(asyncio.wait(tasks)), asyncio.ensure_future(hurry.wait())
+    try:
+        await asyncio.wait((ended, hurried), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            await asyncio.wait((ended,), timeout=min(seconds, HURRIED))
+    finally:
+        ended.cancel()
+        hurried.cancel()
+    return sum(not task.done() for task in tasks)

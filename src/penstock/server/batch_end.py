@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.server.batch_results import ERRORS, OUTPUT, Results
-from penstock.server.batch_shelf import Shelf, new_file_id
+from penstock.server.batch_shelf import Shelf
 from penstock.server.batch_store import BatchRow, FileRow, encoded
 
 NO_FILES: dict[str, Any] = {"output_file_id": None, "error_file_id": None}
@@ -28,17 +28,19 @@ def adopted(shelf: Shelf, row: BatchRow) -> list[FileRow]:
     return [_file(row, file_id, name, shelf.adopt(folder / name, file_id)) for file_id, name in named if file_id]
 
 
-def lent(shelf: Shelf, row: BatchRow) -> tuple[list[FileRow], dict[str, Any]]:
-    """Files of what is done of a batch that fails by a fault of ours, and the columns of its row that say so. What it
-    wrote stays in its folder too, for whoever looks into it. Raises OSError, PenstockError."""
+def lent(shelf: Shelf, row: BatchRow, ids: tuple[str, str]) -> tuple[list[FileRow], dict[str, Any]]:
+    """Files, under these ids, of what is done of a batch that fails by a fault of ours, and the columns of its row that
+    say so; again, where the disk failed before. What it wrote stays in its folder too, for whoever looks into it.
+    Raises OSError, PenstockError."""
     folder = shelf.batch_folder(row.id)
     results = Results(folder, row.id)
     results.close()
     files, columns = [], {**NO_FILES, "completed": results.completed, "failed": results.failed}
-    for column, name, count in (("output_file_id", OUTPUT, "completed"), ("error_file_id", ERRORS, "failed")):
-        if columns[count]:
-            columns[column] = new_file_id()
-            files.append(_file(row, columns[column], name, shelf.lend(folder / name, columns[column])))
+    named = (("output_file_id", OUTPUT, results.completed), ("error_file_id", ERRORS, results.failed))
+    for (column, name, count), file_id in zip(named, ids, strict=True):
+        if count:
+            columns[column] = file_id
+            files.append(_file(row, file_id, name, shelf.lend(folder / name, file_id)))
     return files, columns
 
 

@@ -18,13 +18,14 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from penstock.errors import CapacityError, EngineError, JournalError, PenstockError
-from penstock.server.batch_call import outcome_of_killer
+from penstock.errors import EngineError, JournalError
+from penstock.server.batch_call import NO_FAULTS, outcome_of_killer
 from penstock.server.batch_compute import Compute, Tools
 from penstock.server.batch_end import NO_FILES, adopted, lent, listed, with_fault
 from penstock.server.batch_lines import Check, survey
+from penstock.server.batch_patience import DamagedError, Patience, why
 from penstock.server.batch_progress import Progress
 from penstock.server.batch_results import Results
 from penstock.server.batch_shelf import new_file_id
@@ -33,13 +34,6 @@ from penstock.server.batch_store import BatchRow, FileRow
 from penstock.server.refusals import ShuttingDownError
 
 CAREFUL_AFTER = 2  # deaths of the engine, without a line done between them
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a failed write is tried again
-
-Result = TypeVar("Result")
-
-
-class DamagedError(Exception):
-    """What a batch wrote is not what its journals say; computing on would mix it with something else."""
 
 
 class BatchRun:
@@ -51,7 +45,8 @@ class BatchRun:
         self._tools, self._state, self._row = tools, state, row
         self._input = state.shelf.path(row.input_file_id)
         self.stopped = asyncio.Event()  # set when a client has cancelled the batch
-        self._ending = asyncio.Event()  # the server ends
+        self._disk = Patience(row.id)
+        self._running: Compute | None = None  # while lines are at the engine
         self._progress = Progress()
         self.completed, self.failed = row.completed, row.failed
         if row.status == "cancelling":
@@ -74,13 +69,18 @@ class BatchRun:
         return self._row.status == "validating"
 
     @property
+    def at_engine(self) -> bool:
+        """Whether it hears by itself of the engine's end, and has to remember with which line that was."""
+        return self._running is not None
+
+    @property
     def expected_end(self) -> int | None:
         """Unix seconds, by the rate of the last minute; None where nothing is known yet."""
         return None if self.stopped.is_set() else self._progress.expected_end(self._row.total)
 
     def end(self) -> None:
         """The server ends: nothing is tried again. Whoever says it cancels `run` next."""
-        self._ending.set()
+        self._disk.end()
 
     async def until_served(self) -> None:
         """Waits, where this server has another model than the batch's, until a cancel: a later server may have it. What
@@ -108,8 +108,10 @@ class BatchRun:
             print(f"penstock: {self.id} cannot go on: {error.__cause__ or error}", file=sys.stderr)
             message = "what the server kept of this batch was damaged: upload the file and make the batch again"
             await self._fail("state_damaged", message)
-        except Exception as error:
-            if self._ending.is_set():  # it may be the end's doing: the next start finds out
+        except NO_FAULTS:
+            raise
+        except BaseException as error:  # what a library in Rust raises when it panics, too
+            if self._disk.ended:  # it may be the end's doing: the next start finds out
                 raise
             print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
             traceback.print_exception(error)
@@ -140,7 +142,7 @@ class BatchRun:
     async def _validate(self) -> None:
         """One that a client cancels before its lines were told stays without any."""
         if not self.stopped.is_set():
-            found = await self._insist(lambda: survey(self._input, self._new_check(), self._tools.limits))
+            found = await self._disk.insist(lambda: survey(self._input, self._new_check(), self._tools.limits))
             told: dict[str, Any] = {"errors": listed(found.errors) if found.errors else None}
             if found.good:
                 told |= {"total": found.lines, "model": self._model}
@@ -149,9 +151,9 @@ class BatchRun:
 
     async def _fill(self) -> None:
         """Every line gets its result; the results are closed, and get ids."""
-        folder = await self._insist(lambda: self._state.attempt(self._state.shelf.batch_folder, self.id))
+        folder = await self._disk.insist(lambda: self._state.attempt(self._state.shelf.batch_folder, self.id))
         try:
-            results = await self._insist(lambda: asyncio.to_thread(Results, folder, self.id))
+            results = await self._disk.insist(lambda: asyncio.to_thread(Results, folder, self.id))
         except JournalError as error:
             raise DamagedError from error
         try:
@@ -159,9 +161,9 @@ class BatchRun:
             if not self.stopped.is_set():
                 await self._compute(results)
             if self.stopped.is_set() and self._row.in_progress_at is not None:
-                await self._insist(lambda: self._computing(results, cancelled=True).run(asyncio.Event()))
+                await self._disk.insist(lambda: self._computing(results, cancelled=True).run(asyncio.Event()))
         finally:
-            await self._save(results.close)
+            await self._disk.save(results.close)
         await self._name(results)
 
     def _computing(self, results: Results, *, careful: bool = False, cancelled: bool = False) -> Compute:
@@ -171,7 +173,7 @@ class BatchRun:
             self._input,
             check,
             results,
-            self._save,
+            self._disk.save,
             counted,
             owner=self.owner,
             careful=careful,
@@ -181,21 +183,17 @@ class BatchRun:
     async def _compute(self, results: Results) -> None:
         careful = await self._blame(results)
         begun = results.completed + results.failed
-        killers: list[str | None] = [None]
 
         async def compute() -> None:
-            run = self._computing(results, careful=careful)
-            try:
-                await run.run(self.stopped)
-            finally:
-                killers[0] = run.killer
+            self._running = self._computing(results, careful=careful)
+            await self._running.run(self.stopped)
 
         try:
-            await self._insist(compute)
-        except EngineError:
-            if not self._ending.is_set():
-                await self._note_death(killers[0], results.completed + results.failed > begun)
-            raise
+            await self._disk.insist(compute)
+        finally:
+            if self._running is not None and self._running.died:
+                await self._note_death(self._running.killer, results.completed + results.failed > begun)
+            self._running = None
 
     async def _blame(self, results: Results) -> bool:
         """Whether lines have to run one at a time. A line with which the engine died twice while it ran alone gets its
@@ -205,7 +203,7 @@ class BatchRun:
             return row.deaths >= CAREFUL_AFTER
         if row.suspect_deaths < 2:
             return True
-        await self._save(partial(results.put, [outcome_of_killer(row.suspect)]))
+        await self._disk.save(partial(results.put, [outcome_of_killer(row.suspect)]))
         await self._count(results)
         return row.deaths >= CAREFUL_AFTER
 
@@ -225,21 +223,21 @@ class BatchRun:
         values["output_file_id"] = new_file_id() if results.completed else None
         values["error_file_id"] = new_file_id() if results.failed else None
         if not await self._move(("in_progress",), "finalizing", **values):
-            await self._insist(lambda: self._state.attempt(self._state.store.note, self.id, **values))
+            await self._disk.insist(lambda: self._state.attempt(self._state.store.note, self.id, **values))
         await self._look()
 
     async def _finish(self) -> None:
         """Names the files; then they are there and the batch is over, in one transaction."""
         row, state = self._row, self._state
-        files = await self._insist(lambda: state.attempt(adopted, state.shelf, row))
+        files = await self._disk.insist(lambda: state.attempt(adopted, state.shelf, row))
         status = "cancelled" if row.status == "cancelling" else "completed"
-        await self._insist(lambda: state.attempt(state.store.finish, self.id, status, files))
+        await self._disk.insist(lambda: state.attempt(state.store.finish, self.id, status, files))
         await state.attempt(state.shelf.remove_batch, self.id)
 
     async def _fail(self, code: str, message: str, files: Sequence[FileRow] = (), **columns: Any) -> None:
         """The end by a fault, of ours or the disk's."""
         state, values = self._state, {**NO_FILES, **columns, "errors": with_fault(self._row.errors, code, message)}
-        await self._insist(lambda: state.attempt(state.store.finish, self.id, "failed", files, **values))
+        await self._disk.insist(lambda: state.attempt(state.store.finish, self.id, "failed", files, **values))
         await self._look()
 
     async def _fail_with_rows(self) -> None:
@@ -247,10 +245,15 @@ class BatchRun:
         files: Sequence[FileRow] = ()
         columns: dict[str, Any] = {}
         if self._row.in_progress_at is not None and not self._named:
+            ids = (new_file_id(), new_file_id())  # the same ones, however often it is tried
             try:
-                files, columns = await asyncio.to_thread(lent, self._state.shelf, self._row)
-            except Exception as error:  # noqa: BLE001 - the fault may show again in what it left
-                print(f"penstock: {self.id} leaves its rows in the state folder ({_why(error)})", file=sys.stderr)
+                lend = partial(lent, self._state.shelf, self._row, ids)
+                files, columns = await self._disk.insist(lambda: asyncio.to_thread(lend))
+            except Exception as error:
+                if self._disk.ended:
+                    raise
+                # The fault may show again in what it left.
+                print(f"penstock: {self.id} leaves its rows in the state folder ({why(error)})", file=sys.stderr)
         await self._fail("internal", "the server failed at this batch; its log says how", files, **columns)
 
     # --- how
@@ -266,48 +269,11 @@ class BatchRun:
         self._progress.note(self.completed + self.failed)
 
     async def _move(self, come_from: tuple[str, ...], status: str, **values: Any) -> bool:
-        return await self._insist(
+        return await self._disk.insist(
             lambda: self._state.attempt(self._state.store.move, self.id, come_from, status, **values)
         )
 
     async def _look(self) -> None:
-        row = await self._insist(lambda: self._state.attempt(self._state.store.batch, self.id))
+        row = await self._disk.insist(lambda: self._state.attempt(self._state.store.batch, self.id))
         assert row is not None, "a batch is never removed"
         self._row = row
-
-    async def _save(self, write: Callable[[], None]) -> None:
-        """A write of the journals, in a thread. Where the server ends it is tried once: rows are computed again."""
-        try:
-            await self._insist(lambda: asyncio.to_thread(write))
-        except PenstockError as error:
-            if not self._ending.is_set():
-                raise
-            print(f"penstock: {self.id} loses its last rows, and computes them again: {error}", file=sys.stderr)
-
-    async def _insist(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """What `work` gives, tried until the disk lets it. Said once, however long it takes."""
-        pause = 0.0
-        while True:
-            try:
-                result = await work()
-            except FileNotFoundError as error:  # nobody but us takes these files away
-                raise DamagedError from error
-            except (OSError, sqlite3.OperationalError, CapacityError, JournalError) as error:
-                if self._ending.is_set() or (isinstance(error, JournalError) and error.__cause__ is None):
-                    raise
-                if not pause:
-                    print(f"penstock: {self.id} waits for the state folder's disk ({_why(error)})", file=sys.stderr)
-                pause = min(2 * pause, LONGEST_PAUSE) or FIRST_PAUSE
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), pause)
-            else:
-                if pause:
-                    print(f"penstock: {self.id} goes on", file=sys.stderr)
-                return result
-
-
-def _why(error: Exception) -> str:
-    """In a few words; of a journal's error its cause, since it tells the user of a command what to do."""
-    cause = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
-    words = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return " ".join(words.split()).lower()

@@ -26,6 +26,8 @@ from penstock.server.refusals import HttpError
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+COPY_BYTES = 1 << 20
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of a filesystem that gives a file one name
 
 
 class StorageError(HttpError):
@@ -76,7 +78,13 @@ class Shelf:
     def lend(self, source: Path, file_id: str) -> int:
         """As adopt, of a file that is left its own name too. Raises OSError."""
         target = self.path(file_id)
-        os.link(source, target)
+        if not target.exists():
+            try:
+                os.link(source, target)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                _copy(source, target)
         sync_folder(self.files)
         return target.stat().st_size
 
@@ -160,6 +168,20 @@ def _told() -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error) from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file under another name, whole or not at all. Raises OSError."""
+    part = target.with_name(target.name + ".part")
+    try:
+        with source.open("rb") as there, part.open("wb") as here:
+            shutil.copyfileobj(there, here, COPY_BYTES)
+            here.flush()
+            os.fsync(here.fileno())
+        os.rename(part, target)
+    except BaseException:
+        _take_away(part)
+        raise
 
 
 def _take_away(path: Path) -> None:

@@ -166,13 +166,12 @@ async def _run(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    if service.desk is not None:
-        await service.desk.go_on()
-    ready()
+    if not serving.done():
+        if service.desk is not None:
+            await service.desk.go_on()
+        ready()
     with _rare_collections():
         await _watch(service, serving, stop)
-        if service.desk is not None:
-            await service.desk.end()
         await _end(service, server, serving, stop)
 
 
@@ -234,9 +233,11 @@ async def _watch(service: Service, serving: asyncio.Task[None], stop: Stop) -> N
 
 
 async def _end(service: Service, server: _Server, serving: asyncio.Task[None], stop: Stop) -> None:
-    """Lets running requests end, tells the others, and stops the server. Raises EngineError if the engine died."""
+    """Lets running requests end, tells the others, and stops the server; batches stop meanwhile, so that neither waits
+    for the other. Raises EngineError if the engine died, and what the server's own task raised."""
     died = not service.client.alive
     server.should_exit = True
+    desk = None if service.desk is None else asyncio.ensure_future(service.desk.end(stop.second, died=died))
     second = asyncio.ensure_future(stop.second.wait())
     patience = LAST_WORDS if died else service.limits.drain_seconds
     await asyncio.wait((serving, second), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -246,8 +247,13 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
     server.force_exit = True
     await asyncio.wait((serving,), timeout=LAST_WORDS)
     serving.cancel()
+    if desk is not None:
+        await desk
+    fault = serving.exception() if serving.done() and not serving.cancelled() else None
     if died:
-        raise engine_died(service.client.death)
+        raise engine_died(service.client.death) from fault
+    if fault is not None:
+        raise fault
 
 
 def engine_died(why: str | None) -> EngineError:

@@ -1,0 +1,161 @@
+"""How a server with batches ends: its engine dies, or its disk doesn't answer; and what the next start finds."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from batch_fake import Batching, StuckDisk, batching, deaths, jsonl, line
+from server_fake import make_tokenizer
+
+from penstock.server import batch_desk
+from penstock.server.batch_patience import Patience
+from penstock.text.tokenizer import Tokenizer
+
+LINES = [line(str(number)) for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[StuckDisk]:
+    disk = StuckDisk(monkeypatch)
+    yield disk
+    disk.going.set()
+
+
+def check_whole(server: Batching, batch_id: str, count: int = len(LINES)) -> None:
+    """Each line is there once."""
+    batch = server.until_over(batch_id)
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    assert sorted(int(row["custom_id"]) for row in server.rows(batch.output_file_id)) == list(range(count))
+
+
+def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """That the process has ended is seen at once, and the server's end begins; its lines are told 0.2 s later."""
+    with batching(tokenizer, tmp_path) as server:
+        server.running.hold(True)
+        ids = [server.submit(jsonl([line("a"), line("b")])) for _ in range(10)]
+        server.running.wait_for(lambda: len(server.engine.open) == 16)  # of eight; two wait for their turn
+
+        async def die() -> None:
+            server.engine.alive = False
+            asyncio.get_running_loop().call_later(0.2, server.engine.going.set)
+            await server.desk.end(died=True)
+
+        server.running.on_loop(die())
+    assert [deaths(tmp_path, each) for each in ids] == [(1, None, 0)] * 8 + [(0, None, 0)] * 2
+    with batching(tokenizer, tmp_path) as server:
+        assert {server.until_over(each).request_counts.completed for each in ids} == {2}
+
+
+def test_a_death_is_noted_though_the_disk_is_slow(
+    tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is told to end while it still writes what was done before: which ends a row of deaths."""
+    monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.1)
+    monkeypatch.setattr(batch_desk, "DISK_SECONDS_DEAD", 30.0)
+    with batching(tokenizer, tmp_path) as server:
+        server.engine.step_seconds = 0.05
+        batch_id = server.submit(jsonl([line(str(number)) for number in range(2000)]))
+        assert stuck.writing.wait(30)
+        server.running.hold(True)
+        state = server.desk.state
+        server.running.on_loop(state.attempt(state.store.note, batch_id, deaths=1))
+
+        async def die() -> None:
+            server.engine.alive = False
+            server.engine.going.set()
+            asyncio.get_running_loop().call_later(0.3, stuck.going.set)
+            await server.desk.end(died=True)
+
+        server.running.on_loop(die())
+    assert deaths(tmp_path, batch_id) == (0, None, 0)
+    with batching(tokenizer, tmp_path) as server:
+        check_whole(server, batch_id, 2000)
+
+
+def test_a_batch_that_finds_the_engine_dead_is_not_blamed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path) as server:
+        server.engine.alive = False
+        batch_id = server.submit(jsonl(LINES))
+        server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
+    assert deaths(tmp_path, batch_id) == (0, None, 0)
+
+
+def test_a_write_under_way_ends_before_its_journal_is_closed(
+    tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk
+) -> None:
+    """Else two threads would write the same rows."""
+    with batching(tokenizer, tmp_path) as server:
+        batch_id = server.submit(jsonl(LINES))
+        assert stuck.writing.wait(30)
+        ending = asyncio.run_coroutine_threadsafe(server.desk.end(), server.running.loop)
+        server.running.on_loop(asyncio.sleep(0.3))
+        assert not ending.done() and len(stuck.writers) == 1
+        stuck.going.set()
+        ending.result(30)
+        assert server.desk.run_of(batch_id) is None
+    with batching(tokenizer, tmp_path) as server:
+        check_whole(server, batch_id)
+
+
+@pytest.mark.parametrize("bound", ["DISK_SECONDS", "HURRIED", "DISK_SECONDS_DEAD"])
+def test_a_disk_that_does_not_answer_is_not_waited_for(
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    stuck: StuckDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    bound: str,
+) -> None:
+    """A signal, a second one, a death of the engine: each has its bound."""
+    for name in ("DISK_SECONDS", "HURRIED", "DISK_SECONDS_DEAD"):
+        monkeypatch.setattr(batch_desk, name, 0.1 if name == bound else 1000.0)
+    monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.1)
+    with batching(tokenizer, tmp_path) as server:
+        batch_id = server.submit(jsonl(LINES))
+        assert stuck.writing.wait(30)
+
+        async def end() -> None:
+            hurry = asyncio.Event()
+            if bound == "HURRIED":
+                asyncio.get_running_loop().call_later(0.1, hurry.set)
+            await server.desk.end(hurry, died=bound == "DISK_SECONDS_DEAD")
+
+        server.running.on_loop(end())
+        assert "the state folder's disk takes too long" in capfd.readouterr().err
+        assert server.desk.run_of(batch_id) is not None
+        stuck.going.set()
+        server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
+    with batching(tokenizer, tmp_path) as server:
+        check_whole(server, batch_id)
+
+
+def test_what_waits_for_a_disk_hears_of_the_end_though_there_is_room_now() -> None:
+    """Both are said in one turn of the loop, and the second must not be lost with the first."""
+
+    async def main() -> int:
+        patience, tries = Patience("a batch"), 0
+
+        async def work() -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise OSError(errno.ENOSPC, "no room")
+
+        insisting = asyncio.create_task(patience.insist(work))
+        await asyncio.sleep(0.05)
+        patience.end()
+        insisting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await insisting
+        return tries
+
+    assert asyncio.run(main()) == 1

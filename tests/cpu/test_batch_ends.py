@@ -63,7 +63,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(
     monkeypatch.setattr(batch_desk, "DISK_SECONDS_DEAD", 30.0)
     with batching(tokenizer, tmp_path) as server:
         server.engine.step_seconds = 0.05
-        batch_id = server.submit(jsonl([line(str(number)) for number in range(2000)]))
+        batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
         assert stuck.writing.wait(30)
         server.running.hold(True)
         state = server.desk.state
@@ -78,7 +78,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(
         server.running.on_loop(die())
     assert deaths(tmp_path, batch_id) == (0, None, 0)
     with batching(tokenizer, tmp_path) as server:
-        check_whole(server, batch_id, 2000)
+        check_whole(server, batch_id, 1000)
 
 
 def test_a_batch_that_finds_the_engine_dead_is_not_blamed(tokenizer: Tokenizer, tmp_path: Path) -> None:

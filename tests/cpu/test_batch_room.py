@@ -14,6 +14,7 @@ import pytest
 from batch_fake import Batching, StuckDisk, batching, jsonl, line
 from server_fake import make_tokenizer
 
+from penstock.server import batch_compute
 from penstock.server.batch_call import TOKENISED_AT_ONCE
 from penstock.server.limits import Limits
 from penstock.server.whole import AnswerTooLargeError, Wholes
@@ -33,6 +34,11 @@ def size(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> int:
     with batching(tokenizer, tmp_path_factory.mktemp("state")) as server:
         batch = server.until_over(server.submit(jsonl([line("a", **BODY)])))
         return len(server.openai.files.content(batch.output_file_id).content)
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_compute, "GROUP_SECONDS", 0.01)
 
 
 @contextlib.contextmanager

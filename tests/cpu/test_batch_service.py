@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from batch_fake import deaths
+from batch_fake import deaths, note_deaths
 from fake_runner import Orders, expected
 from service import Serving, make_folder, wait_until
 
@@ -91,20 +91,28 @@ def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_pa
         for number in range(6):
             row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(row) + "\n")
-    known = [(1, None, 0), (2, None, 0), (3, "0", 1)]
-    batch_id = ""
-    for start, kills in enumerate((True, False, True)):
-        with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
-            batch_id = batch_id or submit(Remote(serving.url), tmp_path / "in.jsonl", None)
-            running = 1.0 if start == 2 else 6.0
-            assert wait_until(lambda: serving.metrics().get("penstock:num_requests_running") == running, 30) is not None  # noqa: B023
-            if kills:
-                os.kill(serving.engine, signal.SIGKILL)
-            else:
-                serving.order(fault="raise", step_seconds=0.05)
-            code, said = serving.ended()
-            assert code == 1 and "the engine died while serving" in said
-        assert deaths(tmp_path / "state", batch_id) == known[start]
+    with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
+        batch_id = submit(Remote(serving.url), tmp_path / "in.jsonl", None)
+        runs(serving, 6)
+        os.kill(serving.engine, signal.SIGKILL)
+        check_death(serving)
+    assert deaths(tmp_path / "state", batch_id) == (1, None, 0)
+    note_deaths(tmp_path / "state", batch_id, 2)
+    with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
+        runs(serving, 1)
+        serving.order(fault="raise", step_seconds=0.05)
+        check_death(serving)
+    assert deaths(tmp_path / "state", batch_id) == (3, "0", 1)
+
+
+def runs(serving: Serving, lines: int) -> None:
+    """Waits until so many run."""
+    assert wait_until(lambda: serving.metrics().get("penstock:num_requests_running") == lines, 30) is not None
+
+
+def check_death(serving: Serving) -> None:
+    code, said = serving.ended()
+    assert code == 1 and "the engine died while serving" in said
 
 
 def test_online_requests_find_rows_beside_a_batch(tmp_path: Path) -> None:

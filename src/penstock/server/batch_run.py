@@ -275,5 +275,5 @@ class BatchRun:
 
     async def _look(self) -> None:
         row = await self._disk.insist(lambda: self._state.attempt(self._state.store.batch, self.id))
-        assert row is not None, "a batch is never removed"
+        assert row is not None, "a batch is removed long after its end, if ever"
         self._row = row

@@ -24,7 +24,7 @@ _SHOWN = 80  # characters of somebody's text in a message
 # Marks that turn or hide the text around them; separators that some readers take for a new line.
 _HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
 # What alone can put one of these or a control character into ASCII: JSON takes no other as it is.
-_SIGNS = (b"\\u", b"\\b", b"\\f", b"\\r", b"\x7f")
+_ESCAPES = (b"\\u", b"\\b", b"\\f", b"\\r")
 _NUMBERS = frozenset({int, float, bool, type(None)})
 
 
@@ -52,7 +52,7 @@ def record_of(content: bytes, name: str) -> Record:
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         raise RecordError(f"{name}: {'nested too deeply' if deep else one_line(str(error))}") from error
-    if not content.isascii() or any(sign in content for sign in _SIGNS):
+    if not _plain(content):
         for where, text in _texts(told, ""):
             if fault := _hostile(text):
                 raise RecordError(f"{name}: {where}: holds {fault}")
@@ -76,6 +76,13 @@ def one_line(text: str, longest: int = _SHOWN) -> str:
     """Somebody's text, fit for a message: printable, in one line, not long."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text[: longest + 1]).split())
     return plain if len(text) <= longest else plain[: longest - 1] + "…"
+
+
+def _plain(content: bytes) -> bool:
+    """Whether no text in it can be hostile, seen without a look at any."""
+    if not content.isascii() or b"\x7f" in content:
+        return False
+    return b"\\" not in content or not any(escape in content for escape in _ESCAPES)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -105,7 +105,10 @@ class Downloads:
             values = np.concatenate(samples) if samples else np.empty(0, np.float32)
             columns[f"sample_{name}"] = pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
         path = self._folder / "points.parquet"
-        self._parquet.write_table(pa.table(columns), path, compression="zstd", compression_level=1)
+        # Numbers hardly repeat: to look for those that do took more time than all else here.
+        self._parquet.write_table(
+            pa.table(columns), path, compression="zstd", compression_level=1, use_dictionary=[*TEXTS]
+        )
 
 
 def _inert(value: str | None) -> str | None:

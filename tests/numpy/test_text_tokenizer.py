@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,23 @@ def test_texts_that_are_no_unicode_are_refused(tmp_path: Path) -> None:
         tokenizer.encode("a\ud83db")
     with pytest.raises(UsageError, match="must be text"):
         tokenizer.encode(None)  # type: ignore[arg-type]
+
+
+class Panic(BaseException):
+    """As the library's PanicException: no Exception."""
+
+
+class Panicking:
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Any]:
+        raise Panic(f"byte index 1 is not a char boundary of {texts[0]}")
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(llama3(tmp_path))
+    tokenizer._fast = Panicking()  # type: ignore[assignment]
+    with pytest.raises(TokenizerError, match="library failed") as caught:
+        tokenizer.encode("secret")
+    assert "secret" not in str(caught.value)
 
 
 def test_broken_folders_are_named(tmp_path: Path) -> None:

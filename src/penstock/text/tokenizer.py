@@ -75,10 +75,16 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """The ids of several texts, on several cores."""
+        """The ids of several texts, on several cores. Raises TokenizerError where the library gives up."""
         for text in texts:
             _check_text(text)
-        batch = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        try:
+            batch = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception: it would pass whoever keeps a fault to itself
+            message = "the tokenizers library failed at this text: change it, or the model's tokenizer.json"
+            raise TokenizerError(message) from error  # whose own words may hold the text
         return [encoding.ids for encoding in batch]
 
     # -- ids to text

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from batch_fake import deaths, note_deaths
+from batch_fake import deaths, jsonl, line, note_deaths
 from fake_runner import Orders, expected
 from service import Serving, make_folder, wait_until
 
@@ -24,12 +24,16 @@ LINES, TOKENS = 200, 12
 
 
 def requests(path: Path) -> None:
-    with path.open("w") as file:
-        for number in range(LINES):
-            body = {"model": "fake", "prompt": [number % 250, 7, number // 250], "max_tokens": TOKENS, "seed": number}
-            body |= {"n": 1 + number % 2, "return_token_ids": True}
-            row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
-            file.write(json.dumps(row) + "\n")
+    def request(number: int) -> dict[str, Any]:
+        prompt, samples = [number % 250, 7, number // 250], 1 + number % 2
+        return line(str(number), prompt=prompt, max_tokens=TOKENS, seed=number, n=samples, return_token_ids=True)
+
+    path.write_bytes(jsonl(list(map(request, range(LINES)))))
+
+
+def long_requests(path: Path, lines: int) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True}
+    path.write_bytes(jsonl([line(str(number), **body) for number in range(lines)]))
 
 
 def check(path: Path, words: list[int]) -> None:
@@ -86,11 +90,7 @@ def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_pa
     """Nothing gets done before the engine is killed, or says that it failed. After two deaths lines run one at a time,
     and the one that is there at the third is the suspect."""
     make_folder(tmp_path, Orders(step_seconds=0.05), rows=16, longest=512)
-    body = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True}
-    with (tmp_path / "in.jsonl").open("w") as file:
-        for number in range(6):
-            row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
-            file.write(json.dumps(row) + "\n")
+    long_requests(tmp_path / "in.jsonl", 6)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
         batch_id = submit(Remote(serving.url), tmp_path / "in.jsonl", None)
         runs(serving, 6)
@@ -119,15 +119,11 @@ def test_online_requests_find_rows_beside_a_batch(tmp_path: Path) -> None:
     """Long lines hold all rows that they may; short requests, more at once than rows are kept, are done in their own
     time and not in a line's."""
     make_folder(tmp_path, Orders(step_seconds=0.004), rows=16, longest=512)
-    body = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True}
-    with (tmp_path / "in.jsonl").open("w") as file:
-        for number in range(60):
-            row = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
-            file.write(json.dumps(row) + "\n")
+    long_requests(tmp_path / "in.jsonl", 60)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
         remote = Remote(serving.url)
         batch_id = submit(remote, tmp_path / "in.jsonl", None)
-        assert wait_until(lambda: serving.metrics().get("penstock:num_requests_running") == 14.0, 30) is not None
+        runs(serving, 14)
         began = time.monotonic()
         asked = {"model": "fake", "prompt": [[9, number] for number in range(10)], "max_tokens": 4}
         answer = httpx.post(serving.url + "/v1/completions", json=asked, timeout=60)

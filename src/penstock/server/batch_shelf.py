@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.errors import PenstockError
+from penstock.server.batch_patience import why
 from penstock.server.refusals import HttpError
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -189,8 +190,7 @@ def _take_away(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        print(f"penstock: {path.name} stays in the state folder until the next start ({why})", file=sys.stderr)
+        print(f"penstock: {path.name} stays in the state folder until the next start ({why(error)})", file=sys.stderr)
 
 
 def storage_error(error: OSError) -> PenstockError:

@@ -203,7 +203,9 @@ def test_samples_of_a_prompt_have_a_most(run: Path) -> None:
         (b"\xff\xfe{}", "no UTF-8"),
         (b"[]", "the file: Input should be"),
         (b"[" * 100_000, "nested too deeply"),
-        (b"[" * 50 + b"]" * 50, "more than 12 levels"),
+        (b"[" * 50 + b"]" * 50, "the file: Input should be"),
+        (b'{"engine": ' * 500 + b'"\\u0007"' + b"}" * 500, "holds the control character U+0007"),
+        (b'{"run": ' + b"[" * 5000 + b'"\\u0007"' + b"]" * 5000 + b"}", "nested too deeply"),
         (b'{"schema": NaN}', "NaN is no number"),
         (b'{"run": 1, "run": 2}', "'run' stands twice"),
         (b'{"a": {"<b>\\u0007": 1, "<b>\\u0007": 1}}', "stands twice"),
@@ -216,7 +218,9 @@ def test_samples_of_a_prompt_have_a_most(run: Path) -> None:
     ],
 )
 def test_hostile_files(content: bytes, says: str) -> None:
-    assert says in refusal(content)
+    said = refusal(content)
+    assert says in said
+    assert len(said) < 500
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from penstock.almanac.record import Record
 from penstock.errors import RecordError
 
 LARGEST = 5_000_000  # bytes of a record
-DEEPEST = 12  # levels of lists and objects; the form has 7
 _SHOWN = 80  # characters of somebody's text in a message
 # Marks that turn or hide the text around them; separators that some readers take for a new line.
 _HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
@@ -46,18 +45,16 @@ def record_of(content: bytes, name: str) -> Record:
         raise RecordError(f"{name}: {len(content)} bytes; a record has at most {LARGEST}")
     try:
         told = json.loads(content.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
-        _depth(told)
+        fault = None if _plain(content) else _first_hostile(told)
     except UnicodeDecodeError as error:
         raise RecordError(f"{name}: is no UTF-8 text (byte {error.start})") from error
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         raise RecordError(f"{name}: {'nested too deeply' if deep else one_line(str(error))}") from error
-    if not _plain(content):
-        for where, text in _texts(told, ""):
-            if fault := _hostile(text):
-                raise RecordError(f"{name}: {where}: holds {fault}")
+    if fault:
+        raise RecordError(f"{name}: {fault}")
     try:
-        return Record.model_validate(told)
+        return Record.model_validate(told)  # the form is no deeper than it is: what nests deeper is refused by its kind
     except ValidationError as error:
         raise RecordError(f"{name}: {faults_in_a_line(error)}") from error
 
@@ -98,15 +95,10 @@ def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number of a record")
 
 
-def _depth(told: Any) -> None:
-    level, below = 0, [told]
-    while below:
-        level += 1
-        if level > DEEPEST:
-            raise ValueError(f"nested more than {DEEPEST} levels deep")
-        inner = (each.values() if isinstance(each, dict) else each for each in below if isinstance(each, (dict, list)))
-        holding = (values for values in inner if not _numbers(values))
-        below = [value for values in holding for value in values if isinstance(value, (dict, list))]
+def _first_hostile(told: Any) -> str | None:
+    """Where the first hostile text is, and what it holds."""
+    found = ((where, _hostile(text)) for where, text in _texts(told, ""))
+    return next((f"{where[:200]}: holds {fault}" for where, fault in found if fault), None)
 
 
 def _texts(told: Any, where: str) -> Iterator[tuple[str, str]]:

@@ -258,6 +258,43 @@ def test_rates_that_were_tried_and_cannot_be_ranked_are_not_told_as_untried() ->
     assert crossings(empty)[0].words(0.95).endswith(": no rate was tried")
 
 
+def at_once(found: Record, value: float, low: float, high: float) -> Record:
+    """With everything at once, that gave so much."""
+    point = next(each for each in record().points if each.kind == "saturation")
+    rate = Interval(value=value, low=low, high=high)
+    whole = point.model_copy(update={"figures": point.figures.model_copy(update={"request_rate": rate})})
+    return found.model_copy(update={"points": [whole, *found.points]})
+
+
+def test_no_rate_is_told_that_everything_at_once_did_not_give() -> None:
+    """1.575 were offered, and 1.4 [1.1, 1.7] completed: not significantly less. The engine gives 1.522 at most."""
+    served = {1.575: Interval(value=1.4, low=1.1, high=1.7)}
+    alone = with_goals((1.575, 1.0, 0.97, 1.0), completed=served)
+    capped = at_once(alone, 1.371, 1.219, 1.522)
+    (free,), (crossing,) = crossings(alone), crossings(capped)
+    assert (free.meets, free.keeps, free.misses) == (1.58, 1.1, None)  # 158 in 100 s
+    assert (crossing.meets, crossing.keeps, crossing.fails, crossing.misses) == (1.522, 1.1, None, 1.522)
+    assert "up to 1.52 requests a second" in crossing.words(0.95)
+    out = io.StringIO()
+    print_table(capped, out)
+    assert "up to 1.52 requests a second" in out.getvalue() and "1.52 requests a second" in render(capped)
+    slow = with_goals((0.5, 1.0, 0.97, 1.0), (0.6, 0.1, 0.0, 0.2))
+    assert compare(slow, capped).goals[0].endswith("A up to 0.5 requests a second, B up to 1.52; B / A 2.10 to 3.04")
+
+
+def test_a_rate_at_which_nothing_was_served_is_not_told_as_untried() -> None:
+    none = {5.0: Interval(value=0.0, low=None, high=None), 6.0: Interval(value=0.0, low=None, high=None)}
+
+    def words(*goals: tuple[float, float, float, float]) -> str:
+        (crossing,) = crossings(with_goals(*goals, completed=none))
+        return crossing.words(0.95).split(": ", 1)[1]
+
+    kept = (6.0, 1.0, 0.9, 1.0), (5.0, 1.0, 0.9, 1.0)
+    assert words(*kept) == "tried at 5, 6 a second, and nothing was served in that window"
+    assert words(*kept, (4.0, 1.0, 0.9, 1.0)).startswith("up to 4 requests a second")
+    assert words(kept[0], (5.0, 0.5, 0.4, 0.6)) == "missed at 5 a second, the lowest rate that was tried"
+
+
 def test_charts_of_extreme_values_stay_on_the_page() -> None:
     found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 2)
     points = [

@@ -393,6 +393,43 @@ def test_the_rates_that_keep_a_goal(line: list[Asked], says: tuple[float | None,
     assert figures.kept_of(told, 0.95) == figures.Kept(*says)
 
 
+@pytest.mark.parametrize(
+    ("line", "most", "says"),
+    [
+        # 63 in 40 s of an engine that all at once gave 1.371 [1.219, 1.522].
+        ([(1.575, 1.575, 1.1, 1, 1, 1), (1.9, 1.3, 1.2, 0.5, 0.4, 0.6)], 1.522, (1.522, 1.1, 1.9, 1.522)),
+        ([(1.575, 1.575, 1.1, 1, 1, 1)], 1.522, (1.522, 1.1, None, 1.522)),  # missed nowhere, and not without end
+        ([(1, 1, 0.9, 1, 1, 1), (1.2, 1.1, 1, 0.5, 0.4, 0.6)], 1.522, (1, 0.9, 1.2, 1.2)),
+        ([(1, 1, 0.9, 1, 1, 1)], 1.522, (1, 0.9, None, 1.522)),
+        ([(1.7, 1.6, 1.5, 0.5, 0.4, 0.6)], 1.522, (None, None, 1.7, 1.7)),  # what was offered and missed is a fact
+        ([(5, 0, None, 1, 0.7, 1)], 1.522, (None, None, None, None)),
+    ],
+)
+def test_no_kept_rate_is_above_the_most(line: list[Asked], most: float, says: tuple[float | None, ...]) -> None:
+    told = [
+        (figures.Sustained(*each[:3]), Goal(seconds=1.0, share=each[3], low=each[4], high=each[5], goodput=0.0))
+        for each in line
+    ]
+    assert figures.kept_of(told, 0.95, most) == figures.Kept(*says)
+
+
+def test_the_most_is_what_everything_at_once_gave() -> None:
+    at_once = opened(100, (1.4, 1.2, 1.5), kind="saturation", opens=None)
+    assert figures.most_of([]) is None and figures.most_of([opened(9, (1.0, 0.9, 1.1))]) is None
+    assert figures.most_of([at_once, opened(9, (1.55, 1.45, 1.6))]) == 1.5
+    assert figures.most_of([at_once, opened(9, ()), opened(9, (1.0, None, None))]) == 1.5
+    # Ramp and tail cost it more than its interval says: another surely completed more.
+    surely = opened(99, (1.6, 1.51, 1.7))
+    assert figures.most_of([at_once, surely]) is None
+    short = surely.model_copy(update={"client": surely.client.model_copy(update={"short": True})})
+    assert figures.most_of([at_once, short]) == 1.5
+    cut = at_once.model_copy(update={"outcomes": {"unfinished": 1}})
+    barred = at_once.model_copy(update={"client": short.client})
+    for nothing in (cut, barred, at_once.model_copy(update={"complete": 0}), opened(9, (), kind="saturation"),
+                    opened(9, (1.4, 1.2, None), kind="saturation")):  # fmt: skip
+        assert figures.most_of([nothing]) is None
+
+
 def test_costs() -> None:
     assert figures.cost_of_request(3.6, 10.0) == pytest.approx(0.0001)
     assert figures.cost_of_million(3.6, 1000.0) == pytest.approx(1.0)

@@ -248,11 +248,33 @@ def sustained(point: Point) -> Sustained:
     )
 
 
+def most_of(points: Iterable[Point]) -> float | None:
+    """The most requests a second that a run's engine can be said to keep up: the high end of everything at once. With
+    few requests "not significantly less than was offered" is no evidence of having served it, and nobody keeps up more
+    than what comes out while nobody is waited for.
+
+    None: nobody knows. Everything at once was not measured, was cut off by its time limit, its client was short, or it
+    has no interval; or another point surely completed more, so that everything at once says nothing of the highest.
+    """
+    rates = [(point, point.figures.request_rate) for point in points if not point.client.short]
+    ends = [
+        rate.high
+        for point, rate in rates
+        if point.kind == "saturation" and point.complete and not point.outcomes.get("unfinished")
+        if rate is not None and rate.high is not None
+    ]
+    most = max(ends, default=None)
+    if most is None or any(rate is not None and (rate.low or 0.0) > most for _, rate in rates):
+        return None
+    return most
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The rates up to which a goal is kept, in requests a second, all of them measured. rate: the highest one kept;
-    None: none. low: the highest one that is surely kept (95 %). missed: what was offered at the first point beyond that
-    misses it; high: at the first beyond that surely misses it. None: there is no such point."""
+    """The rates up to which a goal is kept, in requests a second. rate: the highest one kept; None: none. low: the
+    highest one that is surely kept (95 %). missed: what was offered at the first point beyond that misses it; None:
+    there is no such point. high: what was offered at the first beyond that surely misses it, or the most that the
+    engine keeps up; None: neither is known."""
 
     rate: float | None
     low: float | None
@@ -260,30 +282,41 @@ class Kept:
     high: float | None
 
 
-def kept_of(line: Iterable[tuple[Sustained, Goal]], quantile: float) -> Kept:
+def kept_of(line: Iterable[tuple[Sustained, Goal]], quantile: float, most: float | None = None) -> Kept:
     """Of open points: what each says of rates, and of a goal. Points whose client was short the caller leaves out.
+    most: what no rate is told above (`most_of` their run); None: there is no such bound.
 
     Shares fall as rates rise, so from the slowest offered rate that keeps the goal on the first that misses it holds,
     whatever chance lets a faster one do. Past its highest rate an engine completes less of what it is offered, so the
     highest rate kept need not be that of the fastest point that keeps it.
     """
     ordered = sorted(line, key=lambda each: each[0].offered)
-    ordered = [each for each in ordered if each[0].rate > 0 or each[1].share < quantile]  # the others show nothing
+    ordered = [each for each in ordered if not shows_nothing(*each, quantile)]
     keeps = [goal.share >= quantile for _, goal in ordered]
     slowest = keeps.index(True) if True in keeps else len(keeps)
     fails = keeps.index(False, slowest) if False in keeps[slowest:] else len(keeps)
     before = ordered[slowest:fails]
     after = ordered[fails:] if before else ordered
-    rate = max((here.rate for here, _ in before), default=None)
-    surely = [here.low for here, goal in before if goal.low >= quantile and here.low is not None]
     missed = [here.offered for here, goal in after if goal.share < quantile]
     misses = [here.offered for here, goal in after if goal.high < quantile]
+    if not before:
+        return Kept(None, None, missed[0] if missed else None, misses[0] if misses else None)
+    bound = float("inf") if most is None else most
+    rate = min(max(here.rate for here, _ in before), bound)
+    surely = [here.low for here, goal in before if goal.low >= quantile and here.low is not None]
+    high = min([*misses, bound])
     return Kept(
         rate,
-        None if rate is None or not surely else min(max(surely), rate),
+        min(max(surely), rate) if surely else None,
         missed[0] if missed else None,
-        misses[0] if misses else None,
+        high if high < float("inf") else None,
     )
+
+
+def shows_nothing(here: Sustained, goal: Goal, quantile: float) -> bool:
+    """Whether a point says neither that a goal is kept nor that it is missed: nothing was served in its window, though
+    first tokens came in time."""
+    return here.rate <= 0 and goal.share >= quantile
 
 
 def cost_of_request(price_per_hour: float, request_rate: float) -> float:

@@ -3,7 +3,8 @@
 The interval of a ratio comes of the two figures' own, which need not be symmetric (MOVER: Donner and Zou, 2012, on the
 logarithms), each end by itself: one that the data cannot give leaves the other. One that contains 1 is "no significant
 difference". Of a goal each run has the highest rate that keeps it, between one that surely does and one that surely
-doesn't (crossings.py), and so an interval as any other figure's. It knows records alone.
+doesn't, or that everything at once never gave (crossings.py), and so an interval as any other figure's. It knows
+records alone.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
 
 
 def _kept(one: Crossing) -> Interval | None:
-    """The highest rate that keeps the goal, between the rates that surely keep and surely miss it."""
+    """The highest rate that keeps the goal, between those that are surely kept and surely not."""
     return None if one.meets is None else Interval(value=one.meets, low=one.keeps, high=one.misses)
 
 

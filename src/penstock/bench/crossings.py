@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.almanac.figures import kept_of, sustained
+from penstock.almanac.figures import kept_of, most_of, shows_nothing, sustained
 from penstock.almanac.record import Goal, Point, Record
 
 RANKED = " and can be ranked"
@@ -15,9 +15,9 @@ RANKED = " and can be ranked"
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """Requests a second, as `kept_of` has them. meets: the highest rate that keeps the goal; None: none does. fails:
-    what was offered where it was missed first; None: nowhere. keeps, misses: the same of what is sure, by the 95 %
-    intervals; between them the crossing lies. barred: what was offered where the client was short: tried, but it says
-    nothing of the server."""
+    what was offered where it was missed first; None: nowhere. keeps, misses: between them the crossing surely lies (by
+    the 95 % intervals, and by what everything at once gave). barred: what was offered where the client was short:
+    tried, but it says nothing of the server. unserved: where nothing was served: tried, and neither kept nor missed."""
 
     seconds: float
     meets: float | None
@@ -25,6 +25,7 @@ class Crossing:
     keeps: float | None
     misses: float | None
     barred: tuple[float, ...] = ()
+    unserved: tuple[float, ...] = ()
 
     def words(self, quantile: float) -> str:
         what = f"first token within {self.seconds:g} s for {100 * quantile:g} % of the requests"
@@ -39,6 +40,8 @@ class Crossing:
     @property
     def none(self) -> str:
         """Why there is no rate that keeps it, where there is none."""
+        if self.fails is None and self.unserved:
+            return f"tried at {listed(self.unserved)} a second, and nothing was served in that window"
         if self.fails is None:
             return "no rate that was tried can be ranked" if self.barred else "no rate was tried"
         below = RANKED if any(rate < self.fails for rate in self.barred) else ""
@@ -49,18 +52,27 @@ def crossings(record: Record) -> list[Crossing]:
     """Of each goal, by the open points. One whose client was short says nothing of the server."""
     tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
     barred = tuple(offered(point) for point in tried if point.client.short)
-    return [_crossing([point for point in tried if not point.client.short], seconds, record.method.quantile, barred)
-            for seconds in record.method.goals]  # fmt: skip
+    ranked = [point for point in tried if not point.client.short]
+    most = most_of(record.points)
+    return [_crossing(ranked, seconds, record.method.quantile, most, barred) for seconds in record.method.goals]
 
 
-def _crossing(points: Sequence[Point], seconds: float, quantile: float, barred: tuple[float, ...]) -> Crossing:
+def _crossing(
+    points: Sequence[Point], seconds: float, quantile: float, most: float | None, barred: tuple[float, ...]
+) -> Crossing:
     goals = [(point, goal_of(point, seconds)) for point in points]
-    kept = kept_of(((sustained(point), goal) for point, goal in goals if goal is not None), quantile)
-    return Crossing(seconds, kept.rate, kept.missed, keeps=kept.low, misses=kept.high, barred=barred)
+    line = [(sustained(point), goal) for point, goal in goals if goal is not None]
+    kept = kept_of(line, quantile, most)
+    unserved = tuple(here.offered for here, goal in line if shows_nothing(here, goal, quantile))
+    return Crossing(seconds, kept.rate, kept.missed, keeps=kept.low, misses=kept.high, barred=barred, unserved=unserved)
 
 
 def goal_of(point: Point, seconds: float) -> Goal | None:
     return next((goal for goal in point.goals if goal.seconds == seconds), None)
+
+
+def listed(rates: Sequence[float]) -> str:
+    return ", ".join(in_three(rate) for rate in sorted(rates))
 
 
 def in_three(rate: float) -> str:

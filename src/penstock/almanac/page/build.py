@@ -62,8 +62,9 @@ def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list
     """What the page keeps of each record, and the files to take away written on the way."""
     entries: list[Entry] = []
     for file, record, text in found:
-        taken.add(file, record, text)
-        entries.append(compact.entry(file, record))
+        rows = [compact.sample_rows(point.sample) for point in record.points]
+        taken.add(file, record, text, rows)
+        entries.append(compact.entry(file, record, rows))
     taken.close()
     return entries
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.almanac.figures import kept_of, sustained
+from penstock.almanac.figures import kept_of, most_of, sustained
 from penstock.almanac.record import Figures, Interval, Point, Record, Sample, Spread
+
+Rows = npt.NDArray[np.float64]
 
 PAGE_SCHEMA = 1
 # Sample times on the page: 0, then a step of 0.0425 % each from a microsecond to a million seconds; 65,535 is -1.
@@ -31,6 +34,7 @@ SPREADS = (
     "first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual",
 )  # fmt: skip
 QUANTILES = ("mean", "p50", "p90", "p95", "p99")
+SAMPLE = ("first", "per_token", "end_to_end")
 _PLAIN = (
     "name", "kind", "rate", "concurrency", "seconds", "requests", "complete", "outcomes", "output_tokens",
     "prompt_tokens", "cached_tokens", "marks", "opens", "effective",
@@ -85,10 +89,11 @@ class Entry:
     text: str
 
 
-def entry(file: str, record: Record) -> Entry:
+def entry(file: str, record: Record, rows: Sequence[Rows]) -> Entry:
+    """`rows`: of its points' samples, as `sample_rows` makes them."""
     shape = record.shape
     lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
-    return Entry(subject(record), lengths, headlines(record), to_json(compact(record, file)))
+    return Entry(subject(record), lengths, headlines(record), to_json(compact(record, file, rows)))
 
 
 def group_script(number: int, entries: Iterable[Entry]) -> str:
@@ -101,15 +106,15 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def compact(record: Record, file: str) -> dict[str, Any]:
+def compact(record: Record, file: str, rows: Sequence[Rows]) -> dict[str, Any]:
     """A record as the page loads it: as it is, but for its points."""
     small: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude={"points"})
     small["file"] = file
-    small["points"] = _columns(record.points)
+    small["points"] = _columns(record.points, rows)
     return small
 
 
-def _columns(points: list[Point]) -> dict[str, Any]:
+def _columns(points: list[Point], rows: Sequence[Rows]) -> dict[str, Any]:
     columns: dict[str, Any] = {name: [_short(getattr(point, name)) for point in points] for name in _PLAIN}
     columns["client"] = {name: [_short(getattr(point.client, name)) for point in points] for name in _LOOK}
     columns["goals"] = [
@@ -118,7 +123,7 @@ def _columns(points: list[Point]) -> dict[str, Any]:
         for point in points
     ]  # fmt: skip
     columns["figures"] = {name: [_figure(point.figures, name) for point in points] for name in (*RATES, *SPREADS)}
-    columns["sample"] = [packed(point.sample) for point in points]
+    columns["sample"] = [packed(each) for each in rows]
     return columns
 
 
@@ -138,10 +143,15 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def packed(sample: Sample) -> str:
+def sample_rows(sample: Sample) -> Rows:
+    """[3, rows]: SAMPLE's columns. Made once a sample, for the page and the downloads: to read Python's numbers takes
+    longer than all that is done with them."""
+    return np.array([getattr(sample, name) for name in SAMPLE], np.float64)
+
+
+def packed(rows: Rows) -> str:
     """The three columns one after the other, each of 16-bit numbers, low byte first, in base64. Rows are sorted by
     their first token: the order of a sample says nothing, and sorted ones compress."""
-    rows = np.array([sample.first, sample.per_token, sample.end_to_end], np.float64)
     rows = rows[:, np.argsort(rows[0], kind="stable")]
     with np.errstate(divide="ignore"):
         steps = np.log(np.maximum(rows, 0.0) / SMALLEST) * (STEPS / np.log(LARGEST / SMALLEST))
@@ -189,7 +199,7 @@ def headlines(record: Record) -> dict[str, Any]:
     """A record's headlines, read off its points; none of a point whose client was short."""
     points = [point for point in record.points if not point.client.short]
     ended = any(p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points)
-    single = next((point for point in points if point.kind == "single"), None)
+    single, most = next((point for point in points if point.kind == "single"), None), most_of(points)
     spread = single.figures if single else None
     return {
         "engine": record.engine.name,
@@ -207,7 +217,7 @@ def headlines(record: Record) -> dict[str, Any]:
         "tokens": _headline(_highest(points, "output_rate"), bounded=ended),
         "first": _headline(spread.first_token.p50) if spread and spread.first_token else None,
         "token": _headline(spread.per_token.p50) if spread and spread.per_token else None,
-        "kept": [_kept(points, seconds, record.method.quantile) for seconds in record.method.goals],
+        "kept": [_kept(points, seconds, record.method.quantile, most) for seconds in record.method.goals],
     }
 
 
@@ -227,12 +237,12 @@ def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | No
     return [float(f"{each:.4g}") if each is not None else None for each in ends]
 
 
-def _kept(points: list[Point], seconds: float, quantile: float) -> list[float]:
-    """[seconds, the highest measured rate that keeps it, what was offered where it is missed first]; of open loops.
-    Kept 0: none of them does; -1: not measured. Missed 0: it was measured at no higher rate."""
+def _kept(points: list[Point], seconds: float, quantile: float, most: float | None) -> list[float]:
+    """[seconds, the highest measured rate that keeps it, what was offered where it is missed first]; of open loops, and
+    none above `most`. Kept 0: none of them does; -1: not measured. Missed 0: it was measured at no higher rate."""
     opened = [point for point in points if point.kind == "open" and point.rate]
     asked = [(sustained(point), goal) for point in opened for goal in point.goals if goal.seconds == seconds]
     if not asked:
         return [seconds, -1, 0]
-    kept = kept_of(asked, quantile)
+    kept = kept_of(asked, quantile, most)
     return [seconds, *(float(f"{rate or 0.0:.4g}") for rate in (kept.rate, kept.missed))]

@@ -8,13 +8,14 @@ not the page."""
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.almanac.page.compact import QUANTILES, RATES, SPREADS
+from penstock.almanac.page.compact import QUANTILES, RATES, SAMPLE, SPREADS, Rows
 from penstock.almanac.record import Failure, Interval, Point, Record
 from penstock.almanac.samples import OUTCOMES, needs_pyarrow
 
@@ -36,7 +37,6 @@ NUMBERS = (
     *(f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")),
 )  # fmt: skip
 GOAL = ("seconds", "share", "low", "high", "goodput")  # of goal1, goal2, ...: as many as the point with most has
-SAMPLE = ("first", "per_token", "end_to_end")
 NAN = float("nan")
 
 
@@ -56,17 +56,17 @@ class Downloads:
         self._json = (folder / "records.json").open("w", encoding="utf-8")
         self._count = 0
 
-    def add(self, file: str, record: Record, text: str) -> None:
-        """`text`: the record as it came."""
+    def add(self, file: str, record: Record, text: str, rows: Sequence[Rows]) -> None:
+        """`text`: the record as it came; `rows`: of its points' samples, as compact.py's `sample_rows` makes them."""
         self._json.write((",\n" if self._count else "[\n") + text.strip().replace("\n", " "))
         self._count += 1
         texts, numbers = _what(file, record)
-        for point in record.points:
+        for point, sample in zip(record.points, rows, strict=True):
             self._texts.append([*texts, point.name, point.kind, "; ".join(point.marks), None, None])
             self._numbers.append([*numbers, *_point_numbers(point)])
             self._goals.append([getattr(goal, name) for goal in point.goals for name in GOAL])
-            for name in SAMPLE:
-                self._samples[name].append(np.array(getattr(point.sample, name), np.float32))
+            for name, column in zip(SAMPLE, sample.astype(np.float32), strict=True):
+                self._samples[name].append(column)
         for failure in record.failures:
             self._fail(failure, texts, numbers)
 

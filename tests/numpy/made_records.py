@@ -162,7 +162,7 @@ def _point(
     least = max(30.0, 0.0 if kind == "saturation" else 2 * spreads["end_to_end"]["p95"]["value"])
     return {
         "name": name, "kind": kind, "rate": rate, "concurrency": users, "seconds": _short(seconds),
-        "opens": None if kind == "saturation" else 10.0, "effective": KEPT / 2,
+        "opens": None if kind in ("saturation", "single") else 10.0, "effective": KEPT / 2,
         "requests": KEPT, "complete": done, "outcomes": {"stalled": bad} if bad else {},
         "output_tokens": done * curve.output, "prompt_tokens": done * curve.input, "cached_tokens": 0,
         "figures": {

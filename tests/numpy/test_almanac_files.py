@@ -172,6 +172,13 @@ def test_a_short_run_is_one_by_the_methods_own_measure() -> None:
     assert {name: getattr(Settings(), name) for name in FULL} == FULL
 
 
+def test_a_window_that_a_division_left_a_hair_short_is_a_whole_one(run: Path) -> None:
+    """As many requests as 17.1 a second make in a minute, over that rate."""
+    window = 1026 / 17.1
+    told = changed(told_of(run), "method", lambda old: {**old, "short": False, "window": window})
+    assert window < FULL["window"] and list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
+
+
 def test_users_that_keep_in_step_are_possible(run: Path) -> None:
     """32 of equal length that began together end together, every 7 s: a window of 8 s holds two of their ends."""
     sent = np.repeat(np.arange(0.0, 42.0, 7.0), 32)
@@ -287,6 +294,11 @@ Rule = Callable[[Any], Any]
         ("points.0.complete", lambda old: old + 5, "complete: "),
         ("points.0.complete", lambda old: old - 5, "outcomes: 0 in all, but 5 did not complete"),
         ("points.0.outcomes", {"bored": 0}, "outcomes: 'bored' is none"),
+        ("points.0.opens", None, "opens: is missing: only an import has none"),
+        ("points.1.opens", 2.0, "opens: 2.0, but only an open or a closed loop has a steady window"),
+        ("points.0.goals", lambda old: old[1:], "goals: [0.3] s, where [0.1, 0.3] are to be told"),
+        ("points.0.goals", [], "goals: [] s, where [0.1, 0.3] are to be told"),
+        ("method.goals", [0.1, 0.3, 1.0], "goals: [0.1, 0.3] s, where [0.1, 0.3, 1.0] are to be told"),
         ("points.0.rate", None, "rate: an open loop has one"),
         ("points.0.rate", 1e6, "but 1000000.0 a second for 40.0 s are 4e+07"),
         ("points.0.rate", 1.0, "but 1.0 a second for 40.0 s are 40"),
@@ -339,7 +351,7 @@ def test_figures_that_the_sample_contradicts(run: Path, times: float) -> None:
         for figure in told["points"][0]["figures"][spread].values():
             for key in figure:
                 figure[key] = None if figure[key] is None else figure[key] * times
-    told["points"][0]["goals"] = []
+    told["points"][0]["goals"] = told["method"]["goals"] = []
     assert "sample.first: " in refusal(told)
 
 
@@ -372,13 +384,13 @@ def test_the_future_is_by_the_given_clock(run: Path) -> None:
         ("raw", None, "raw: names no raw data"),
         ("raw.sha256", "0" * 64, "raw.sha256: is 000000000000…"),
         ("raw.rows", lambda old: old + 1, "raw.rows: "),
-        ("points", lambda old: old[:1], "points: saturation is in raw.parquet, but neither"),
+        ("points", lambda old: old[:1], "points: saturation is in raw.parquet, but no point of the record"),
         ("points.0.figures.inter_token.p99.value", lambda old: old * 1.0001, "figures.inter_token.p99.value: "),
         ("points.0.figures.request_rate.low", lambda old: old * 1.001, "figures.request_rate.low: "),
         ("points.0.figures.end_to_end.p50.high", None, "figures.end_to_end.p50.high: None, but the raw data gives"),
         ("points.0.sample.first", lambda old: [*old[:-1], old[-1] * 1.0005], "sample.first.499: "),
         ("points.0.effective", 500.0, "effective: 500.0, but the raw data gives"),
-        ("points.0.opens", 10.5, "but the raw data gives"),
+        ("points.0.opens", 10.5, "opens: a window of 40 s from 10.5 s on, but"),
         ("points.0.marks", ["cached prompts", "client short"], None),
     ],
 )
@@ -391,6 +403,83 @@ def test_numbers_that_the_raw_data_does_not_give(
         assert validate(tmp_path / "good.json", run / "raw.parquet").points[0].marks == value
     else:
         assert says in refusal(told, run / "raw.parquet", tmp=tmp_path)
+
+
+def otherwise(told: dict[str, Any], raw: Path, at: int, **more: Any) -> dict[str, Any]:
+    """A record whose point was derived from honest raw data otherwise than it was measured."""
+    point = told["points"][at]
+    asked = {name: point[name] for name in ("name", "kind", "rate", "concurrency", "opens", "marks")}
+    asked["seconds"] = None if asked["opens"] is None else point["seconds"]
+    asked |= {"goals": told["method"]["goals"], "look": LOOK, **more}
+    return changed(told, f"points.{at}", point_of(read_parquet(raw), **asked).model_dump())
+
+
+@pytest.mark.parametrize(
+    ("at", "more", "says"),
+    [
+        (0, {"seconds": 36.0}, "points.0 (open 30).opens: a window of 36 s from 10 s on, but"),
+        (0, {"opens": 9.0, "seconds": 41.0}, "requests were counted outside of it, or not counted in it"),
+        (0, {"seconds": None, "opens": None}, "opens: is missing"),
+        (0, {"kind": "closed", "rate": None, "concurrency": 20},
+         "kind: closed, where requests are sent each when another had ended, but these were sent by a clock"),
+        (0, {"kind": "saturation", "rate": None, "seconds": None, "opens": None},
+         "kind: saturation, where requests are sent all at once, but these were sent by a clock"),
+        (0, {"goals": [0.3]}, "goals: [0.3] s, where [0.1, 0.3] are to be told"),
+        (1, {"opens": 2.0, "seconds": 8.0}, "opens: 2.0, but only"),
+        (1, {"kind": "open", "rate": 25.0, "opens": 0.0, "seconds": 12.0},
+         "kind: open, where requests are sent by a clock, but these were sent all at once"),
+    ],
+)  # fmt: skip
+def test_a_point_that_is_derived_otherwise_from_honest_raw_data(
+    run: Path, tmp_path: Path, at: int, more: dict[str, Any], says: str
+) -> None:
+    """Every figure of it comes out again: what was edited is what it is derived by."""
+    raw = run / "raw.parquet"
+    assert otherwise(told_of(run), raw, at) == told_of(run)
+    assert says in refusal(otherwise(told_of(run), raw, at, **more), raw, tmp=tmp_path)
+
+
+def test_a_point_that_a_failure_is_named_for_is_left_out_all_the_same(run: Path, tmp_path: Path) -> None:
+    told = changed(told_of(run), "points", lambda old: old[:1])
+    told["failures"] = [{"point": "saturation", "kind": "crashed", "message": "it did", "log": ""}]
+    assert "points: saturation is in raw.parquet, but no point" in refusal(told, run / "raw.parquet", tmp=tmp_path)
+
+
+def in_turn(users: int = 4, seconds: float = 60.0) -> Samples:
+    """A closed loop: each user asks again when the answer has ended, and that is the intended start."""
+    rng, rows = np.random.default_rng(users), []
+    for _ in range(users):
+        sent = 0.0
+        while sent < seconds:
+            gaps = rng.uniform(0.001, 0.02, 31).astype(np.float32)
+            rows.append((sent, sent + 0.1, gaps))
+            sent = sent + 0.1 + float(gaps.sum(dtype=np.float64))
+    sent, first, gaps = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
+    return samples_of(sent, first, list(gaps), name="closed-4", window=(10.0, 50.0))
+
+
+def test_a_closed_loop_is_believed_as_what_it_is_alone(run: Path, tmp_path: Path) -> None:
+    samples, raw = in_turn(), tmp_path / "raw.parquet"
+    write_parquet(samples, raw)
+    told = with_point(run, samples, kind="closed", concurrency=4, seconds=40.0, opens=10.0)
+    told["raw"] = {"sha256": hashlib.sha256(raw.read_bytes()).hexdigest(), "rows": len(samples)}
+    (tmp_path / "good.json").write_text(json.dumps(told))
+    assert validate(tmp_path / "good.json", raw).points[0].kind == "closed"
+    rate = told["points"][0]["requests"] / 40
+    forged = otherwise(told, raw, 0, kind="open", rate=rate, concurrency=None)
+    assert list(faults(record_of(json.dumps(forged).encode(), "forged.json"))) == []
+    says = "kind: open, where requests are sent by a clock, but these were sent each when another had ended"
+    assert says in refusal(forged, raw, tmp=tmp_path)
+
+
+def test_requests_that_nobody_knows_the_time_of_rank_no_one(run: Path, tmp_path: Path) -> None:
+    """An import's, whose client calls itself good."""
+    samples, raw = open_loop(30.0, 40.0, name="open 30"), tmp_path / "raw.parquet"
+    samples.intended[:] = np.nan
+    write_parquet(samples, raw)
+    told = with_point(run, samples, kind="open", rate=30.0, seconds=40.0, opens=10.0)
+    told["raw"] = {"sha256": hashlib.sha256(raw.read_bytes()).hexdigest(), "rows": len(samples)}
+    assert "client.short: is false, but nobody knows when" in refusal(told, raw, tmp=tmp_path)
 
 
 def test_a_raw_file_that_is_none(run: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
     if not 0 < record.method.quantile < 1:
         yield f"method.quantile: {record.method.quantile} is none: a share between 0 and 1"
     for name, whole in FULL.items() if not record.method.short else ():
-        if (told := getattr(record.method, name)) < whole:
+        if (told := getattr(record.method, name)) * ROUNDED < whole:
             yield f"method.short: is false, at {name} {told:g} where the whole method has {whole:g}"
     names = [point.name for point in record.points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -91,6 +91,10 @@ def _counts(point: Point, record: Record) -> Iterator[str]:
         yield f"rate: {point.rate} a second, but only an open loop has one"
     if point.kind == "closed" and not point.concurrency:
         yield "concurrency: a closed loop has one, above 0"
+    if point.kind in ("saturation", "single") and point.opens is not None:
+        yield f"opens: {point.opens}, but only an open or a closed loop has a steady window"
+    if point.kind in ("open", "closed") and point.opens is None and not point.client.short:
+        yield "opens: is missing: only an import has none, and its client counts as short"
     if point.complete and point.seconds <= 0:
         yield "seconds: 0, with complete requests"
     if (point.effective or 0) > point.requests * ROUNDED:
@@ -271,6 +275,10 @@ def _arrived(point: Point, record: Record) -> Iterator[str]:
 
 
 def _goals(point: Point, record: Record) -> Iterator[str]:
+    """Of a point that was streamed all that the method has: one left out would be one that it may have missed."""
+    told, streamed = [goal.seconds for goal in point.goals], point.figures.first_token is not None or not point.complete
+    if sorted(told) != (asked := sorted(record.method.goals) if streamed else []):
+        yield f"goals: {told} s, where {asked} are to be told"
     ordered = sorted(enumerate(point.goals), key=lambda pair: pair[1].seconds)
     for (_, early), (number, later) in pairwise(ordered):
         if later.share < early.share - NEAR:

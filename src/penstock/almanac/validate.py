@@ -2,7 +2,7 @@
 
     read        strict form, sizes, no hostile text                                  reading.py
     possible    counts, rates, quantiles, goals and sample agree with each other     possible.py
-    derived     with the Parquet file: its checksum, its own sense, every number again
+    derived     with the Parquet file: its checksum, its own sense, how requests were sent, every number again
 
 The first fault is a RecordError of one line: file, field, what is wrong. It writes nothing.
 """
@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.almanac.figures import point_of, shares_prompts
 from penstock.almanac.possible import faults
+from penstock.almanac.rates import issued
 from penstock.almanac.reading import one_line, read_record
 from penstock.almanac.record import Point, Record
 from penstock.almanac.samples import OK, Samples, read_parquet
@@ -27,6 +28,9 @@ from penstock.errors import RecordError
 LARGEST_RAW = 4_000_000_000  # bytes
 CLOCK = 1e-3  # seconds that neighbouring stamps of one request may contradict each other by
 NEAR = 1e-5  # of a number: what is derived again may differ by so much
+AT_ONCE = 1e-6  # seconds between requests that were meant for one instant
+CLOCKED, IN_TURN, TOGETHER = "by a clock", "each when another had ended", "all at once"
+SENT = {"open": CLOCKED, "closed": IN_TURN, "single": IN_TURN, "saturation": TOGETHER}
 
 
 def validate(path: Path, raw: Path | None = None) -> Record:
@@ -94,9 +98,48 @@ def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
         yield f"raw.rows: {record.raw.rows}, {name} has {len(samples)}"
     for fault in sense(samples):
         yield f"{name}: {fault}"
-    known = {point.name for point in record.points} | {failure.point for failure in record.failures}
-    if missing := sorted(set(samples.point.astype(str)) - {str(each) for each in known}):
-        yield f"points: {one_line(missing[0])} is in {name}, but neither a point nor a failure of the record"
+    if missing := sorted(set(samples.point.astype(str)) - {point.name for point in record.points}):
+        yield f"points: {one_line(missing[0])} is in {name}, but no point of the record"
+    for number, point in enumerate(record.points):
+        own, where = samples.of(samples.point == point.name), f"points.{number} ({point.name})"
+        for fault in (*_loop(point, own), *_window(point, own)):
+            yield f"{where}.{fault}"
+
+
+def _loop(point: Point, own: Samples) -> Iterator[str]:
+    """Of which kind the requests say it is: each has when it was meant to be sent, which in a loop of users is the end
+    of another. An import's say nothing of that, and whoever sent them is unknown."""
+    known = own.of(~np.isnan(own.intended))
+    if point.kind == "open" and len(known) < len(own) and not point.client.short:
+        yield "client.short: is false, but nobody knows when its requests were to be sent"
+    if len(known) > 1 and (told := _sent(known)) != SENT[point.kind]:
+        yield f"kind: {point.kind}, where requests are sent {SENT[point.kind]}, but these were sent {told}"
+
+
+def _sent(known: Samples) -> str:
+    later = follows = 0
+    for start in np.unique(known.start):
+        own = known.of(known.start == start)
+        after = own.intended[own.intended > own.intended.min() + AT_ONCE]
+        later, follows = later + len(after), follows + int(np.isin(after, own.end).sum())
+    if not later:
+        return TOGETHER
+    return IN_TURN if 2 * follows > later else CLOCKED
+
+
+def _window(point: Point, own: Samples) -> Iterator[str]:
+    """A steady window is where the samples say it was: it holds those that they count, and no others."""
+    if point.opens is None or not own.window.any():
+        return
+    length = point.seconds / len(np.unique(own.start[own.window]))
+    when, near = issued(own), NEAR * (point.opens + length)
+    inside = (when >= point.opens + near) & (when < point.opens + length - near)
+    beyond = (when < point.opens - near) | (when >= point.opens + length + near)
+    if wrong := int(((inside & ~own.window) | (beyond & own.window)).sum()):
+        yield (
+            f"opens: a window of {length:g} s from {point.opens:g} s on, but {wrong} requests were "
+            "counted outside of it, or not counted in it"
+        )
 
 
 def _checksum(raw: Path) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,3 +104,28 @@ def test_a_load_ends_when_whoever_hears_it_has_enough() -> None:
 def test_certificates_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file of certificates"):
         target_of("https://h", ca_file=str(tmp_path / "none.pem"))
+
+
+WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+SERVER = """
+import signal, subprocess, sys, time
+def end(*_):
+    time.sleep(0.3)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_worker_that_heeds_no_signal_ends_with_the_server_of_a_killed_run() -> None:
+    """The run is gone: its pipe ends. The worker holds the guard's stdout open for as long as it lives."""
+    command = [sys.executable, "-m", "penstock.bench.guard", "SIGTERM", "all", sys.executable, "-c", SERVER, WORKER]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert guard.stdout is not None and guard.stdout.readline() == b"up\n"
+        guard.communicate(timeout=14)  # closes the pipe; ends when nobody is left. The guard's own patience is longer
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(guard.pid, signal.SIGKILL)

@@ -2,7 +2,8 @@
 (CORES: `0,2,3`, on which it runs; `all`: wherever it may).
 
 It leads the server's process group and holds a pipe from the run. When the pipe ends, for the run was killed, it ends
-the group: by the signal, then for good. It exits with the server's code. It knows a command; not what it serves.
+the group: by the signal, then, once the server has ended or had its time, all that is left of it for good. Else it
+exits with the server's code. It knows a command; not what it serves.
 """
 
 from __future__ import annotations
@@ -28,15 +29,19 @@ def main() -> int:
     except OSError as error:
         print(f"the server could not be started: {error}", file=sys.stderr)
         return 127
-    threading.Thread(target=_hold, args=(server, number), daemon=True).start()
+    killed = threading.Event()
+    threading.Thread(target=_hold, args=(server, number, killed), daemon=True).start()
     code = server.wait()
+    if killed.is_set():  # this thread may be the first to know, and the other one dies with it
+        os.killpg(0, signal.SIGKILL)
     return code if code >= 0 else 128 - code
 
 
-def _hold(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Waits for the pipe's end; then ends the group."""
+def _hold(server: subprocess.Popen[bytes], number: signal.Signals, killed: threading.Event) -> None:
+    """Waits for the pipe's end, which says that the run was killed; then ends the group."""
     while os.read(0, 4096):
         pass
+    killed.set()
     os.killpg(0, number)
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(PATIENCE)

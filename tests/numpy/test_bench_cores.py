@@ -63,6 +63,7 @@ def test_a_server_that_somebody_else_started_has_the_cores_that_this_process_has
     """`taskset -c 3 penstock bench run http://127.0.0.1:8000` on four cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)  # of which a container gives four
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3} if pid == 1 else {3}, raising=False)
+    monkeypatch.setattr("penstock.bench.machine._gpu", lambda visible: None)
     assert (count_here(), count_all()) == (1, 4)
     assert machine_of(None, "http://127.0.0.1:8000", started=False).cores == 4
     assert machine_of(None, None, started=False).cores == 4  # an import

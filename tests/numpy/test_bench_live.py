@@ -96,6 +96,21 @@ def test_gpus_are_those_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest
     assert hidden is not None and hidden.count == 1
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", None])  # None: an import
+def test_what_this_shell_may_see_says_nothing_of_a_server_that_somebody_else_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str | None
+) -> None:
+    smi(tmp_path, monkeypatch, f"{ROW}\\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gpu = machine_of(None, url, started=False).gpu
+    assert gpu is not None and gpu.count == 1
+    assert machine_of(None, url, started=True).gpu is None
+    smi(tmp_path, monkeypatch, f"{ROW}\\n{ROW}\\n")
+    with pytest.raises(UsageError, match=r"has 2 GPUs, and nobody here knows which .* with --machine FILE\.json"):
+        machine_of(None, url, started=False)
+    assert machine_of(None, url, started=True).gpu is not None
+
+
 @pytest.mark.parametrize(("rows", "code"), [("", 0), ("no devices were found", 9), ("a, b\\n", 0)])
 def test_a_driver_that_says_nothing_useful_is_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, code: int
@@ -111,7 +126,8 @@ def test_memory_that_the_driver_does_not_tell_is_0(tmp_path: Path, monkeypatch: 
     assert gpu is not None and gpu.memory_mib == 0
 
 
-def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path) -> None:
+def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smi(tmp_path, monkeypatch, f"{ROW}\\n")
     told = Machine(gpu=None, cpu="far", cores=64, memory_mib=9, system="Linux", python="3.12")
     (tmp_path / "m.json").write_text(told.model_dump_json())
     assert machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False) == told

@@ -28,7 +28,8 @@ def machine_of(
     file: Path | None, url: str | None, environment: Mapping[str, str] = os.environ, *, started: bool
 ) -> Machine:
     """The machine that serves: as a file tells it, or this one, as a server with these variables sees it. started: by
-    us, so that it has the cores that we have; else it has the machine's. Raises UsageError for a file that is none."""
+    us, so that it has the cores that we have and these variables; else it has the machine's, and variables that nobody
+    here knows. Raises UsageError for a file that is none, and where a file is needed."""
     if file is not None:
         try:
             return Machine.model_validate_json(file.read_bytes())
@@ -40,7 +41,14 @@ def machine_of(
             f"{', '.join(Machine.model_fields)}",
             param="machine",
         )
-    return this_machine(environment, started=started)
+    machine = this_machine(environment, started=started)
+    if not started and machine.gpu is not None and machine.gpu.count > 1:
+        raise UsageError(
+            f"this machine has {machine.gpu.count} GPUs, and nobody here knows which of them the server has: describe "
+            f"its machine with --machine FILE.json, of the fields {', '.join(Machine.model_fields)}",
+            param="machine",
+        )
+    return machine
 
 
 def _first(error: OSError | ValidationError) -> str:
@@ -52,7 +60,7 @@ def _first(error: OSError | ValidationError) -> str:
 
 def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = True) -> Machine:
     return Machine(
-        gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES")),
+        gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES") if started else None),
         cpu=processor(),
         cores=count_here() if started else count_all(),
         memory_mib=_memory_mib(),

@@ -15,9 +15,10 @@ import pytest
 from page_browser import Reader, chromium, made_page
 from page_records import firsts, point, record
 
-from penstock.almanac.figures import sustained
+from penstock.almanac.figures import kept_of, most_of, sustained
 from penstock.almanac.intervals import share_interval
-from penstock.almanac.record import Point
+from penstock.almanac.record import Interval, Point
+from penstock.bench.compare import ratio_ends
 from penstock.bench.workload import Workload, workload
 
 WHY_NOT = page_browser.missing()
@@ -590,6 +591,92 @@ def test_more_offered_and_less_completed_is_no_lower_answer(ask: Any) -> None:
     assert "fuller 1.0 takes at least 7.1 requests a second (95 % interval from 6.5 up)" in reader.text("#answer")
 
 
+def rated(made: dict[str, Any], value: float, low: float | None, high: float | None, **more: Any) -> dict[str, Any]:
+    """The point with another completed rate."""
+    made["figures"]["request_rate"] = {"value": value, "low": low, "high": high}
+    return made | more
+
+
+def at_once(value: float, low: float, high: float) -> dict[str, Any]:
+    return rated(point(None, firsts(0.05, 0.1, 20), kind="saturation"), value, low, high)
+
+
+def test_no_rate_is_above_what_all_at_once_gave(ask: Any) -> None:
+    """81 in 40 s, and 63: not significantly more than came back, of engines that give 1.997 and 1.522 at most."""
+    kept = goal(rated(point(1.9, firsts(1, 0.1, 2, 81)), 1.8, 1.6, 2.1, seconds=40.0), 1.0)
+    reader = ask([record("beyond00", "beyond", [kept, at_once(1.9, 1.813, 1.997)])])
+    assert "beyond 1.0 takes 2 requests a second (95 % interval 1.6 to 2)" in reader.text("#answer")
+    assert "up to 2.02 a second, it still kept the goal but completed 1.8. All at once" in reader.text("#answer")
+    assert "it reached 1.9 (1.81 to 2), and no more than that is told." in reader.text("#answer")
+    assert "all at once gave no more" in reader.texts(".rank-note")[0] and reader.texts(".rank-value") == ["2/s"]
+    kept = goal(rated(point(1.27, firsts(1, 0.1, 2, 63)), 1.4, 1.1, 1.7, seconds=40.0), 1.0)
+    missed = goal(rated(point(2.0, firsts(0.5, 0.1, 2)), 1.3, 1.2, 1.4), 0.5)
+    reader = ask([record("crossed0", "crossed", [kept, missed, at_once(1.371, 1.219, 1.522)])])
+    assert "crossed 1.0 takes 1.52 requests a second (95 % interval 1.1 to 1.52)" in reader.text("#answer")
+    assert "At 2 requests a second, the slowest that misses it, it completed 1.3" in reader.text("#answer")
+    reader.page.click("nav >> text=Summary")
+    reader.wait("#summary-body", "crossed 1.0: 1.52")
+    reader.page.click("nav >> text=Findings")
+    reader.page.click("#findings-body section:has-text('What a goal leaves') summary")
+    reader.wait("#findings-body tbody tr", "all, as far as can be told")
+
+
+def test_the_fastest_rate_that_was_tried_claims_no_more(ask: Any) -> None:
+    """Offered 193, completed 163 [127, 198]: nobody knows that more would be served."""
+    fastest = rated(point(193.0, firsts(1, 0.1, 2)), 163.0, 127.0, 198.0)
+    reader = ask([record("fastest0", "fastest", [fastest])])
+    assert "fastest 1.0 takes at least 193 requests a second (95 % interval from 127 up)" in reader.text("#answer")
+    told = (
+        "It still kept the goal there, and no faster rate was measured; of 193 offered it completed 163 (127 to 198)."
+    )
+    assert told in reader.text("#answer")
+    reader = ask([record("fastest0", "fastest", [fastest, at_once(194.2, 190.0, 197.6)])])
+    assert "takes at least 193 requests a second (95 % interval 127 to 198)" in reader.text("#answer")
+    reader = ask([record("all00000", "all", [rated(point(10.0, firsts(1, 0.1, 2)), 10.2, 9.8, 10.6)])])
+    assert "It still kept the goal there, and no faster rate was measured." in reader.text("#answer")
+
+
+def test_a_rate_at_which_nothing_was_served_was_tried(ask: Any) -> None:
+    """One answer came back, behind the window: that is neither kept nor missed, and not untried."""
+    drowned = rated(point(0.1, firsts(1, 0.1, 2, 4)), 0.0, None, None)
+    reader = ask([record("drowned0", "drowned", [drowned])])
+    told = "drowned 1.0: a rate was tried, and nothing was served in its window."
+    assert reader.text("#answer").startswith("Not measured") and told in reader.text("#answer")
+    assert "no open-loop rate measured" not in reader.text("body")
+
+
+def test_what_is_kept_for_other_shares_stands_beside_nothing(ask: Any) -> None:
+    """At 50 % of requests a goal is kept at a rate that wins over any at 95 %."""
+    points = [goal(point(100.0, firsts(0.6, 0.1, 2)), 0.6), goal(point(110.0, firsts(0.2, 0.1, 2)), 0.2)]
+    loose = record("loose000", "loose", [*points, at_once(120.0, 119.0, 121.0)], **{"method.quantile": 0.5})
+    points = [goal(point(10.0, firsts(1, 0.1, 2)), 1.0), goal(point(20.0, firsts(0.5, 0.1, 2)), 0.5)]
+    strict = record("strict00", "strict", [*points, at_once(40.0, 39.0, 41.0)])
+    newer = record("newer000", "strict", [*points, at_once(40.0, 39.0, 41.0)],
+                   **{"method.quantile": 0.5, "when": "2099-01-01T00:00:00Z"})  # fmt: skip
+    reader = ask([loose, strict, newer], "#summary")
+    reader.wait("#summary-body th", "1 s kept for 95 %")
+    (row,) = reader.texts("#summary-body tbody tr")
+    assert "loose 1.0" in row and row.endswith("strict 1.0: 10")
+    reader.page.click("nav >> text=Findings")
+    reader.wait("#findings-body", "for 95 % of requests was, in the middle, 25 % under 1 s (1 run)")
+
+
+def test_a_dropped_record_is_marked_where_it_is_told_and_none_of_the_almanacs(ask: Any) -> None:
+    reader = ask([record("theirs00", "theirs", whole(10.0))], "#summary")
+    reader.wait("#summary-body", "The almanac holds 1 run of 1 engine")
+    reader.drop("mine.json", json.dumps(record("mine0000", "mine", whole(30.0))))
+    reader.wait("#said", "marked as yours")
+    reader.page.click("nav >> text=Summary")
+    reader.wait("#summary-body tbody tr", "mine 1.0 · yours")
+    assert "The almanac holds 1 run of 1 engine, 1 model and 1 machine, 2 measured points" in reader.text(
+        "#summary-body"
+    )
+    assert "1 run of yours stands among them below" in reader.text("#summary-body")
+    reader.page.click("nav >> text=Findings")
+    reader.page.click("#findings-body section:has-text('Who reaches') summary")
+    reader.wait("#findings-body tbody tr", "mine 1.0 · yours")
+
+
 def test_where_only_a_short_client_offered_more_it_is_said(ask: Any) -> None:
     points = [point(10.0, firsts(1, 0.1, 2)), point(20.0, firsts(1, 0.1, 2), short=True)]
     reader = ask([record("barred00", "barred", points)])
@@ -623,6 +710,104 @@ def test_the_page_says_of_a_point_what_the_almanac_says(reader: Reader) -> None:
     read = [sustained(Point.model_validate(each)) for each in points]
     wanted = [[each.offered, each.rate, -1 if each.low is None else each.low] for each in read]
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def scripts(*names: str) -> str:
+    from penstock.almanac.page import build as building
+
+    return "\n".join((Path(building.__file__).parent / "site" / "script" / name).read_text() for name in names)
+
+
+def drawn_points(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Of a run that may have been: open points and often everything at once, with intervals, cuts and short clients."""
+
+    def rate(middle: float) -> dict[str, float | None] | None:
+        value = middle * float(rng.choice([0.0, 0.5, 0.9, 1.0, 1.1]))
+        low, high = value * float(rng.uniform(0.5, 1)), value * float(rng.uniform(1, 1.2))
+        known = [{"low": low, "high": high}] * 4 + [{"low": low, "high": None}, {"low": None, "high": None}]
+        return None if rng.random() < 0.1 else {"value": value, **known[rng.integers(len(known))]}
+
+    points = []
+    for _ in range(rng.integers(0, 6)):
+        planned = float(rng.uniform(1, 9))
+        made = point(planned, firsts(1, 0.1, 2, 12), short=bool(rng.random() < 0.1))
+        share, away = min(float(rng.uniform(0.9, 1.03)), 1.0), float(rng.uniform(0, 0.05))
+        made["goals"] = [{"seconds": 1.0, "share": share, "low": max(share - away, 0), "high": min(share + away, 1),
+                          "goodput": 1.0}]  # fmt: skip
+        made["figures"]["request_rate"] = rate(planned)
+        made |= {
+            "seconds": 12 / planned * float(rng.uniform(0.8, 1.1)),
+            "outcomes": {"unfinished": 1} if rng.random() < 0.2 else {},
+        }
+        points.append(made | {"opens": None} if rng.random() < 0.1 else made)
+    if rng.random() < 0.8:
+        made = point(None, firsts(1, 0.1, 2, 12), kind="saturation", short=bool(rng.random() < 0.1))
+        made["figures"]["request_rate"] = rate(float(rng.uniform(5, 9)))
+        points.append(made | {"outcomes": {"unfinished": 1} if rng.random() < 0.2 else {}})
+    return points
+
+
+def test_the_page_keeps_goals_at_the_rates_that_the_almanac_does(reader: Reader) -> None:
+    """40_answer.js's `mostOf`, `lineOf`, `keptOf` and `surely` against figures.py's `most_of` and `kept_of`."""
+    rng = np.random.default_rng(8)
+    runs = [drawn_points(rng) for _ in range(600)]
+    wanted = []
+    for points in runs:
+        read = [Point.model_validate(each) for each in points]
+        ranked = [each for each in read if each.kind == "open" and not each.client.short]
+        most = most_of(read)
+        kept = kept_of(((sustained(each), each.goals[0]) for each in ranked), 0.95, most)
+        wanted.append([most, kept.rate, kept.low, kept.missed, kept.high if kept.rate is not None else None])
+    papers = [
+        [{**each, "goals": [list(told.values()) for told in each["goals"]],
+          "figures": {"request_rate": list(done.values()) if (done := each["figures"]["request_rate"]) else None}}
+         for each in points]
+        for points in runs
+    ]  # fmt: skip
+    found = reader.open().page.evaluate(
+        f"""(runs) => {{ {scripts("30_numbers.js", "40_answer.js")};
+        return runs.map((points) => {{
+          const most = mostOf(points);
+          const open = points.filter((point) => point.kind === "open" && !point.client.short);
+          const line = lineOf(open.map((point) => ({{ point, ...sustained(point) }})),
+            ({{ point }}) => point.goals[0].slice(1, 4), 0.95, most);
+          const kept = keptOf(line, 0.95);
+          if (!kept) return [most, null, null, line[0]?.offered ?? null, null];
+          const [rate, after] = [line[kept.top].rate, kept.fails < 0 ? null : kept.fails];
+          const [low, high] = surely(line, {{ rate, after }}, 0.95, most);
+          return [most, rate, low, line[kept.fails]?.offered ?? null, high];
+        }}) }}""",
+        papers,
+    )
+    numbers = np.array([[np.nan if value is None else value for value in each] for each in wanted])
+    np.testing.assert_allclose(
+        [[np.nan if value is None else value for value in each] for each in found], numbers, rtol=1e-5
+    )
+    most, rate, low, missed, high = numbers.T
+    unbounded = np.isnan(most) & (rate > 0)
+    for cases in (rate == most, rate < most, unbounded, np.isnan(rate), low > 0, missed > 0, high < most):
+        assert cases.sum() > 5  # all of them came up
+
+
+def test_the_page_has_the_intervals_of_ratios_that_bench_has(reader: Reader) -> None:
+    """30_numbers.js's `ratioOf` against compare.py's `ratio_ends`; a low end of 0 is known, null is not."""
+    ends: list[tuple[float | None, float | None]] = [
+        (1.0, 4.0),
+        (0.0, 4.0),
+        (None, 4.0),
+        (1.0, None),
+        (None, None),
+        (2.0, 2.0),
+    ]
+    cases = [([2.0, *one], [3.0, *(each and each * 1.5 for each in other)]) for one in ends for other in ends]
+    found = reader.open().page.evaluate(
+        f"""(cases) => {{ {scripts("30_numbers.js")}; return cases.map(([a, b]) => ratioOf(a, b).slice(1)
+        .map((end) => end === Infinity ? "without end" : end)) }}""", cases,
+    )  # fmt: skip
+    for (a, b), told in zip(cases, found, strict=True):
+        one, other = (Interval(**dict(zip(("value", "low", "high"), each, strict=True))) for each in (a, b))
+        wanted = ["without end" if end == float("inf") else end for end in ratio_ends(other, one)]
+        assert told == [pytest.approx(end) if isinstance(end, float) else end for end in wanted], (a, b)
 
 
 def test_one_at_a_time_is_no_rate_that_visitors_get(ask: Any) -> None:
@@ -715,8 +900,8 @@ def test_a_dropped_record_has_the_headlines_of_one_of_the_almanac(ask: Any) -> N
     reader.wait("#said", "marked as yours")
     reader.page.fill("#price", "3.6")
     reader.page.click("nav >> text=Summary")
-    reader.wait("#summary-body", "mine 1.0: 10")
-    assert built in reader.texts("#summary-body tbody tr")
+    reader.wait("#summary-body", "mine 1.0 · yours: 10")
+    assert built in [row.replace(" · yours", "") for row in reader.texts("#summary-body tbody tr")]
     reader.page.click("nav >> text=Findings")
     reader.wait("#findings-body", "under 1 s (1 run)")
 

@@ -249,9 +249,9 @@ def sustained(point: Point) -> Sustained:
 
 
 def most_of(points: Iterable[Point]) -> float | None:
-    """The most requests a second that a run's engine can be said to keep up: the high end of everything at once. With
-    few requests "not significantly less than was offered" is no evidence of having served it, and nobody keeps up more
-    than what comes out while nobody is waited for.
+    """The most requests a second that a run's engine can be said to sustain: the high end of everything at once. Of few
+    requests "not significantly less than was offered" is no evidence of having served it, and no engine sustains more
+    than comes out when all requests are there from the start.
 
     None: nobody knows. Everything at once was not measured, was cut off by its time limit, its client was short, or it
     has no interval; or another point surely completed more, so that everything at once says nothing of the highest.
@@ -274,7 +274,7 @@ class Kept:
     """The rates up to which a goal is kept, in requests a second. rate: the highest one kept; None: none. low: the
     highest one that is surely kept (95 %). missed: what was offered at the first point beyond that misses it; None:
     there is no such point. high: what was offered at the first beyond that surely misses it, or the most that the
-    engine keeps up; None: neither is known."""
+    engine sustains; None: neither is known."""
 
     rate: float | None
     low: float | None

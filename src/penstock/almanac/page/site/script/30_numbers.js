@@ -83,10 +83,11 @@ function shareInterval(hits, of) {
 }
 
 /** a / b with an interval from theirs: the distances to their ends, in logarithms, added as squares (Donner and Zou's
-    MOVER). Each is [value, low, high]; null ends give null: nothing can be said on that side. */
+    MOVER), as compare.py's `ratio_ends`. Each is [value, low, high]; null ends give null: nothing can be said on that
+    side. A low end of 0 is known, and lies without end below. */
 function ratioOf(a, b) {
   if (!a || !b || !(a[0] > 0) || !(b[0] > 0)) return null;
-  const distance = (from, to) => (from > 0 && to > 0 ? Math.log(to / from) : null);
+  const distance = (from, to) => (from === null || to === null ? null : from > 0 ? Math.log(to / from) : Infinity);
   const far = (one, other) => (one === null || other === null ? null : Math.hypot(one, other));
   const down = far(distance(a[1], a[0]), distance(b[0], b[2]));
   const up = far(distance(a[0], a[2]), distance(b[1], b[0]));

@@ -51,6 +51,19 @@ function sustained(point) {
   return { offered, rate: less ? Math.min(offered, value) : offered, low: low === null ? null : Math.min(offered, low) };
 }
 
+/** What a point completed a second, [value, low, high]; null: nothing is known. */
+const completed = (point) => point.figures.request_rate ?? null;
+
+/** What no rate of a record is told above, as figures.py's `most_of`: the high end of everything at once. null: nobody
+    knows, or another point surely completed more. */
+function mostOf(points) {
+  const rated = points.filter((point) => !point.client.short && completed(point));
+  const ends = rated.filter((point) => point.kind === "saturation" && point.complete && !point.outcomes.unfinished)
+    .map((point) => completed(point)[2]).filter((high) => high !== null);
+  const most = ends.length ? Math.max(...ends) : null;
+  return most === null || rated.some((point) => (completed(point)[1] ?? 0) > most) ? null : most;
+}
+
 /** [share, low, high, of all] of the requests of a prepared point that met the goal. A recorded goal is exact: it
     comes from all requests; any other from the sample. */
 function shareAt(ready, first) {
@@ -62,10 +75,13 @@ function shareAt(ready, first) {
   return [value, low, high, false];
 }
 
-/** Open points in the order of what they offered, each with its `shares`; without those that keep the quantile though
-    nothing was served in their window: they show neither a rate nor a miss. */
-function lineOf(points, sharesOf, quantile) {
-  return points.map((each) => ({ ...each, shares: sharesOf(each), served: each.rate > 0, rate: each.rate || each.offered }))
+/** Open points in the order of what they offered, each with its `shares`, none standing for more than `most` (mostOf);
+    without those that keep the quantile though nothing was served in their window: they show neither a rate nor a
+    miss. */
+function lineOf(points, sharesOf, quantile, most) {
+  return points.map((each) => ({
+    ...each, shares: sharesOf(each), served: each.rate > 0, rate: Math.min(each.rate || each.offered, most ?? Infinity),
+  }))
     .filter((each) => each.served || each.shares[0] < quantile)
     .sort((a, b) => a.offered - b.offered);
 }
@@ -100,12 +116,13 @@ function crossing(line, quantile) {
 
 /** The interval of a crossing, which leans on no straight line and on no completed rate's value, only on shares that fall
     as rates rise: from the highest rate that was surely served (the low end of what was completed) and surely kept the
-    quantile, to the slowest offered above it that surely missed it. null: there is none. */
-function surely(line, value, quantile) {
+    quantile, to the slowest offered above it that surely missed it, or to `most`. null: there is none. */
+function surely(line, value, quantile, most) {
   const fails = value.after ?? line.length;
   const keeps = line.filter((each, at) => at < fails && each.shares[1] >= quantile && each.low !== null).map((each) => each.low);
   const misses = line.filter((each, at) => at >= fails && each.shares[2] < quantile).map((each) => each.offered);
-  return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, misses.length ? Math.min(...misses) : null];
+  const ends = most === null ? misses : [...misses, most];
+  return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, ends.length ? Math.min(...ends) : null];
 }
 
 /** The headlines of a record's goals, as compact.py's `_kept`: [seconds, highest measured rate that keeps it, what was
@@ -113,11 +130,12 @@ function surely(line, value, quantile) {
 function keptHeads(record) {
   const { quantile, goals } = record.method;
   const opened = record.points.filter((point) => point.kind === "open" && point.rate > 0 && !point.client.short);
+  const most = mostOf(record.points);
   return goals.map((seconds) => {
     const shares = new Map(opened.map((point) => [point, point.goals.find((each) => each[0] === seconds)?.slice(1, 4)]));
     const asked = opened.filter((point) => shares.get(point)).map((point) => ({ point, ...sustained(point) }));
     if (!asked.length) return [seconds, -1, 0];
-    const line = lineOf(asked, (each) => shares.get(each.point), quantile);
+    const line = lineOf(asked, (each) => shares.get(each.point), quantile, most);
     const kept = keptOf(line, quantile);
     if (!kept) return [seconds, 0, line[0]?.offered ?? 0];
     return [seconds, line[kept.top].rate, line[kept.fails]?.offered ?? 0];
@@ -129,24 +147,27 @@ function keptHeads(record) {
     time. What one user alone surely does not get in time nobody does; of few requests that miss it nothing is sure.
     state: "crossing" (missed at a faster point), "beyond" (kept at the fastest measured one: at least), "never" (surely
     missed at the slowest, or by one at a time), "unsure" (missed at the slowest, but its interval holds the share asked
-    for), "short" (the client may have been the limit), "unmeasured", "failed". */
+    for), "unserved" (tried, and nothing was served in its window), "short" (the client may have been the limit),
+    "unmeasured", "failed". capped: the rate is the most that all at once gave (mostOf), above which none is told. */
 function answerOf(record, question, ready = prepared(record, question)) {
-  const line = lineOf(ready.filter((each) => each.usable), (each) => shareAt(each, question.first), question.quantile);
-  const answer = { record, ready, line, rate: null, state: "unmeasured", before: null, after: null, between: false };
+  const most = mostOf(record.points);
+  const line = lineOf(ready.filter((each) => each.usable), (each) => shareAt(each, question.first), question.quantile, most);
+  const answer = { record, ready, line, rate: null, state: "unmeasured", before: null, after: null, between: false, capped: false };
   const missed = (shares) => shares[2] < question.quantile; // surely
   if (!line.length) {
     const alone = ready.find((each) => each.point.kind === "single" && !each.short && each.rows);
     const shares = alone && shareAt(alone, question.first);
     if (alone && missed(shares)) return { ...answer, state: "never", before: { ...alone, shares } };
     const barred = ready.some((each) => each.short && each.point.kind === "open");
-    answer.state = barred ? "short" : !record.points.length && record.failures.length ? "failed" : "unmeasured";
+    answer.state = ready.some((each) => each.usable) ? "unserved" : barred ? "short" : !record.points.length && record.failures.length ? "failed" : "unmeasured";
     return answer;
   }
   const value = crossing(line, question.quantile);
   if (!value) return { ...answer, state: missed(line[0].shares) ? "never" : "unsure", before: line[0] };
   answer.between = value.between;
+  answer.capped = most !== null && value.rate >= most;
   answer.state = value.after === null ? "beyond" : "crossing";
-  answer.rate = [value.rate, ...surely(line, value, question.quantile)];
+  answer.rate = [value.rate, ...surely(line, value, question.quantile, most)];
   answer.before = line[value.before];
   answer.after = value.after === null ? null : line[value.after];
   answer.exact = answer.before.shares[3];
@@ -155,7 +176,7 @@ function answerOf(record, question, ready = prepared(record, question)) {
 
 /** Answers in order: those with a rate by it, then those that missed, then those that cannot be ranked. */
 function ranked(answers) {
-  const order = { crossing: 0, beyond: 0, unsure: 1, never: 1, unmeasured: 2, short: 2, failed: 3 };
+  const order = { crossing: 0, beyond: 0, unsure: 1, never: 1, unserved: 2, unmeasured: 2, short: 2, failed: 3 };
   return [...answers].sort((a, b) => order[a.state] - order[b.state] || (b.rate ? b.rate[0] : 0) - (a.rate ? a.rate[0] : 0));
 }
 

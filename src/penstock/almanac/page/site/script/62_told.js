@@ -35,28 +35,35 @@ function showAnswer(answers) {
   const cost = costAt(priceOf(best.record), value, best);
   const strong = (text) => el("strong", { text });
   const range = low === null && high === null ? "no interval can be given"
-    : best.state === "beyond" ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
+    : best.state === "beyond" && high === null ? `95 % interval from ${low === null ? "below the slowest measured rate" : number(low)} up`
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
   const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
-  const how = best.state === "beyond" ? ` ${beyondText(best)}${atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}.` : ""}`
-    : !best.between ? ` At ${number(best.after.offered)} requests a second, the slowest that misses it, it completed ${number(best.after.served ? best.after.rate : 0)} and kept it for ${share(best.after.shares[0])}.`
+  const reached = atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}${best.capped ? ", and no more than that is told" : ""}.` : "";
+  const how = best.state === "beyond" ? ` ${beyondText(best)}${reached}`
+    : !best.between ? ` At ${number(best.after.offered)} requests a second, the slowest that misses it, it completed ${number(completed(best.after.point)?.[0] ?? 0)} and kept it for ${share(best.after.shares[0])}.${best.capped ? reached : ""}`
     : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
   put(box,
     el("p", { class: "told" },
-      `${nameOf(best.record)} takes ${best.state === "beyond" ? "at least " : ""}`, strong(`${number(value)} requests a second`),
+      `${nameOf(best.record)} takes ${isOpen(best) ? "at least " : ""}`, strong(`${number(value)} requests a second`),
       ` (${range}) and keeps ${goalText()}`,
       cost ? [", for ", strong(`${money(cost.requests)} a thousand requests`), ` or ${money(cost.tokens)} a million output tokens.`] : "; give a price an hour for its cost."),
     el("p", { class: "aside", text: `${standing(best, second)}${how}` }),
     best.record.method.short ? el("p", { class: "aside warn", text: "Measured with short windows: read it as a hint." }) : null);
 }
 
-/** Why a rate is only known to be kept: no faster one was measured, or none that says something of the engine. */
+/** Whether a rate is only known to be no less: no point misses the goal, and all at once gave more than the rate. */
+const isOpen = (answer) => answer.state === "beyond" && !answer.capped;
+
+/** Why a rate is only known to be kept: no faster one was measured, or none that says something of the engine. With what
+    was completed, where that was less than was offered. */
 function beyondText(answer) {
   const [value] = answer.rate;
   const fastest = answer.line[answer.line.length - 1];
-  if (fastest.rate < fastest.offered) return `Offered more, up to ${number(fastest.offered)} a second, it still kept the goal but completed ${number(fastest.rate)}.`;
-  return shortAbove(answer) ? `${number(value)} is the fastest rate that can be ranked, and it still kept the goal; where more was offered, the client may have been the limit.`
-    : `${number(value)} is the fastest rate measured, and it still kept the goal: the true limit lies above it.`;
+  const done = completed(fastest.point);
+  if (fastest.rate < fastest.offered) return `Offered more, up to ${number(fastest.offered)} a second, it still kept the goal ${done[0] < fastest.offered ? "but" : "and"} completed ${number(done[0])}.`;
+  const less = done[0] < fastest.offered ? `; of ${number(fastest.offered)} offered it completed ${interval(done)}` : "";
+  return shortAbove(answer) ? `${number(value)} is the fastest rate that can be ranked, and it still kept the goal${less}; where more was offered, the client may have been the limit.`
+    : `It still kept the goal there, and no faster rate was measured${less}.`;
 }
 
 /** Whether more was offered at a point whose client was short: measured, but nothing can be said of the engine there. */
@@ -124,6 +131,7 @@ function stateText(answer) {
     const at = `it even at ${number(answer.before.offered)} a second`;
     return answer.state === "never" ? `misses ${at} (${share(value)})` : `missed ${at}, though not surely (${share(value)}, ${share(low)} to ${share(high)})`;
   }
+  if (answer.state === "unserved") return "a rate was tried, and nothing was served in its window";
   if (answer.state === "short") return "the client may have been the limit: not ranked";
   if (answer.state === "failed") return `failed: ${answer.record.failures[0].kind}`;
   return "no open-loop rate measured";
@@ -177,7 +185,7 @@ function rankRow(answer, top, colour, place) {
   put(button, el("span", { class: "place", text: place === null ? "–" : String(place) }), el("i", { class: "chip" }), el("span", { text: nameOf(record) }));
   const shown = answer.before ?? answer.ready[0];
   button.onclick = () => shown ? change({ point: `${record.run}/${shown.point.name}` }) : change({ point: `${record.run}/` });
-  value.textContent = answer.rate ? `${answer.state === "beyond" ? "≥ " : ""}${number(answer.rate[0])}/s` : "";
+  value.textContent = answer.rate ? `${isOpen(answer) ? "≥ " : ""}${number(answer.rate[0])}/s` : "";
   note.textContent = noteOf(answer);
   const [fill, kept, range] = bar.children;
   const part = (rate) => `${(100 * rate) / (top || 1)}%`;
@@ -196,7 +204,8 @@ function rankRow(answer, top, colour, place) {
 }
 
 /** What came of the next point, where the rate is a measured one. */
-function nextText({ state: found, ready, line }) {
+function nextText({ state: found, ready, line, capped }) {
+  if (capped) return "all at once gave no more";
   const fastest = line[line.length - 1];
   if (found === "crossing" || fastest.rate < fastest.offered) return "more was not served";
   return shortAbove({ ready, line }) ? "nothing faster can be ranked" : "nothing faster was";

@@ -94,7 +94,7 @@ function drawCrossing(chart, { answer, colour }) {
   const y = clamped(chart, state.first);
   const x = chart.x(value);
   const place = (rate, otherwise) => (rate === null ? otherwise : chart.x(rate));
-  const mark = answer.state === "crossing"
+  const mark = !isOpen(answer)
     ? svg("path", { class: "crossing", d: `M${x},${y - 7}L${x + 7},${y}L${x},${y + 7}L${x - 7},${y}Z` })
     : svg("path", { class: "crossing", d: `M${x - 4},${y - 7}L${x + 6},${y}L${x - 4},${y + 7}` });
   chart.plot.append(svg("g", { class: "crossed", "data-colour": colour },

@@ -304,7 +304,7 @@ def test_a_killed_run_goes_on_too(tmp_path: Path) -> None:
     assert len(set(names)) == len(names) and "open-9.0" not in names
 
 
-def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
+def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, work = run_of(tmp_path), workload("8x4")
     folder = RunFolder(tmp_path / "f", fingerprint(run, work))
     with pytest.raises(UsageError, match="another process measures"):
@@ -326,6 +326,13 @@ def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
     for name, other in changes.items():
         with pytest.raises(UsageError, match=rf"holds another run \({name} differ\)"):
             RunFolder(tmp_path / "f", fingerprint(other, work))
+    for more in ({"environment": {"A": "1"}}, {"path": "/x"}, {"more": {"top_k": 1}}, {"without": ["seed"]}):
+        other = replace(run, subject=replace(run.subject, peer=fake_peer(**more)))  # an own .toml, edited since
+        with pytest.raises(UsageError, match=r"holds another run \(engine differ\)"):
+            RunFolder(tmp_path / "f", fingerprint(other, work))
+    with monkeypatch.context() as installed, pytest.raises(UsageError, match=r"another run \(penstock differ\)"):
+        installed.setattr("penstock.bench.subject.__version__", "99.0")
+        RunFolder(tmp_path / "f", fingerprint(run, work))
     again = RunFolder(tmp_path / "f", fingerprint(run, work))
     assert (again.name, again.opened) == (folder.name, 2)  # a refused one has not opened it
     again.close()

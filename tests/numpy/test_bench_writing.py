@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.almanac.record import Look
 from penstock.bench import writing
-from penstock.bench.writing import archived, commit
+from penstock.bench.writing import archived, commit, word, worst
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,8 +46,12 @@ def test_a_checkout_that_was_changed_says_so(tmp_path: Path, monkeypatch: pytest
     assert commit() == head
     (tmp_path / "src" / "new.txt").write_text("lies there")
     assert commit() == head
-    (tmp_path / "src" / "a.py").write_text("2")
-    assert commit() == f"{head}+changed"
+    told = []
+    for text in ("2", "3", "2", "\xff"):  # changed, changed further, as it was; no UTF-8
+        (tmp_path / "src" / "a.py").write_text(text, encoding="latin-1")
+        told.append(commit() or "")
+    assert all(each.startswith(f"{head}+changed.") and each == word(each) for each in told)
+    assert told[0] == told[2] and len(set(told)) == 3
     assert commit() != put(tmp_path, "src/a.py", "2") == commit()
     monkeypatch.setattr(writing, "HOUSE", tmp_path.parent)
     assert commit() is None
@@ -62,7 +67,7 @@ def test_what_lies_beside_the_package_changes_no_commit_of_it(tmp_path: Path, mo
     put(tmp_path, "records/r.json", "{}", commit=False)
     assert commit() == head
     put(tmp_path, "src/b.py", "2", commit=False)
-    assert commit() == f"{head}+changed"
+    assert (commit() or "").startswith(f"{head}+changed.")
 
 
 def test_an_environment_in_somebodys_checkout_has_no_commit_of_theirs(
@@ -84,3 +89,14 @@ def test_a_checkout_or_an_installed_package_is_no_archive(tmp_path: Path) -> Non
     as_checked_in.write_text("$Format:%H$\n")
     assert archived(as_checked_in) is None
     assert archived(tmp_path / "none.txt") is None
+
+
+def test_a_point_of_which_one_start_was_before_the_calibration_is_judged_as_uncalibrated() -> None:
+    """What the almanac refuses to call good: no headroom, and more than half a core."""
+    before = Look(lag_p99=0.001, busy=0.4, headroom=None, late_p99=0.002, short=False)
+    after = Look(lag_p99=0.002, busy=0.7, headroom=3.0, late_p99=0.001, short=False)
+    both = Look(lag_p99=0.002, busy=0.7, headroom=None, late_p99=0.002, short=True)
+    assert worst([before, after]) == worst([after, before]) == both
+    assert worst([before, before]) == before and worst([after, after]) == after
+    idle = after.model_copy(update={"busy": 0.3})
+    assert not worst([before, idle]).short and worst([before, idle]).headroom is None

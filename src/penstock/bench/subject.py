@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock import __version__
 from penstock.almanac.record import Machine
 from penstock.bench.method import Settings
 from penstock.bench.peers import Peer
@@ -86,12 +87,12 @@ def fingerprint(run: Run, work: Workload) -> dict[str, Any]:
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None
     told = {
+        "penstock": __version__,
         "commit": run.commit,
         "machine": run.machine.model_dump(exclude={"gpu": {"clocks"}}),
         "python": subject.python,
-        "engine": subject.peer.name if subject.peer is not None else subject.url,
+        "engine": asdict(subject.peer) if subject.peer is not None else subject.url,
         "version": subject.version,
-        "command": subject.peer.command if subject.peer is not None else None,
         "model": subject.model,
         "options": subject.options,
         "environment": subject.environment,

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from penstock import __version__
 from penstock.almanac.figures import point_of
-from penstock.almanac.record import Client, Configuration, Engine, Look, Method, Model, Point, Raw, Record
+from penstock.almanac.record import BUSY, Client, Configuration, Engine, Look, Method, Model, Point, Raw, Record
 from penstock.almanac.record import Shape as RecordShape
 from penstock.almanac.samples import Samples
 from penstock.bench.method import CLOSED, OPEN, fewer_than_aimed, next_plan
@@ -84,14 +84,16 @@ def _point(run: Run, work: Workload, samples: Samples, starts: Sequence[Measured
 
 
 def worst(looks: Sequence[Look]) -> Look:
-    """Of a point that was measured on several starts."""
-    rooms = [look.headroom for look in looks if look.headroom is not None]
+    """Of a point that was measured on several starts. Where one of them was before the calibration, all of them are
+    judged by what an uncalibrated client may be."""
+    rooms, busy = [look.headroom for look in looks if look.headroom is not None], max(look.busy for look in looks)
+    headroom = min(rooms) if len(rooms) == len(looks) else None
     return Look(
         lag_p99=max(look.lag_p99 for look in looks),
-        busy=max(look.busy for look in looks),
-        headroom=min(rooms) if len(rooms) == len(looks) else None,
+        busy=busy,
+        headroom=headroom,
         late_p99=max(look.late_p99 for look in looks),
-        short=any(look.short for look in looks),
+        short=any(look.short for look in looks) or (headroom is None and busy > BUSY),
     )
 
 
@@ -229,23 +231,27 @@ def parameters(folder: Path | None) -> int | None:
 
 
 def commit() -> str | None:
-    """The last one that touched this package: of the archive that it came out of (`git archive` writes it into
-    archived.txt), or of the checkout that has it, `+changed` where its files differ. Whatever else a checkout holds is
-    no part of what measures: a run goes on though a note beside the package was written. None where there is neither:
-    a package that merely lies in somebody's checkout, as an environment does, is none of theirs."""
+    """What this package came out of: the commit that was archived (`git archive` writes it into archived.txt), or the
+    last one that touched the package in the checkout that has it, with `+changed.` and a checksum of the difference
+    where its files differ. Whatever else a checkout holds is no part of what measures: a run goes on though a note
+    beside the package was written. None where there is neither: a package that merely lies in somebody's checkout, as
+    an environment does, is none of theirs."""
     if told := archived(HOUSE / "archived.txt"):
         return told
     if not _git("ls-files", "--", "."):
         return None
     last = _git("log", "-1", "--format=%H", "--", ".")
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".")
-    return f"{last[:12]}{'+changed' if changed else ''}" if last and changed is not None else None
+    changed = _git("diff", "HEAD", "--no-ext-diff", "--no-color", "--full-index", "--", ".")
+    if not last or changed is None:
+        return None
+    return f"{last[:12]}+changed.{hashlib.sha256(changed.encode()).hexdigest()[:12]}" if changed else last[:12]
 
 
 def _git(*words: str) -> str | None:
     """What git says of the package's folder; None where it cannot."""
     try:
-        done = subprocess.run(["git", "-C", str(HOUSE), *words], capture_output=True, text=True, timeout=10)
+        command = ["git", "-C", str(HOUSE), *words]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

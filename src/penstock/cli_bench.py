@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 # Variables that engines and their libraries heed; keys are left out whatever they begin with.
 HEEDED = ("OMP_", "KMP_", "MKL_", "GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VLLM_")
 MINUTES = 28.0  # within half an hour: a start and a last point go over
-MOST_GOALS = 20
+MOST_GOALS, MOST_WORDS = 20, 200  # that a record holds
 FEWEST_IDS = 1000  # that every model's vocabulary has
 
 
@@ -64,7 +66,10 @@ def bench_run(
     python: Annotated[str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")] = None,
     engine_name: Annotated[str | None, typer.Option(help="What serves at the URL.")] = None,
     engine_version: Annotated[str | None, typer.Option(help="Its version.")] = None,
-    machine: Annotated[Path | None, typer.Option(help="A .json in the record's form, of a server elsewhere.")] = None,
+    machine: Annotated[
+        Path | None,
+        typer.Option(help="A .json in the record's form, of a server elsewhere or with some of several GPUs."),
+    ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of a server that asks for one.")] = None,
     model_name: Annotated[str | None, typer.Option(help="The model's name in the record.")] = None,
     folder: Annotated[
@@ -130,8 +135,6 @@ def _processes() -> int:
 
 def _subject(given: dict[str, Any]) -> Subject:
     """What is measured; an engine that we start is asked for its version. Raises UsageError for what doesn't fit."""
-    import shlex
-
     from penstock.bench.peers import peer
     from penstock.bench.subject import Subject
     from penstock.bench.writing import model_config, option_files
@@ -151,7 +154,7 @@ def _subject(given: dict[str, Any]) -> Subject:
     packaged = _packaged(named) if engine else None
     model = str(packaged) if packaged and engine != "penstock" else named
     folder = given["folder"] or packaged or (Path(model) if Path(model).is_dir() else None)
-    ids, options = not given["text"] and (known is None or known.ids), tuple(shlex.split(given["options"]))
+    ids, options = not given["text"] and (known is None or known.ids), tuple(_words(given["options"], "options"))
     if given[unread := "tokenizer" if ids else "vocabulary"]:
         told = f"--{unread} is of no use where prompts go as {'ids' if ids else 'texts'}: leave it out"
         raise UsageError(told, param=unread)
@@ -164,6 +167,21 @@ def _subject(given: dict[str, Any]) -> Subject:
         api_key=given["api_key"], vocabulary=vocabulary, tokenizer=given["tokenizer"] or folder, ids=ids,
         dtype=given["dtype"], random_weights=given["random_weights"],
     )  # fmt: skip
+
+
+def _words(text: str, option: str) -> list[str]:
+    """As a shell parts them. Raises UsageError for a quote that is not closed, and for more than a record holds."""
+    import shlex
+
+    from penstock.errors import UsageError
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--{option} {text!r} is none as a shell takes it: {error}", param=option) from error
+    if len(words) > MOST_WORDS:
+        raise UsageError(f"--{option} has {len(words)} words: a record holds {MOST_WORDS}", param=option)
+    return words
 
 
 def _from_environment() -> bool:
@@ -223,15 +241,23 @@ def _settings(given: dict[str, Any], shapes: int) -> Settings:
     names = {each.name for each in fields(Settings)}
     said = {name: value for name, value in given.items() if name in names and value is not None}
     if given["goal"]:
-        said["goals"] = tuple(sorted(set(given["goal"])))
+        said["goals"] = _goals(given["goal"])
     settings = replace(usual, budget=budget, **said)
-    if wrong := [goal for goal in settings.goals if not 0 < goal < 1e6]:
-        raise UsageError(f"--goal {wrong[0]} is no time: give seconds above 0", param="goal")
-    if len(settings.goals) > MOST_GOALS:
-        raise UsageError(f"{len(settings.goals)} goals: a record holds {MOST_GOALS}, leave some out", param="goal")
     if settings.longest < settings.window:
         raise UsageError(f"--longest {settings.longest:g} is less than --window {settings.window:g}", param="longest")
     return replace(settings, starts=1) if given["url"] else settings
+
+
+def _goals(given: list[float]) -> tuple[float, ...]:
+    """Each once, the shortest first. Raises UsageError for what is no time, and for more than a record holds."""
+    from penstock.errors import UsageError
+
+    goals = tuple(sorted(set(given)))
+    if wrong := [goal for goal in goals if not 0 < goal < 1e6]:
+        raise UsageError(f"--goal {wrong[0]} is no time: give seconds above 0", param="goal")
+    if len(goals) > MOST_GOALS:
+        raise UsageError(f"{len(goals)} goals: a record holds {MOST_GOALS}, leave some out", param="goal")
+    return goals
 
 
 def bench_calibrate(
@@ -292,8 +318,6 @@ def bench_import(
 
 
 def _import(given: dict[str, Any]) -> None:
-    import shlex
-
     from penstock.almanac.record import Configuration, Engine
     from penstock.bench.machine import machine_of
     from penstock.bench.method import Settings
@@ -301,23 +325,40 @@ def _import(given: dict[str, Any]) -> None:
     from penstock.bench.run_folder import write_whole
     from penstock.bench.vllm_import import read_vllm, record_of
     from penstock.bench.writing import line, word
+
+    goals = _goals(given["goal"]) if given["goal"] else Settings().goals
+    engine = Engine(
+        name=word(given["engine_name"]), version=word(given["engine_version"]), command=line(given["command"]),
+        configuration=Configuration(
+            name="imported", flags=[line(each) for each in _words(given["command"], "command")[1:]]
+        ),
+    )  # fmt: skip
+    results = read_vllm(given["file"])
+    machine, out = machine_of(given["machine"], None, started=False), given["out"]
+    with _new_folder(out):
+        record = record_of(
+            results, out / "raw.parquet", engine=engine, machine=machine, goals=goals, dtype=word(given["dtype"]),
+            weights="random" if given["random_weights"] else "real", price=given["price"],
+        )  # fmt: skip
+        write_whole(out / "record.json", record.model_dump_json(by_alias=True, indent=1))
+    print_table(record, sys.stdout)
+    typer.echo(f"{out}: `penstock almanac add` takes it from there")
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[None]:
+    """It stays only if what is put into it is whole, so that the same command can be tried again. Raises UsageError
+    where it cannot be made, as where it is there."""
+    import shutil
+
     from penstock.errors import UsageError
 
-    out: Path = given["out"]
-    results = read_vllm(given["file"])
     try:
         out.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"{out} cannot be made ({error.strerror}): give a new folder", param="out") from error
-    engine = Engine(
-        name=word(given["engine_name"]), version=word(given["engine_version"]), command=line(given["command"]),
-        configuration=Configuration(name="imported", flags=[line(each) for each in shlex.split(given["command"])[1:]]),
-    )  # fmt: skip
-    record = record_of(
-        results, out / "raw.parquet", engine=engine, machine=machine_of(given["machine"], None, started=False),
-        goals=sorted(set(given["goal"] or Settings().goals)), weights="random" if given["random_weights"] else "real",
-        dtype=word(given["dtype"]), price=given["price"],
-    )  # fmt: skip
-    write_whole(out / "record.json", record.model_dump_json(by_alias=True, indent=1))
-    print_table(record, sys.stdout)
-    typer.echo(f"{out}: `penstock almanac add` takes it from there")
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(out)
+        raise

@@ -25,7 +25,9 @@ QUICK = ["--short", "--no-ladder", "--warm-up", "0.2", "--window", "0.6", "--lon
 
 @pytest.fixture(autouse=True)
 def no_ceiling_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor of its GPUs: of a server at a URL nobody knows which of several it has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("penstock.bench.machine._gpu", lambda visible: None)
 
 
 def penstock(*words: object) -> Result:
@@ -190,6 +192,36 @@ def test_an_import_that_cannot_be_written_is_an_error_of_one_line(
     found = penstock("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
                      "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
     assert found.exit_code == 2 and f"{tmp_path / 'i'} cannot be written (No space left on device)" in found.stderr
+    assert not (tmp_path / "i").exists()  # the same command goes on
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--goal", "-1"), "--goal -1.0 is no time"),
+        (tuple(f"--goal={at}" for at in range(1, 22)), "21 goals: a record holds 20"),
+        (("--command", "vllm serve it's"), """--command "vllm serve it's" is none as a shell takes it: No closing"""),
+        (("--command", "x " * 201), "--command has 201 words: a record holds 200"),
+        (("--machine", "none.json"), "none.json describes no machine"),
+    ],
+)
+def test_an_import_that_cannot_be_made_leaves_no_folder(tmp_path: Path, more: tuple[str, ...], says: str) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(told()))
+    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+             "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
+    found = penstock(*words, *more)
+    assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0
+    assert not (tmp_path / "i").exists()
+    assert penstock(*words).exit_code == 0
+
+
+def test_results_of_two_models_leave_no_folder(tmp_path: Path) -> None:
+    two = json.dumps(told()) + json.dumps({**told(), "model_id": "another"})
+    (tmp_path / "vllm.json").write_text(two)
+    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+             "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
+    found = penstock(*words)
+    assert "results of 2 models" in found.stderr and not (tmp_path / "i").exists()
 
 
 @pytest.mark.parametrize(
@@ -209,6 +241,7 @@ def test_an_import_that_cannot_be_written_is_an_error_of_one_line(
         (("http://127.0.0.1:1", "--window", "99", "--longest", "9"), "--longest 9 is less than --window 99"),
         (("--engine", "vllm", "--python", "/nowhere/python"), "vllm cannot be asked for its version"),
         (("--engine", "penstock", "--env", "X"), "--env 'X' is no NAME=VALUE"),
+        (("--engine", "penstock", "--options", "a 'b"), """--options "a 'b" is none as a shell takes it: No closing"""),
         (("http://127.0.0.1:1", "--python", "p"), "--python goes with --engine alone"),
         (("http://127.0.0.1:1", "--tokenizer", "t"), "--tokenizer is of no use where prompts go as ids"),
         (("http://127.0.0.1:1", "--text", "--vocabulary", "99"), "--vocabulary is of no use where prompts go as texts"),

@@ -155,6 +155,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read_vllm(write(tmp_path, told(), told() | {"request_rate": 0}))
 
 
+def test_a_number_that_no_record_holds_is_told_in_one_line(tmp_path: Path) -> None:
+    late = told()
+    late["ttfts"][0] = 2e6
+    with pytest.raises(RecordError, match="^the file.s numbers make no record: window: Input should") as refused:
+        imported(tmp_path, late)
+    assert str(refused.value).isprintable()
+
+
 def test_two_models_are_two_records(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="results of 2 models"):
         imported(tmp_path, told(), told() | {"model_id": "other"})

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from penstock import __version__
 from penstock.almanac.figures import point_of
-from penstock.almanac.reading import one_line
+from penstock.almanac.reading import faults_in_a_line, one_line
 from penstock.almanac.record import SCHEMA, Client, Engine, Look, Machine, Method, Model, Raw, Record, Shape
 from penstock.almanac.samples import Samples, from_lists, join, write_parquet
 from penstock.errors import RecordError
@@ -70,7 +71,7 @@ def record_of(
     dtype: str, price: float | None = None,
 ) -> Record:  # fmt: skip
     """Writes the samples to `raw` and makes the record of them. Raises RecordError where the results are of different
-    models or shapes: those are different records."""
+    models (those are different records), and for numbers that no record may hold."""
     models = {result.model for result in results}
     if len(models) > 1:
         raise RecordError(f"results of {len(models)} models ({one_line(', '.join(sorted(models)))}): import them apart")
@@ -78,27 +79,31 @@ def record_of(
     write_parquet(samples, raw)
     digest = hashlib.sha256(raw.read_bytes()).hexdigest()
     longest = max(float(np.nanmax(result.samples.end, initial=0.0)) for result in results)
-    told: dict[str, Any] = {
-        "schema": SCHEMA,
-        "run": digest[:16],
-        "when": min(result.when for result in results),
-        "engine": engine,
-        "model": Model(name=_word(results[0].model), weights=_weights(weights), dtype=dtype, source="by vLLM's file"),
-        "machine": machine,
-        "shape": shape,
-        "client": Client(
-            penstock=__version__, processes=1, seed=0,
-            command=f"vllm bench serve --backend {_word(results[0].backend)} (imported)",
-        ),
-        "method": Method(
-            warm_up=0.0, window=longest, enough=max(len(result.samples) for result in results), starts=1,
-            quantile=0.95, goals=list(goals), short=True, price_per_hour=price,
-        ),
-        "points": [_point(result, goals, shape) for result in results],
-        "failures": [],
-        "raw": Raw(sha256=digest, rows=len(samples)),
-    }  # fmt: skip
-    return Record.model_validate(told)
+    try:
+        return Record.model_validate({
+            "schema": SCHEMA,
+            "run": digest[:16],
+            "when": min(result.when for result in results),
+            "engine": engine,
+            "model": Model(
+                name=_word(results[0].model), weights=_weights(weights), dtype=dtype, source="by vLLM's file"
+            ),
+            "machine": machine,
+            "shape": shape,
+            "client": Client(
+                penstock=__version__, processes=1, seed=0,
+                command=f"vllm bench serve --backend {_word(results[0].backend)} (imported)",
+            ),
+            "method": Method(
+                warm_up=0.0, window=longest, enough=max(len(result.samples) for result in results), starts=1,
+                quantile=0.95, goals=list(goals), short=True, price_per_hour=price,
+            ),
+            "points": [_point(result, goals, shape) for result in results],
+            "failures": [],
+            "raw": Raw(sha256=digest, rows=len(samples)),
+        })  # fmt: skip
+    except ValidationError as error:
+        raise RecordError(f"the file's numbers make no record: {faults_in_a_line(error)}") from error
 
 
 def _point(result: Result, goals: Sequence[float], shape: Shape) -> Any:

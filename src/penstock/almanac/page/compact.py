@@ -135,7 +135,8 @@ def _figure(figures: Figures, name: str) -> list[Any] | None:
 
 
 def _interval(value: Interval | None) -> list[Any] | None:
-    return None if value is None else [_short(value.value), _short(value.low), _short(value.high)]
+    """Whoever derives figures cuts them to six digits (spreads.py's `short`)."""
+    return None if value is None else [value.value, value.low, value.high]
 
 
 def _short(value: Any) -> Any:

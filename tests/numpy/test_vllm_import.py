@@ -158,7 +158,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 def test_a_number_that_no_record_holds_is_told_in_one_line(tmp_path: Path) -> None:
     late = told()
     late["ttfts"][0] = 2e6
-    with pytest.raises(RecordError, match="^the file.s numbers make no record: window: Input should") as refused:
+    with pytest.raises(RecordError, match=r"^the file.s numbers make no record: window: Input should") as refused:
         imported(tmp_path, late)
     assert str(refused.value).isprintable()
 

@@ -118,7 +118,9 @@ class FakeEngine:
         self.tokenizer = tokenizer
         self.facts = Facts(**facts)
         self.spelling = tokenizer.encode("abcdefghijklmnopqrstuvwxyz") if tokenizer else list(range(100, 126))
-        self.alive = True
+        self._alive = True
+        self.open_at_death: frozenset[FakeStream] = frozenset()
+        self.cut_before_death = False
         self.death: str | None = None
         self.step_age = 0.0
         self.fail_with: str | None = None
@@ -127,6 +129,16 @@ class FakeEngine:
         self.going.set()
         self.open: set[FakeStream] = set()
         self.submitted: list[FakeStream] = []
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    @alive.setter
+    def alive(self, alive: bool) -> None:
+        if self._alive and not alive:
+            self.open_at_death = frozenset(self.open)
+        self._alive = alive
 
     def submit(
         self,

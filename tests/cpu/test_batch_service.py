@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
-from batch_fake import deaths, jsonl, line, note_deaths
+from batch_fake import jsonl, line, note_points, points
 from fake_runner import Orders, expected
 from service import Serving, make_folder, wait_until
 
 from penstock.jobs.batch import fetch, submit, watch
 from penstock.jobs.remote import Remote
+from penstock.server.batch_suspects import ALONE, KILLER
 
 LINES, TOKENS = 200, 12
 
@@ -87,8 +89,8 @@ def _zombie(pid: int) -> bool:
 
 
 def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_path: Path) -> None:
-    """Nothing gets done before the engine is killed, or says that it failed. After two deaths lines run one at a time,
-    and the one that is there at the third is the suspect."""
+    """Nothing gets done before the engine is killed, or says that it failed. All were there at the first death; one
+    that is there by itself at a later one is suspected all the more, unless an online request was there too."""
     make_folder(tmp_path, Orders(step_seconds=0.05), rows=16, longest=512)
     long_requests(tmp_path / "in.jsonl", 6)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
@@ -96,13 +98,23 @@ def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_pa
         runs(serving, 6)
         os.kill(serving.engine, signal.SIGKILL)
         check_death(serving)
-    assert deaths(tmp_path / "state", batch_id) == (1, None, 0)
-    note_deaths(tmp_path / "state", batch_id, 2)
-    with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
-        runs(serving, 1)
-        serving.order(fault="raise", step_seconds=0.05)
-        check_death(serving)
-    assert deaths(tmp_path / "state", batch_id) == (3, "0", 1)
+    assert points(tmp_path / "state", batch_id) == dict.fromkeys(range(1, 7), 1)
+    for online, said in ((True, 1), (False, ALONE)):
+        note_points(tmp_path / "state", batch_id, {1: 1, **dict.fromkeys(range(2, 7), KILLER)})
+        with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
+            runs(serving, 1)
+            if online:
+                threading.Thread(target=ask, args=(serving.url,)).start()
+                runs(serving, 2)
+            serving.order(fault="raise", step_seconds=0.05)
+            check_death(serving)
+        assert points(tmp_path / "state", batch_id)[1] == 1 + said
+
+
+def ask(url: str) -> None:
+    """An online client, who learns that the engine died."""
+    asked = {"model": "fake", "prompt": [9], "max_tokens": 500, "ignore_eos": True}
+    assert httpx.post(url + "/v1/completions", json=asked, timeout=60).status_code >= 500
 
 
 def runs(serving: Serving, lines: int) -> None:

@@ -122,6 +122,7 @@ def test_tables_of_the_version_before_get_their_indices(tmp_path: Path) -> None:
     new = indices(database)
     for name in new - {"batches_status"}:
         database.execute(f"DROP INDEX {name}")
+    database.execute("ALTER TABLE batches DROP COLUMN suspects")
     database.execute("PRAGMA user_version = 2")
     database.close()
     store = Store(path)

@@ -29,6 +29,7 @@ END_PATIENCE = 10.0  # seconds that an engine gets to end when it is told to
 HURRIED = 1.0  # seconds that it gets where it is to end now
 LOOKS = 10  # at the engine's steps, within a step timeout; at most one a second
 BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
+CUT_KNOWN = 3  # stats heard since a request was cut: the engine is at it no more
 PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
 
 
@@ -156,7 +157,10 @@ class SharedEngine:
 
 
 class AsyncClient:
-    """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that others use too."""
+    """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that others use too.
+
+    Once the engine is dead: open_at_death: the requests that it had then; cut_before_death: whether one was cut, in all
+    or in part, so shortly before that the engine may have been at it still."""
 
     def __init__(
         self,
@@ -174,6 +178,9 @@ class AsyncClient:
         self._stats: dict[str, float] = {}
         self._closing = False
         self._dead: PenstockError | None = None
+        self._since_cut = CUT_KNOWN  # stats heard since
+        self.open_at_death: frozenset[Stream] = frozenset()
+        self.cut_before_death = False
         self._reader = asyncio.create_task(self._read())
         self._watcher = asyncio.create_task(self._watch())
         self._looker = asyncio.create_task(self._look())
@@ -251,7 +258,11 @@ class AsyncClient:
         await ended
 
     def _send(self, word: Request | tuple[int, int | None]) -> None:
-        self._end.send_down(Ask(word) if isinstance(word, Request) else Cancel(*word))
+        if isinstance(word, Request):
+            self._end.send_down(Ask(word))
+        else:
+            self._since_cut = 0
+            self._end.send_down(Cancel(*word))
 
     def _cancel(self, asked: Asked) -> None:
         self._streams.pop(asked.request_id, None)
@@ -288,6 +299,7 @@ class AsyncClient:
             if completed != self._stats.get("completed_steps"):
                 self._progress = time.monotonic()
             self._stats = word.stats
+            self._since_cut += 1
         if word.deltas is not None:
             self._progress = time.monotonic()
         for refused in word.refused:
@@ -344,6 +356,8 @@ class AsyncClient:
     def _fail(self, error: PenstockError) -> None:
         if self._dead is None:
             self._dead = error
+            self.open_at_death = frozenset(self._streams.values())
+            self.cut_before_death = self._since_cut < CUT_KNOWN
         for stream in self._streams.values():
             stream.end(self._dead)
         self._streams.clear()

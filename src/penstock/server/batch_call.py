@@ -13,12 +13,13 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import EngineError, PenstockError
 from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
 from penstock.server.batch_lines import Line, LineError, told
 from penstock.server.batch_results import Outcome, Unrun
+from penstock.server.batch_suspects import ALONE
 from penstock.server.exchange import whole
 from penstock.server.forms import CompletionForm
 from penstock.server.refusals import ShuttingDownError, TooLateError, body_of, error_body, status_of
@@ -26,6 +27,9 @@ from penstock.server.running import Running
 from penstock.server.service import Service
 from penstock.server.translate import Call, chat_call, completion_call
 from penstock.server.whole import AnswerTooLargeError, Wholes
+
+if TYPE_CHECKING:
+    from penstock.engine.async_client import Stream
 
 TOKENISED_AT_ONCE = 2  # lines of all batches, off the loop: a text of 32 MiB makes some hundred megabytes of ids
 # What ends a task or the process. All else is a fault of what was done: a library in Rust that panics raises a
@@ -36,15 +40,11 @@ Result = TypeVar("Result")
 
 
 class LineCall:
-    """A line that is ready for the engine. submitted: whether the engine has had it, since the last `outcome` began."""
+    """A line that is ready for the engine."""
 
     def __init__(self, caller: Caller, line: Line, call: Call, answer: type[Answer]) -> None:
         self._caller, self._line, self._call, self._answer = caller, line, call, answer
-        self.submitted = False
-
-    @property
-    def custom_id(self) -> str:
-        return self._line.custom_id
+        self._streams: list[Stream] = []  # of the last `outcome`
 
     @property
     def sequences(self) -> int:
@@ -55,16 +55,23 @@ class LineCall:
         """Bytes of the line's body."""
         return len(self._line.body)
 
+    def evidence(self) -> int:
+        """What the engine's death says against this line, in batch_suspects' points."""
+        client = self._caller.service.client
+        if client.open_at_death.isdisjoint(self._streams):
+            return 0
+        return ALONE if client.open_at_death.issubset(self._streams) and not client.cut_before_death else 1
+
     async def outcome(self, *, alone: bool) -> Outcome | None:
         """Runs it. None where there is no room for its answer beside others': it can be run again. alone: there are no
         others, so an answer without room is too large. Raises EngineError where the engine died, ShuttingDownError
         where the server ends: then the line has had no outcome. Every other fault is the line's own."""
         caller, service, call = self._caller, self._caller.service, self._call
-        self.submitted = False
+        self._streams = []
         try:
             answer = self._answer(call, service.model, service.spellings)
             running = Running(service, call, background=True)
-            self.submitted = True
+            self._streams = running.streams
             try:
                 async with asyncio.timeout(call.timeout):
                     body = b"".join(await whole(service, running, answer, caller.wholes))
@@ -83,7 +90,7 @@ class LineCall:
 
 def outcome_of_killer(custom_id: str) -> Outcome:
     """The outcome of a line with which the engine died, again and again."""
-    message = "the engine died twice while this line ran alone: change it, and tell whoever runs the server"
+    message = "the engine died each time that this line ran: change it, and tell whoever runs the server"
     return Outcome(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
 
 

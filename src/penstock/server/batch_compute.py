@@ -4,29 +4,32 @@
                │                        ↑          └─ no room for its answer: again, with more of the room
                └─ bad, or the batch is cancelled ───────────┘
 
-It is killed at any line of this without harm: what was not committed is computed again. It knows lines, gate and
-journals; no database, no status.
+It is killed at any line of this without harm: what was not committed is computed again. Lines with which the engine
+died before come behind the others (batch_suspects). It knows lines, gate and journals; no database, no status.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import EngineError
-from penstock.server.batch_call import Caller, LineCall, outcome_of_bad, outcome_of_cancelled
+from penstock.server.batch_call import Caller, LineCall, outcome_of_bad, outcome_of_cancelled, outcome_of_killer
 from penstock.server.batch_gate import Gate, Outbox
 from penstock.server.batch_lines import BatchLimits, Check, Line, LineError, verdicts
 from penstock.server.batch_results import Outcome, Results, Unrun
+from penstock.server.batch_suspects import ALONE_FROM, FEW, FEW_FROM, Suspects
 
 GROUP_SECONDS = 0.1  # that outcomes wait for others to share a sync with
 OUTBOX_BYTES = 32 << 20
 MORE_ROOM = 4  # times as much of the gate, for a line that is tried again since its answer had no room
 MEAN_OF = 16  # lines, about, whose answers say how large the next ones may be
+SETTLED = 60.0  # seconds before a suspect runs alone: an engine that dies sooner has died of something else
 
 
 @dataclass(slots=True)
@@ -39,34 +42,35 @@ class Tools:
 
 
 class Compute:
-    """Gives each line of `path` that `results` doesn't have its outcome. `check` is a new one, with the batch's own
+    """Gives each line of `path` that `results` doesn't have its outcome. new_check: a check with the batch's own
     measure. save: brings outcomes to the disk, however often it has to try; counted is called after each time.
-    careful: one line at a time, with the engine to itself, so that a line that kills it is known. cancelled: good lines
-    aren't run any more. owner: whose the rows are, in the engine's line.
+    suspects: of earlier deaths. cancelled: good lines aren't run any more. owner: whose the rows are, in the engine's
+    line.
 
-    died: the engine did, with a line of this batch; `killer` is its custom_id, where it ran alone."""
+    evidence: once the engine has died, what that says against lines that were there, by their numbers."""
 
     def __init__(
         self,
         tools: Tools,
         path: Path,
-        check: Check,
+        new_check: Callable[[], Check],
         results: Results,
         save: Callable[[Callable[[], None]], Awaitable[None]],
         counted: Callable[[], Awaitable[None]],
         *,
+        suspects: Suspects,
         owner: str = "",
-        careful: bool = False,
         cancelled: bool = False,
     ) -> None:
-        self._tools, self._path, self._check, self._results = tools, path, check, results
+        self._tools, self._path, self._new_check, self._results = tools, path, new_check, results
         self._save, self._counted = save, counted
         self._outbox: Outbox[Outcome | Unrun] = Outbox(OUTBOX_BYTES)
-        self._owner, self._careful, self._cancelled = owner, careful, cancelled
+        self._owner, self._cancelled = owner, cancelled
         self._answer_bytes = 0.0  # of a sequence, in the mean
         self._kept = 0  # bytes of outcomes that are not on the disk
-        self.died = False
-        self.killer: str | None = None
+        self._stage = 0  # of the suspects, whose turn it is
+        self._there: dict[int, LineCall] = {}  # at the engine
+        self.suspects, self.evidence = suspects, dict[int, int]()
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Until all lines have a result, or `stopped`. However it ends, what was computed is written first, if that
@@ -92,37 +96,55 @@ class Compute:
 
     async def _feed(self) -> None:
         """Returns when the last line has its outcome."""
+        begun = time.monotonic()
+        stage: int | None = 0
+        while stage is not None:
+            if stage >= ALONE_FROM:
+                await asyncio.sleep(begun + SETTLED - time.monotonic())
+            self._stage = stage
+            await self._pass()
+            stage = self.suspects.stage_after(stage)
+
+    async def _pass(self) -> None:
+        """All lines of this stage."""
         try:
             async with asyncio.TaskGroup() as rows:
-                async for number, found in verdicts(self._path, self._check, self._tools.limits):
-                    call = await self._ready(number, found)
-                    if isinstance(call, LineCall):
-                        inside = asyncio.Event()
-                        rows.create_task(self._row(call, inside))
-                        await inside.wait()
-                    elif call is not None:
-                        await self._bring(call)
+                async for number, found in verdicts(self._path, self._new_check(), self._tools.limits):
+                    if self._due(number, found):
+                        await self._begin(rows, number, found)
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
-    async def _ready(self, number: int, found: Line | LineError) -> LineCall | Outcome | Unrun | None:
-        """A line for the engine, or its outcome where that is known without; None where it has one."""
-        key = number if found.custom_id is None else found.custom_id
-        if self._results.has(key):
-            return None
-        if isinstance(found, LineError):
-            return outcome_of_bad(found, number)
-        if self._cancelled:
-            return outcome_of_cancelled(found.custom_id)
-        return await self._tools.caller.prepare(found, self._owner)
+    def _due(self, number: int, found: Line | LineError) -> bool:
+        if self._results.has(number if found.custom_id is None else found.custom_id):
+            self.suspects.forget(number)
+            return False
+        return self.suspects.stage(number) == self._stage
 
-    async def _row(self, call: LineCall, inside: asyncio.Event) -> None:
+    async def _begin(self, rows: asyncio.TaskGroup, number: int, found: Line | LineError) -> None:
+        """Brings a line to the engine, or its outcome to the outbox where that is known without."""
+        if isinstance(found, LineError):
+            await self._bring(outcome_of_bad(found, number))
+        elif self._cancelled:
+            await self._bring(outcome_of_cancelled(found.custom_id))
+        elif self.suspects.is_killer(number):
+            await self._bring(outcome_of_killer(found.custom_id))
+        else:
+            call = await self._tools.caller.prepare(found, self._owner)
+            if isinstance(call, Outcome):
+                await self._bring(call)
+                return
+            inside = asyncio.Event()
+            rows.create_task(self._row(number, call, inside))
+            await inside.wait()
+
+    async def _row(self, number: int, call: LineCall, inside: asyncio.Event) -> None:
         """A line from the gate to its outcome; `inside` is set once it is at the engine, and the next one may come."""
         tries = 0
-        while not await self._ran(call, tries, inside):
+        while not await self._ran(number, call, tries, inside):
             tries += 1
 
-    async def _ran(self, call: LineCall, tries: int, inside: asyncio.Event) -> bool:
+    async def _ran(self, number: int, call: LineCall, tries: int, inside: asyncio.Event) -> bool:
         """Whether it has an outcome. Its place at the engine is free once that has one in the outbox, so a slow disk
         slows the engine down; while many answers wait for the disk, no line is added."""
         gate, wholes = self._tools.gate, self._tools.caller.wholes
@@ -132,28 +154,30 @@ class Compute:
         try:
             await wholes.until_kept(0 if alone else wholes.most // 2)
             inside.set()
+            self._there[number] = call
             outcome = await call.outcome(alone=alone)
             if outcome is not None:
                 self._answer_bytes += (len(outcome.body) / call.sequences - self._answer_bytes) / MEAN_OF
                 await self._bring(outcome)
             return outcome is not None
-        except EngineError:
-            if call.submitted:  # else the engine was dead before
-                self.died = True
-                if self._careful and self.killer is None:
-                    self.killer = call.custom_id
+        except EngineError:  # the first line that hears of it; the others are cancelled then
+            if not self.evidence:
+                self.evidence = {each: points for each, there in self._there.items() if (points := there.evidence())}
             raise
         finally:
+            self._there.pop(number, None)
             gate.leave(*weight)
 
     def _weight(self, call: LineCall, tries: int) -> tuple[int, int]:
         """How much of the gate it takes: its sequences, or more, so that if all of the gate were full of answers twice
         as large as they are here, there would be room for them. One that had no room for its own takes more with each
-        try, and all of the gate in the end."""
+        try, and all of the gate in the end; so do suspects."""
         gate, most = self._tools.gate, self._tools.caller.wholes.most
         share = max(1.0, 2 * self._answer_bytes * gate.most[0] / most) * MORE_ROOM**tries
         sequences = math.ceil(call.sequences * share)
-        if self._careful or (tries and sequences >= gate.most[0]):
+        if self._stage >= FEW_FROM:
+            sequences = max(sequences, math.ceil(gate.most[0] / FEW))
+        if self._stage >= ALONE_FROM or (tries and sequences >= gate.most[0]):
             return gate.most
         return sequences, call.size
 

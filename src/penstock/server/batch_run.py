@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import EngineError, JournalError
-from penstock.server.batch_call import NO_FAULTS, outcome_of_killer
+from penstock.server.batch_call import NO_FAULTS
 from penstock.server.batch_compute import Compute, Tools
 from penstock.server.batch_end import NO_FILES, adopted, lent, listed, with_fault
 from penstock.server.batch_lines import Check, survey
@@ -31,9 +31,8 @@ from penstock.server.batch_results import Results
 from penstock.server.batch_shelf import new_file_id
 from penstock.server.batch_state import State
 from penstock.server.batch_store import BatchRow, FileRow
+from penstock.server.batch_suspects import Suspects
 from penstock.server.refusals import ShuttingDownError
-
-CAREFUL_AFTER = 2  # deaths of the engine, without a line done between them
 
 
 class BatchRun:
@@ -70,7 +69,7 @@ class BatchRun:
 
     @property
     def at_engine(self) -> bool:
-        """Whether it hears by itself of the engine's end, and has to remember with which line that was."""
+        """Whether it hears by itself of the engine's end, and has to remember which lines were there."""
         return self._running is not None
 
     @property
@@ -166,56 +165,36 @@ class BatchRun:
             await self._disk.save(results.close)
         await self._name(results)
 
-    def _computing(self, results: Results, *, careful: bool = False, cancelled: bool = False) -> Compute:
-        counted, check = partial(self._count, results), self._new_check()
+    def _computing(self, results: Results, suspects: str | None = None, *, cancelled: bool = False) -> Compute:
         return Compute(
             self._tools,
             self._input,
-            check,
+            self._new_check,
             results,
             self._disk.save,
-            counted,
+            partial(self._count, results),
+            suspects=Suspects(suspects),
             owner=self.owner,
-            careful=careful,
             cancelled=cancelled,
         )
 
     async def _compute(self, results: Results) -> None:
-        careful = await self._blame(results)
-        begun = results.completed + results.failed
-
         async def compute() -> None:
-            self._running = self._computing(results, careful=careful)
+            self._running = self._computing(results, self._row.suspects)
             await self._running.run(self.stopped)
 
         try:
             await self._disk.insist(compute)
         finally:
-            if self._running is not None and self._running.died:
-                await self._note_death(self._running.killer, results.completed + results.failed > begun)
+            if self._running is not None and self._running.evidence:
+                await self._note_death(self._running)
             self._running = None
 
-    async def _blame(self, results: Results) -> bool:
-        """Whether lines have to run one at a time. A line with which the engine died twice while it ran alone gets its
-        outcome: the batch, and the server, go on without it."""
-        row = self._row
-        if row.suspect is None or results.has(row.suspect):
-            return row.deaths >= CAREFUL_AFTER
-        if row.suspect_deaths < 2:
-            return True
-        await self._disk.save(partial(results.put, [outcome_of_killer(row.suspect)]))
-        await self._count(results)
-        return row.deaths >= CAREFUL_AFTER
-
-    async def _note_death(self, killer: str | None, progress: bool) -> None:
-        """Remembers with what the engine died, for the server that is started next."""
-        row = self._row
-        values: dict[str, Any] = {"deaths": 0 if progress else row.deaths + 1}
-        if killer is not None:
-            times = row.suspect_deaths + 1 if killer == row.suspect else 1
-            values |= {"suspect": killer, "suspect_deaths": times}
+    async def _note_death(self, running: Compute) -> None:
+        """Remembers which lines were there when the engine died, for the server that is started next."""
+        suspects = running.suspects.with_death(running.evidence)
         with contextlib.suppress(sqlite3.Error, OSError):  # it is noted at the next one
-            await self._state.attempt(self._state.store.note, self.id, **values)
+            await self._state.attempt(self._state.store.note, self.id, suspects=suspects)
 
     async def _name(self, results: Results) -> None:
         """Closed results get the ids that their files will have."""

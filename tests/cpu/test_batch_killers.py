@@ -1,0 +1,224 @@
+"""Lines that kill the engine: in how few deaths they are found, what that costs other lines, and who is not blamed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_fake import Batching, batching, jsonl, line, note_points, points
+from server_fake import FakeStream, make_tokenizer
+
+from penstock.errors import EngineError
+from penstock.request import Delta, SamplingParams
+from penstock.server import batch_compute, batch_desk
+from penstock.server.batch_suspects import ALONE_FROM, FEW, FEW_FROM, KILLER
+from penstock.text.tokenizer import Tokenizer
+
+SLOW = 0.08  # seconds that a slow killer, or line, is at the engine; a few steps of others
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One that dies of a prompt of "kill...", soon or late, and takes long for one of "slow"."""
+    plain = FakeStream.__aiter__
+
+    async def run(stream: FakeStream) -> AsyncIterator[list[Delta]]:
+        prompt = stream.engine.tokenizer.decode(stream.ids) if stream.engine.tokenizer else ""
+        if prompt in ("slow", "kill late"):
+            await asyncio.sleep(SLOW)
+        if prompt.startswith("kill") and not stream.cancelled:
+            stream.engine.alive = False
+            raise EngineError("the engine died: of this")
+        async for deltas in plain(stream):
+            yield deltas
+
+    monkeypatch.setattr(FakeStream, "__aiter__", run)
+    monkeypatch.setattr(batch_compute, "GROUP_SECONDS", 0.01)
+    monkeypatch.setattr(batch_compute, "SETTLED", 0.0)
+    yield
+
+
+class Lives:
+    """Servers one after another on one folder, each until its engine dies or the batches are over. beside: what online
+    clients do in each."""
+
+    def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
+        self._tokenizer, self._folder = tokenizer, folder
+        self.deaths = 0
+
+    def submit(self, *prompts: list[str]) -> list[str]:
+        with batching(self._tokenizer, self._folder) as server:
+            server.running.hold(True)
+            return [server.submit(jsonl([line(str(i), prompt=each) for i, each in enumerate(one)])) for one in prompts]
+
+    def live(self, ids: list[str], beside: Callable[[Batching], None] = lambda server: None) -> bool:
+        """Whether the engine died."""
+        with batching(self._tokenizer, self._folder) as server:
+            server.engine.step_seconds = 0.002
+            beside(server)
+            server.running.wait_for(lambda: all(server.desk.run_of(each) is None for each in ids))
+            died = not server.engine.alive
+        self.deaths += died
+        return died
+
+    def until_over(self, ids: list[str]) -> None:
+        while self.live(ids):
+            assert self.deaths < 30, "it would be started for ever"
+
+    def killers(self, batch_id: str) -> dict[str, str]:
+        """Lines without an answer, and why."""
+        with batching(self._tokenizer, self._folder) as server:
+            batch = server.openai.batches.retrieve(batch_id)
+            rows = server.rows(batch.error_file_id)
+            assert batch.status == "completed"
+            assert batch.request_counts.completed + len(rows) == batch.request_counts.total
+            return {row["custom_id"]: row["response"]["body"]["error"]["code"] for row in rows}
+
+
+@pytest.fixture
+def lives(tokenizer: Tokenizer, tmp_path: Path) -> Lives:
+    return Lives(tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize(("kill", "count"), [("kill", 40), ("kill late", 40), ("kill late", 400)])
+def test_a_killer_is_found_in_four_deaths(lives: Lives, kill: str, count: int) -> None:
+    """At most, however many steps it needs, and however many others are done meanwhile."""
+    ids = lives.submit(["a"] * 5 + [kill] + ["a"] * (count - 6))
+    lives.until_over(ids)
+    assert 2 <= lives.deaths <= 4 and lives.killers(ids[0]) == {"5": "engine_died"}
+
+
+def test_a_killer_that_is_a_batchs_only_line_is_found_in_two(lives: Lives) -> None:
+    ids = lives.submit(["kill late"])
+    lives.until_over(ids)
+    assert lives.deaths == 2 and lives.killers(ids[0]) == {"0": "engine_died"}
+
+
+def test_two_killers_of_one_file_are_found(lives: Lives) -> None:
+    prompts = ["a"] * 100
+    prompts[3], prompts[7] = "kill late", "kill"
+    ids = lives.submit(prompts)
+    lives.until_over(ids)
+    assert lives.deaths <= 8 and lives.killers(ids[0]) == {"3": "engine_died", "7": "engine_died"}
+
+
+def test_a_killer_costs_other_batches_no_line(lives: Lives) -> None:
+    ids = lives.submit(["slow"] * 20, ["a"] * 50 + ["kill late"] + ["a"] * 50, ["slow"] * 20)
+    lives.until_over(ids)
+    assert lives.deaths <= 5
+    assert [lives.killers(each) for each in ids] == [{}, {"50": "engine_died"}, {}]
+
+
+def test_all_else_runs_before_suspects_do(lives: Lives, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Of its batch; and others beside them."""
+    suspects = 30
+    first, second = lives.submit(["slow"] * suspects + ["a"] * 50, ["a"] * 400)
+    note_points(tmp_path, first, dict.fromkeys(range(1, suspects + 1), FEW_FROM))
+    widths: list[tuple[int, int]] = []
+    with batching(tokenizer, tmp_path) as server:
+        server.engine.step_seconds = 0.01
+
+        def watch() -> bool:
+            there = [len(stream.ids) for stream in server.engine.open]
+            widths.append((there.count(len("slow")), there.count(len("a"))))
+            return server.desk.run_of(first) is None and server.desk.run_of(second) is None
+
+        server.running.wait_for(watch)
+        begun = [len(stream.ids) for stream in server.engine.submitted]
+        assert begun.index(len("slow")) >= 50, "they are behind the others of their batch"
+        assert server.openai.batches.retrieve(first).request_counts.completed == suspects + 50
+        assert len(server.engine.submitted) == suspects + 50 + 400, "each ran once"
+    assert 1 < max(slow for slow, _ in widths) <= FEW
+    assert any(slow and others > 4 for slow, others in widths), "other batches' lines are beside them"
+
+
+def test_what_runs_alone_is_alone_and_others_run_again_after_it(
+    lives: Lives, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    first, second = lives.submit(["slow"] * 3, ["a"] * 300)
+    note_points(tmp_path, first, {1: ALONE_FROM, 2: ALONE_FROM + 1, 3: ALONE_FROM})
+    order: list[str] = []
+    with batching(tokenizer, tmp_path) as server:
+        server.engine.step_seconds = 0.005
+        most = 0
+
+        def watch() -> bool:
+            nonlocal most
+            there = [len(stream.ids) for stream in server.engine.open]
+            assert len(there) == 1 or len("slow") not in there
+            most = max(most, len(there))
+            return server.desk.run_of(first) is None and server.desk.run_of(second) is None
+
+        server.running.wait_for(watch)
+        batch = server.openai.batches.retrieve(first)
+        order = [row["custom_id"] for row in server.rows(batch.output_file_id)]
+    assert order == ["0", "2", "1"] and most > 16
+
+
+def test_a_good_line_beside_an_online_killer_is_not_blamed(
+    lives: Lives, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose client sends it again at each start. A line that was there three times waits until the engine has lived a
+    while, so later deaths say nothing of it."""
+    ids = lives.submit(["slow"])
+
+    def ask(server: Batching) -> None:
+        server.running.hold(True)
+        if points(tmp_path, ids[0]).get(1, 0) < ALONE_FROM:
+            server.running.wait_for(lambda: server.engine.open)
+        asked = {"model": "fake", "prompt": "kill", "max_tokens": 1}
+        assert server.http.post("/v1/completions", json=asked).status_code >= 500
+        server.running.hold(False)
+        server.running.on_loop(server.desk.end(died=True))
+
+    monkeypatch.setattr(batch_compute, "SETTLED", 1000.0)
+    monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.2)
+    for count in range(1, 6):
+        assert lives.live(ids, ask)
+        assert points(tmp_path, ids[0]) == {1: min(count, ALONE_FROM)}
+    monkeypatch.setattr(batch_compute, "SETTLED", 0.0)
+    assert not lives.live(ids)
+    assert lives.killers(ids[0]) == {}
+
+
+def test_a_killer_beside_steady_online_requests_is_found_all_the_same(lives: Lives, tokenizer: Tokenizer) -> None:
+    ids = lives.submit(["kill late"] + ["a"] * 20)
+
+    def ask(server: Batching) -> None:
+        async def stay() -> None:
+            server.engine.submit([1], SamplingParams(), stream=True)
+
+        server.running.on_loop(stay())
+
+    while lives.live(ids, ask):
+        assert lives.deaths < 30
+    assert lives.deaths <= KILLER and lives.killers(ids[0]) == {"0": "engine_died"}
+
+
+def test_a_line_that_is_done_after_all_is_no_suspect(lives: Lives, tmp_path: Path) -> None:
+    (batch_id,) = lives.submit(["a"] * 20)
+    note_points(tmp_path, batch_id, {1: KILLER - 1, 2: FEW_FROM, 9: 1})
+    assert not lives.live([batch_id]) and lives.killers(batch_id) == {}
+
+
+def test_suspects_of_a_cancelled_batch_are_told_as_its_other_lines_are(
+    lives: Lives, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    count = 300
+    (batch_id,) = lives.submit(["slow"] * count)
+    note_points(tmp_path, batch_id, {1: ALONE_FROM, 2: FEW_FROM})
+    with batching(tokenizer, tmp_path) as server:
+        server.openai.batches.cancel(batch_id)
+        batch: Any = server.until_over(batch_id)
+        unrun = [row["custom_id"] for row in server.rows(batch.error_file_id)]
+        done = [row["custom_id"] for row in server.rows(batch.output_file_id)]
+    assert batch.status == "cancelled" and {"0", "1"} <= set(unrun)
+    assert sorted(map(int, done + unrun)) == list(range(count))

@@ -3,6 +3,7 @@ texts are tokenised at once."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,10 @@ import pytest
 from batch_fake import Batching, StuckDisk, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server import batch_compute
-from penstock.server.batch_call import TOKENISED_AT_ONCE
+from penstock.server import batch_compute, batch_desk
+from penstock.server.batch_call import ID_BYTES, TOKENISED_AT_ONCE, Caller
+from penstock.server.batch_compute import LARGE_AT_ONCE
+from penstock.server.batch_lines import Line
 from penstock.server.limits import Limits
 from penstock.server.whole import AnswerTooLargeError, Wholes
 from penstock.text.tokenizer import Tokenizer
@@ -144,3 +147,43 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
         assert len(begun) == TOKENISED_AT_ONCE
         going.set()
         assert {server.until_over(each).request_counts.completed for each in ids} == {1}
+
+
+def test_few_large_lines_of_batches_stand_before_the_gate(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of their ids, which are many times as large as their texts."""
+    monkeypatch.setattr(batch_compute, "LARGE", 0)
+    plain, made = Caller.prepare, []
+
+    async def prepare(caller: Caller, found: Line, owner: str) -> Any:
+        made.append(found.custom_id)
+        return await plain(caller, found, owner)
+
+    monkeypatch.setattr(Caller, "prepare", prepare)
+    with batching(tokenizer, tmp_path) as server:
+        server.running.hold(True)
+        first = server.submit(jsonl([line(str(number)) for number in range(40)]))
+        server.running.wait_for(lambda: len(server.engine.open) == 24)
+        others = [server.submit(jsonl([line("a")])) for _ in range(6)]
+        for each in others:
+            while server.openai.batches.retrieve(each).status != "in_progress":
+                pass
+        server.running.on_loop(asyncio.sleep(0.1))
+        assert len(made) == 24 + LARGE_AT_ONCE
+        server.running.hold(False)
+        assert {server.until_over(each).request_counts.failed for each in (first, *others)} == {0}
+
+
+def test_lines_at_the_engine_are_bounded_by_their_ids_too(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_desk, "GATE_BYTES", 3 * 100 * ID_BYTES)
+    with batching(tokenizer, tmp_path) as server:
+        server.running.hold(True)
+        batch_id = server.submit(jsonl([line(str(number), prompt=[7] * 100) for number in range(9)]))
+        server.running.wait_for(lambda: len(server.engine.open) == 2)
+        server.running.on_loop(asyncio.sleep(0.1))
+        assert len(server.engine.open) == 2
+        server.running.hold(False)
+        assert server.until_over(batch_id).request_counts.completed == 9

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.engine.async_client import Stream
 
 TOKENISED_AT_ONCE = 2  # lines of all batches, off the loop: a text of 32 MiB makes some hundred megabytes of ids
+ID_BYTES = 40  # that a token's id takes in a list of Python's
 # What ends a task or the process. All else is a fault of what was done: a library in Rust that panics raises a
 # BaseException that is no Exception, and would end nothing and be heard by nobody.
 NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
@@ -52,8 +53,8 @@ class LineCall:
 
     @property
     def size(self) -> int:
-        """Bytes of the line's body."""
-        return len(self._line.body)
+        """Bytes that the line takes, about, until it has its outcome."""
+        return len(self._line.body) + ID_BYTES * self._call.prompt_tokens
 
     def evidence(self) -> int:
         """What the engine's death says against this line, in batch_suspects' points."""

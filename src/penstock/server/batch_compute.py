@@ -11,10 +11,11 @@ died before come behind the others (batch_suspects). It knows lines, gate and jo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ GROUP_SECONDS = 0.1  # that outcomes wait for others to share a sync with
 OUTBOX_BYTES = 32 << 20
 MORE_ROOM = 4  # times as much of the gate, for a line that is tried again since its answer had no room
 MEAN_OF = 16  # lines, about, whose answers say how large the next ones may be
+LARGE, LARGE_AT_ONCE = 1 << 20, 2  # bytes of a line; how many such ones stand before the gate, with all of their ids
 SETTLED = 60.0  # seconds before a suspect runs alone: an engine that dies sooner has died of something else
 
 
@@ -39,6 +41,7 @@ class Tools:
     caller: Caller
     gate: Gate
     limits: BatchLimits
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
 
 class Compute:
@@ -130,13 +133,14 @@ class Compute:
         elif self.suspects.is_killer(number):
             await self._bring(outcome_of_killer(found.custom_id))
         else:
-            call = await self._tools.caller.prepare(found, self._owner)
-            if isinstance(call, Outcome):
-                await self._bring(call)
-                return
-            inside = asyncio.Event()
-            rows.create_task(self._row(number, call, inside))
-            await inside.wait()
+            async with self._tools.large if len(found.body) > LARGE else contextlib.nullcontext():
+                call = await self._tools.caller.prepare(found, self._owner)
+                if isinstance(call, Outcome):
+                    await self._bring(call)
+                    return
+                inside = asyncio.Event()
+                rows.create_task(self._row(number, call, inside))
+                await inside.wait()
 
     async def _row(self, number: int, call: LineCall, inside: asyncio.Event) -> None:
         """A line from the gate to its outcome; `inside` is set once it is at the engine, and the next one may come."""

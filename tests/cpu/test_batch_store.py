@@ -55,6 +55,43 @@ def test_what_ended_first_goes_first(store: Store, monkeypatch: pytest.MonkeyPat
     assert store.count_unfinished("one") == 1 and store.user_of(INPUT) == going
 
 
+def test_what_came_to_nothing_pushes_out_no_results(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad batches are made in no time. What has files is forgotten only where it is more than half of all."""
+
+    def ended(second: int, **files: str) -> str:
+        monkeypatch.setattr(batch_store, "time", SimpleNamespace(time=lambda: second))
+        batch_id = add(store)
+        assert store.move(batch_id, ("validating",), "completed" if files else "failed", **files)
+        return batch_id
+
+    good = [ended(1, output_file_id="a"), ended(2, error_file_id="b")]
+    bad = [ended(second) for second in range(3, 9)]
+    assert store.remove_over("one", 4) == bad[:4]
+    assert ids(store) == [*bad[:3:-1], *good[::-1]]
+    more = [ended(second, output_file_id="c") for second in (9, 10)]
+    assert store.remove_over("one", 4) == good, "of both kinds half are left: now what ended first goes"
+    assert ids(store) == [*more[::-1], *bad[:3:-1]]
+    late = ended(11)
+    assert store.remove_over("one", 4) == [bad[4]] and ids(store)[0] == late
+    assert store.remove_over("one", 2) == [bad[5]] and store.remove_over("one", 2) == [more[0]]
+
+
+def test_errors_are_read_by_who_tells_them_alone(store: Store) -> None:
+    """Half a megabyte each, and a thousand batches may wait in memory."""
+    batch_id = add(store)
+    store.note(batch_id, errors="{}", total=7)
+    (row,) = store.unfinished()
+    assert (row.id, row.total, row.errors) == (batch_id, 7, None) and store.standing(batch_id) == row
+    assert store.errors(batch_id) == "{}" and store.standing("batch_x") is store.errors("batch_x") is None
+
+
+def test_what_is_known_of_files_and_folders(store: Store) -> None:
+    going, failed, _ = add(store, status="finalizing"), add(store, status="failed"), add(store, status="completed")
+    store.note(going, output_file_id="a", error_file_id="b")
+    store.add_file(FileRow(id=INPUT, owner="", created_at=1, filename="a", purpose="batch", bytes=1))
+    assert store.known() == ({INPUT, "a", "b"}, {going, failed})
+
+
 def test_many_go_some_at_a_time(store: Store) -> None:
     made = [add(store, status="failed") for _ in range(AT_ONCE + 30)]
     assert store.remove_over("one", 10) == made[:AT_ONCE]
@@ -101,15 +138,22 @@ def test_no_request_reads_a_whole_table(store: Store) -> None:
     store.move(over, ("completed",), "completed")
     store.note(over, errors="{}")
     store.batch(over, "one")
+    store.standing(over)
+    store.errors(over)
+    store.move(over, ("completed",), "completed", output_file_id=INPUT)
+    bare = add(store, status="failed")
+    assert store.remove_over("one", 1) == [bare]
     assert store.remove_over("one", 0) == [over]
     store.remove_file(INPUT, "one")
     store._db = plain
     assert len(planned.plans) >= 14
     for statement, how in planned.plans:
         assert not how.startswith("SCAN ") and "TEMP B-TREE" not in how, (statement, how)
+        assert "error_file_id IS NULL" not in statement or "batches_bare" in how, (statement, how)
 
 
-def test_tables_of_the_version_before_get_their_indices(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "had"), [(2, {"batches_status"}), (3, None)])
+def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version: int, had: set[str] | None) -> None:
     def indices(database: sqlite3.Connection) -> set[str]:
         found = database.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
         return {str(row[0]) for row in found}
@@ -120,13 +164,12 @@ def test_tables_of_the_version_before_get_their_indices(tmp_path: Path) -> None:
     store.close()
     database = sqlite3.connect(path)
     new = indices(database)
-    for name in new - {"batches_status"}:
+    for name in new - had if had is not None else {"batches_bare"}:
         database.execute(f"DROP INDEX {name}")
-    database.execute("ALTER TABLE batches DROP COLUMN suspects")
-    database.execute("PRAGMA user_version = 2")
+    database.execute(f"PRAGMA user_version = {version}")
     database.close()
     store = Store(path)
-    assert indices(store._db) == new and len(new) == 6 and ids(store) == [batch_id]
+    assert indices(store._db) == new and len(new) == 7 and ids(store) == [batch_id]
     store.close()
 
 

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-VERSION = 5  # of the tables, kept in the database
+VERSION = 4  # of the tables, kept in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
 ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the others
 HEAD = 16 * 1024  # characters of a batch's errors that a list of batches reads
 AT_ONCE = 100  # batches that are removed in one go
 _ENDED = "coalesce(completed_at, failed_at, cancelled_at)"
+_BARE = f"status IN {OVER} AND output_file_id IS NULL AND error_file_id IS NULL"  # over, and nothing came of it
 
 _TABLES = """
 CREATE TABLE files (
@@ -34,7 +35,7 @@ CREATE TABLE batches (
     output_file_id TEXT, error_file_id TEXT, in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER,
     failed_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
     total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
-    model TEXT, suspects TEXT
+    deaths INTEGER NOT NULL DEFAULT 0, suspect TEXT, suspect_deaths INTEGER NOT NULL DEFAULT 0, model TEXT
 );
 CREATE INDEX batches_status ON batches (status);
 """
@@ -45,10 +46,10 @@ CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner);
 CREATE INDEX IF NOT EXISTS batches_standing ON batches (owner, status);
 CREATE INDEX IF NOT EXISTS batches_input ON batches (input_file_id, status);
 CREATE INDEX IF NOT EXISTS batches_over ON batches (owner, {_ENDED}) WHERE status IN {OVER};
+CREATE INDEX IF NOT EXISTS batches_bare ON batches (owner, {_ENDED}) WHERE {_BARE};
 """
 # What makes tables of the next version of those of an earlier one.
-_ADD = "ALTER TABLE batches ADD COLUMN"
-_CHANGES = {1: f"{_ADD} model TEXT;", 2: _INDICES, 3: _INDICES, 4: f"{_ADD} suspects TEXT;"}
+_CHANGES = {1: "ALTER TABLE batches ADD COLUMN model TEXT;", 2: _INDICES, 3: _INDICES}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,8 +69,9 @@ class FileRow:
 class BatchRow:
     """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines.
 
-    model: the server's name of the model that the batch was made for, and runs with; None where nothing said so, and
-    any will do. suspects: lines that were there when the engine died, as batch_suspects writes them.
+    deaths: of the engine, one after the other, amid this batch and without a line done between them. suspect: the
+    custom_id of the line that ran alone when the engine died last, so many times. model: the server's name of the model
+    that the batch was made for, and runs with; None where nothing said so, and any will do.
     """
 
     number: int = 0
@@ -92,8 +94,10 @@ class BatchRow:
     total: int = 0
     completed: int = 0
     failed: int = 0
+    deaths: int = 0
+    suspect: str | None = None
+    suspect_deaths: int = 0
     model: str | None = None
-    suspects: str | None = None
 
     @property
     def over(self) -> bool:
@@ -102,8 +106,9 @@ class BatchRow:
 
 Row = TypeVar("Row", FileRow, BatchRow)
 # Errors may be half a megabyte each, and a page has a hundred batches.
-_IN_PAGES = ", ".join(
-    f"substr(errors, 1, {HEAD}) AS errors" if field.name == "errors" else field.name for field in fields(BatchRow)
+_IN_PAGES, _WITHOUT_ERRORS = (
+    ", ".join(f"{errors} AS errors" if field.name == "errors" else field.name for field in fields(BatchRow))
+    for errors in (f"substr(errors, 1, {HEAD})", "NULL")
 )
 
 
@@ -182,9 +187,18 @@ class Store:
         """The youngest first, each with the first HEAD characters of its errors."""
         return self._page(BatchRow, "batches", "owner = ?", [owner], after, limit, "desc", _IN_PAGES)
 
+    def standing(self, batch_id: str) -> BatchRow | None:
+        """A batch without its errors, whoever's it is: for who keeps it as long as it goes on."""
+        return self._one(BatchRow, f"SELECT {_WITHOUT_ERRORS} FROM batches WHERE id = ?", (batch_id,))
+
+    def errors(self, batch_id: str) -> str | None:
+        """A batch's, whoever's it is."""
+        found = self._db.execute("SELECT errors FROM batches WHERE id = ?", (batch_id,)).fetchone()
+        return None if found is None else found["errors"]
+
     def unfinished(self) -> list[BatchRow]:
-        """Those that aren't over, the oldest first."""
-        rows = self._db.execute(f"SELECT * FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number")
+        """Those that aren't over, the oldest first, each without its errors."""
+        rows = self._db.execute(f"SELECT {_WITHOUT_ERRORS} FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number")
         return [_row(BatchRow, row) for row in rows]
 
     def count_unfinished(self, owner: str) -> int:
@@ -193,13 +207,17 @@ class Store:
 
     def remove_over(self, owner: str, most: int) -> list[str]:
         """Takes away batches of an owner that are over and more than `most`, those that ended first, and gives their
-        ids; AT_ONCE of them, so that nobody waits for many."""
+        ids; AT_ONCE of them, so that nobody waits for many. Those without files go alone while they are more than half
+        of `most`: they are made in no time, and would push out what took a night."""
         over = f"batches WHERE owner = ? AND status IN {OVER}"
+        bare = f"batches INDEXED BY batches_bare WHERE owner = ? AND {_BARE}"
         beyond = self._count(over, owner) - most
         if beyond <= 0:
             return []
+        too_bare = self._count(bare, owner) - most // 2
+        where, count = (bare, min(beyond, too_bare)) if too_bare > 0 else (over, beyond)
         oldest = self._db.execute(
-            f"SELECT id FROM {over} ORDER BY {_ENDED}, number LIMIT ?", (owner, min(beyond, AT_ONCE))
+            f"SELECT id FROM {where} ORDER BY {_ENDED}, number LIMIT ?", (owner, min(count, AT_ONCE))
         )
         gone = [str(row["id"]) for row in oldest]
         self._db.execute(f"DELETE FROM batches WHERE id IN ({', '.join('?' for _ in gone)})", gone)
@@ -235,10 +253,12 @@ class Store:
         """Ids of all files, results that are being named among them, and of the batches whose folders stay: those that
         aren't over, and those that failed by a fault, for whoever looks into it."""
         files = {str(row["id"]) for row in self._db.execute("SELECT id FROM files")}
-        unfinished = self.unfinished()
-        files |= {name for row in unfinished for name in (row.output_file_id, row.error_file_id) if name is not None}
-        failed = {str(row["id"]) for row in self._db.execute("SELECT id FROM batches WHERE status = 'failed'")}
-        return files, {row.id for row in unfinished} | failed
+        batches = {str(row["id"]) for row in self._db.execute("SELECT id FROM batches WHERE status = 'failed'")}
+        asked = f"SELECT id, output_file_id, error_file_id FROM batches WHERE status IN {ON_ITS_WAY}"
+        for batch_id, *named in self._db.execute(asked):
+            batches.add(str(batch_id))
+            files.update(str(name) for name in named if name is not None)
+        return files, batches
 
     # --- how
 
@@ -286,8 +306,7 @@ def _lost(path: Path) -> UsageError:
 
 
 def _row(kind: type[Row], row: sqlite3.Row) -> Row:
-    """Tables that an earlier version made have columns that nothing reads any more."""
-    return kind(**{field.name: row[field.name] for field in fields(kind)})
+    return kind(**{name: row[name] for name in row.keys()})  # noqa: SIM118 - a sqlite3.Row iterates over values
 
 
 def encoded(value: Any) -> str:

@@ -6,6 +6,7 @@ A batch's state folder outlives a server: tests open it again with the next one.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sqlite3
 import threading
@@ -104,17 +105,39 @@ class StuckDisk:
         self._plain(file, data)
 
 
-def points(folder: Path, batch_id: str) -> dict[int, int]:
-    """What a batch remembers of engines that died: what that says against its lines, by their numbers."""
+class StuckRead(io.RawIOBase):
+    """A file behind whose content the disk answers no read, until `going` is set."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        self.reading, self.going = threading.Event(), threading.Event()
+        self._content = io.BytesIO(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        size = self._content.readinto(room)
+        if not size:
+            self.reading.set()
+            assert self.going.wait(60)
+        return size
+
+    def buffered(self) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+
+def deaths(folder: Path, batch_id: str) -> tuple[int, str | None, int]:
+    """What a batch remembers of engines that died: how many, the line that ran alone then, and how often it did."""
     with contextlib.closing(sqlite3.connect(folder / "state.sqlite")) as database:
-        (kept,) = database.execute("SELECT suspects FROM batches WHERE id = ?", (batch_id,)).fetchone()
-        return {} if kept is None else {int(number): count for number, count in json.loads(kept).items()}
+        asked = "SELECT deaths, suspect, suspect_deaths FROM batches WHERE id = ?"
+        count, suspect, times = database.execute(asked, (batch_id,)).fetchone()
+        return count, suspect, times
 
 
-def note_points(folder: Path, batch_id: str, points: dict[int, int]) -> None:
-    """Between two servers: as if the engine had died while those lines were there."""
+def note_deaths(folder: Path, batch_id: str, count: int) -> None:
+    """Between two servers: as if the engine had died so often amid it."""
     with contextlib.closing(sqlite3.connect(folder / "state.sqlite")) as database, database:
-        database.execute("UPDATE batches SET suspects = ? WHERE id = ?", (json.dumps(points), batch_id))
+        database.execute("UPDATE batches SET deaths = ? WHERE id = ?", (count, batch_id))
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batch_fake import Batching, StuckDisk, batching, jsonl, line, points
+from batch_fake import Batching, StuckDisk, StuckRead, batching, deaths, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server import batch_desk
-from penstock.server.batch_patience import Patience
+from penstock.errors import JournalError
+from penstock.server import batch_desk, batch_lines
+from penstock.server.batch_patience import DamagedError, Patience, close_behind
 from penstock.text.tokenizer import Tokenizer
 
 LINES = [line(str(number)) for number in range(30)]
@@ -50,7 +52,7 @@ def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tm
             await server.desk.end(died=True)
 
         server.running.on_loop(die())
-    assert [points(tmp_path, each) for each in ids] == [{1: 1, 2: 1}] * 8 + [{}] * 2
+    assert [deaths(tmp_path, each) for each in ids] == [(1, None, 0)] * 8 + [(0, None, 0)] * 2
     with batching(tokenizer, tmp_path) as server:
         assert {server.until_over(each).request_counts.completed for each in ids} == {2}
 
@@ -58,7 +60,7 @@ def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tm
 def test_a_death_is_noted_though_the_disk_is_slow(
     tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is told to end while it still writes what was done before: of those lines nothing is said."""
+    """The batch is told to end while it still writes what was done before: which ends a row of deaths."""
     monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.1)
     monkeypatch.setattr(batch_desk, "DISK_SECONDS_DEAD", 30.0)
     with batching(tokenizer, tmp_path) as server:
@@ -66,7 +68,8 @@ def test_a_death_is_noted_though_the_disk_is_slow(
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
         assert stuck.writing.wait(30)
         server.running.hold(True)
-        there = len(server.engine.open)
+        state = server.desk.state
+        server.running.on_loop(state.attempt(state.store.note, batch_id, deaths=1))
 
         async def die() -> None:
             server.engine.alive = False
@@ -75,7 +78,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(
             await server.desk.end(died=True)
 
         server.running.on_loop(die())
-    assert list(points(tmp_path, batch_id).values()) == [1] * there
+    assert deaths(tmp_path, batch_id) == (0, None, 0)
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id, 1000)
 
@@ -85,7 +88,7 @@ def test_a_batch_that_finds_the_engine_dead_is_not_blamed(tokenizer: Tokenizer, 
         server.engine.alive = False
         batch_id = server.submit(jsonl(LINES))
         server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
-    assert points(tmp_path, batch_id) == {}
+    assert deaths(tmp_path, batch_id) == (0, None, 0)
 
 
 def test_a_write_under_way_ends_before_its_journal_is_closed(
@@ -135,6 +138,63 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
         server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id)
+
+
+@pytest.mark.parametrize("by", ["the end", "a cancel"])
+def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Closing the file waits for the read, and the loop must not wait for that: it serves others."""
+    stuck, plain = StuckRead(jsonl(LINES)), batch_lines._opened
+    at = iter((False, True) if by == "a cancel" else (True,))  # the run, or the check, which reads the file first
+    monkeypatch.setattr(batch_lines, "_opened", lambda path: stuck.buffered() if next(at, False) else plain(path))
+    with batching(tokenizer, tmp_path) as server:
+        try:
+            batch_id = server.submit(jsonl(LINES))
+            assert stuck.reading.wait(30)
+            if by == "a cancel":
+                server.openai.batches.cancel(batch_id)
+                batch = server.until_over(batch_id)
+                assert batch.status == "cancelled" and batch.request_counts.total == len(LINES)
+            else:
+                server.running.on_loop(server.desk.end())
+                assert server.desk.run_of(batch_id) is None
+            assert not stuck.closed
+        finally:
+            stuck.going.set()
+    if by == "the end":
+        with batching(tokenizer, tmp_path) as server:
+            check_whole(server, batch_id)
+
+
+def test_a_file_that_is_not_closed_well_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    class Broken(io.BytesIO):
+        def close(self) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    async def main() -> None:
+        close_behind(Broken())
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert capfd.readouterr().err == (
+        "penstock: the state folder's disk failed as a file was closed (input/output error)\n"
+    )
+
+
+def test_a_journal_without_its_folder_is_damaged() -> None:
+    """Nobody but us takes it away: it would be waited for until the next start, and a place with it."""
+    tries = 0
+
+    async def work() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise JournalError("it cannot be written") from FileNotFoundError(errno.ENOENT, "No such file")
+
+    with pytest.raises(DamagedError):
+        asyncio.run(Patience("a batch").insist(work))
 
 
 def test_what_waits_for_a_disk_hears_of_the_end_though_there_is_room_now() -> None:

@@ -292,8 +292,14 @@ BLANK = [b"\n", b"\n" * 9_000, b" \n", b"\r\n", b"\t\x0b\x0c \r\n", (b" " * 30 +
 def test_blank_lines_count_and_are_stepped_over(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     content = b"".join(lines)
     longest = LIMITS.max_line_bytes + 1
-    cut = [(number, each[:longest]) for number, each in enumerate(content.split(b"\n"), 1)]
-    assert numbered(content, tmp_path_factory.mktemp("blank")) == [each for each in cut if each[1].strip()]
+    there = [(number, each[:longest]) for number, each in enumerate(content.split(b"\n"), 1) if each.strip()]
+    assert numbered(content, tmp_path_factory.mktemp("blank")) == there
+
+
+def test_a_long_line_is_told_though_it_begins_with_nothing(tmp_path: Path) -> None:
+    """A blank one is none, however long."""
+    found = checked(b" " * 9_000 + body() + b"\n" + b" " * 9_000 + b"\n" + b" " * 9_000, tmp_path)
+    assert (found.lines, found.good, [error["code"] for error in found.errors]) == (1, 0, ["line_too_long"])
 
 
 class _Counting(io.BufferedReader):

@@ -10,10 +10,10 @@ from typing import Any
 
 import openai
 import pytest
-from batch_fake import Batching, batching, jsonl, line
+from batch_fake import Batching, StuckRead, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server import batches
+from penstock.server import batches, files
 from penstock.server.batch_lines import BatchLimits
 from penstock.server.batch_state import State
 from penstock.server.limits import Limits
@@ -227,6 +227,24 @@ def test_one_byte_at_a_time(server: Batching) -> None:
 
     answer = server.http.post("/v1/files", content=bytes_of(), headers={"content-type": KIND})
     assert server.openai.files.content(answer.json()["id"]).content == b"line\r\n--edg\r\n" * 20
+
+
+def test_a_client_that_leaves_a_read_without_an_answer_holds_nobody_up(
+    server: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = StuckRead()
+    monkeypatch.setattr(files, "_begin", lambda _: (stuck.buffered(), b"x" * 10))
+    file_id = server.upload(b"x" * 20)
+    try:
+        with server.http.stream("GET", f"/v1/files/{file_id}/content") as answer:
+            assert next(answer.iter_raw()) == b"x" * 10
+            assert stuck.reading.wait(30)
+        assert server.http.get("/health/live", timeout=10).status_code == 200
+        server.running.wait_for(lambda: not server.running.service.queue.reqs.total)
+        assert not stuck.closed
+    finally:
+        stuck.going.set()
+    server.running.wait_for(lambda: stuck.closed)
 
 
 def test_a_start_sweeps_what_a_kill_left(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.journal import KeySet
+from penstock.server.batch_patience import close_behind
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.line_numbers import LineNumbers
 from penstock.server.refusals import HttpError, ModelNotFoundError
@@ -142,7 +143,7 @@ async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int
                 yield line
             last = lines[-1][0]
     finally:
-        file.close()
+        close_behind(file)
 
 
 def _opened(path: Path) -> BufferedReader:
@@ -164,11 +165,14 @@ def _some_lines(file: BufferedReader, last: int, longest: int) -> list[tuple[int
     size = 0
     while size < READ_BYTES and len(lines) < READ_LINES and (line := file.readline(longest + 2)):
         last += 1
+        blank = line.isspace()
         if len(line) == longest + 2 and not line.endswith(b"\n"):
             line = line[: longest + 1]
-            while (rest := file.readline(READ_BYTES)) and not rest.endswith(b"\n"):
-                pass
-        if line.strip():
+            while rest := file.readline(READ_BYTES):
+                blank = blank and rest.isspace()
+                if rest.endswith(b"\n"):
+                    break
+        if not blank:
             size += len(line)
             lines.append((last, line.removesuffix(b"\n")))
         else:

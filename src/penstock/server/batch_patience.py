@@ -1,4 +1,5 @@
-"""Patience with a disk that is full or fails: what it failed at is tried again until it works, or the server ends.
+"""Patience with a disk that is full, fails or doesn't answer: what it failed at is tried again until it works, or the
+server ends, and the event loop waits for none of it.
 
 It knows errors and pauses, and a batch by its name, to say who waits; not what is written.
 """
@@ -9,7 +10,7 @@ import asyncio
 import sqlite3
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from penstock.errors import CapacityError, JournalError, PenstockError
 
@@ -55,6 +56,8 @@ class Patience:
             except FileNotFoundError as error:  # nobody but us takes these files away
                 raise DamagedError from error
             except (OSError, sqlite3.OperationalError, CapacityError, JournalError) as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    raise DamagedError from error
                 if self.ended or (isinstance(error, JournalError) and error.__cause__ is None):
                     raise
                 if not pause:
@@ -76,7 +79,19 @@ class Patience:
             ending.cancel()
 
 
-def why(error: Exception) -> str:
+def close_behind(file: BinaryIO) -> None:
+    """Closes what was read, behind a read that is under way: a disk may never answer that, so a thread waits for it."""
+    closing = asyncio.get_running_loop().run_in_executor(None, file.close)
+    closing.add_done_callback(_tell_unclosed)
+
+
+def _tell_unclosed(closing: asyncio.Future[None]) -> None:
+    error = None if closing.cancelled() else closing.exception()
+    if error is not None:
+        print(f"penstock: the state folder's disk failed as a file was closed ({why(error)})", file=sys.stderr)
+
+
+def why(error: BaseException) -> str:
     """In a few words; of a journal's error its cause, since it tells the user of a command what to do."""
     cause = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
     words = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from penstock.server.batch_desk import Desk
+from penstock.server.batch_patience import close_behind
 from penstock.server.batch_shelf import FILE_ID, Draft, StorageError, new_file_id, storage_error
 from penstock.server.batch_store import FileRow, Store
 from penstock.server.limits import BODY_RATE, BodyTooSlowError
@@ -193,7 +194,7 @@ async def _pieces(file: BinaryIO, piece: bytes, left: int) -> AsyncIterator[byte
     except OSError as error:
         raise storage_error(error) from error
     finally:
-        file.close()
+        close_behind(file)
     if left:
         raise StorageError("the content on the server's disk is not whole: tell whoever runs it")
 

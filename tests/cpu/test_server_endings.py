@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -11,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ import pytest
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.errors import CapacityError, UsageError
+from penstock.server import exchange
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -208,7 +213,13 @@ from penstock.config import Config
 from penstock.errors import PenstockError
 async def breaks(*_, **__):
     raise RuntimeError("uvicorn broke")
-if {harm!r}:
+plain_end = room._end
+async def end(service, *rest):
+    asyncio.get_running_loop().call_later(0.1, setattr, service.client, "alive", False)
+    await plain_end(service, *rest)
+if {harm!r} == "drain":
+    room._end = end
+elif {harm!r}:
     setattr(room._Server, {harm!r}, breaks)
 try:
     room.serve(Config.of(model="some/model"), port={port}, served_model_name="fake")
@@ -219,7 +230,7 @@ except PenstockError as error:
 
 
 class Serving:
-    """harm: a method of uvicorn's server that breaks."""
+    """harm: a method of uvicorn's server that breaks; of "drain" the engine dies amid it."""
 
     def __init__(
         self, folder: Path, *, port: int = 0, load: float = 0, step: float = 0, die: float = 1e6, harm: str = ""
@@ -329,6 +340,20 @@ def test_an_engine_that_dies_ends_the_process(tmp_path: Path) -> None:
     assert status == 1 and out.startswith("closed\nerror: the engine died")
 
 
+def test_an_engine_that_dies_while_requests_end_is_no_clean_end(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, step=0.5, harm="drain")
+    url, answers = serving.url(), []
+    waiter = threading.Thread(
+        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60))
+    )
+    waiter.start()
+    while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
+        pass
+    status, out, _ = serving.end(signal.SIGTERM)
+    waiter.join(30)
+    assert status == 1 and out.startswith("closed\nerror: the engine died") and answers[0].status_code == 500
+
+
 @pytest.mark.parametrize("harm", ["startup", "main_loop"])
 def test_a_server_that_breaks_says_so(tmp_path: Path, harm: str) -> None:
     status, out, err = Serving(tmp_path, harm=harm).end()
@@ -345,11 +370,19 @@ async def launch(config, engine, step_timeout):
     import asyncio
     tokenizer = make_tokenizer(Path({folder!r}))
     made = FakeEngine(tokenizer)
-    loop = asyncio.get_running_loop()
+    loop, broken = asyncio.get_running_loop(), asyncio.Event()
+    async def main_loop(server):
+        await broken.wait()
+        raise RuntimeError("uvicorn broke")
+    if {end!r} == "breaks":
+        import penstock.server.serve as room
+        room._Server.main_loop = main_loop
     def encode_batch(texts, **more):
         print("tokenises", flush=True)
-        if {dies}:
+        if {end!r} == "dies":
             loop.call_soon_threadsafe(setattr, made, "alive", False)
+        elif {end!r} == "breaks":
+            loop.call_soon_threadsafe(broken.set)
         threading.Event().wait()
     tokenizer.encode_batch = encode_batch
     return made
@@ -360,37 +393,43 @@ main()
 """
 
 
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_thread_that_tokenises_holds_no_end_up(tmp_path: Path, dies: bool) -> None:
-    """It never ends here; who waits for it hears of the end all the same."""
-    script = BUSY.format(tests=str(Path(__file__).parent), folder=str(tmp_path), dies=dies)
+@pytest.mark.parametrize("end", ["signal", "dies", "breaks"])
+def test_a_thread_that_tokenises_holds_no_end_up(tmp_path: Path, end: str) -> None:
+    """It never ends here; who waits for it hears of the end all the same, but where the server itself broke."""
+    script = BUSY.format(tests=str(Path(__file__).parent), folder=str(tmp_path), end=end)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     url = process.stdout.readline().split()[-1]
     answers: list[httpx.Response] = []
-    waiter = threading.Thread(
-        target=lambda: answers.append(httpx.post(url + "/completions", json={"prompt": "x" * 10_000}, timeout=60))
-    )
+
+    def ask() -> None:
+        with contextlib.suppress(httpx.TransportError):
+            answers.append(httpx.post(url + "/completions", json={"prompt": "x" * 10_000}, timeout=60))
+
+    waiter = threading.Thread(target=ask)
     waiter.start()
     assert process.stdout.readline() == "tokenises\n"
-    if not dies:
+    if end == "signal":
         os.kill(process.pid, signal.SIGTERM)
     try:
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     waiter.join(60)
+    if end == "breaks":
+        assert process.returncode == 1 and err.endswith("RuntimeError: uvicorn broke\n")
+        return
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "shutting_down"
-    if dies:
+    if end == "dies":
         assert process.returncode == 1 and err.startswith("penstock: the engine died while serving")
     else:
         assert (process.returncode, err) == (0, "")
 
 
 STUCK = """
-import sys, threading, types
+import io, sys, threading, types
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from server_fake import FakeEngine, make_tokenizer
@@ -400,26 +439,37 @@ async def launch(config, engine, step_timeout):
     return made
 sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())
 from penstock import journal
+from penstock.server import batch_lines
 plain = journal._write
+def stick():
+    print("sticks", flush=True)
+    made.alive = not {dies}
+    threading.Event().wait()
 def write(file, data):
     if b"custom_id" in data:
-        print("writes", flush=True)
-        made.alive = not {dies}
-        threading.Event().wait()
+        stick()
     plain(file, data)
-journal._write = write
+class Stuck(io.RawIOBase):
+    def readable(self):
+        return True
+    def readinto(self, room):
+        stick()
+if {at!r} == "write":
+    journal._write = write
+else:
+    batch_lines._opened = lambda path: io.BufferedReader(Stuck())
 sys.argv = ["penstock", "serve", "some/model", "--port", "0", "--served-model-name", "fake", "--state-dir", {state!r}]
 from penstock.cli import main
 main()
 """
 
 
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_disk_that_does_not_answer_holds_no_end_up(tmp_path: Path, dies: bool) -> None:
-    """A thread writes a batch's rows for ever: a second signal ends the process all the same, and an engine's death."""
-    script = STUCK.format(
-        tests=str(Path(__file__).parent), folder=str(tmp_path), state=str(tmp_path / "state"), dies=dies
-    )
+@pytest.mark.parametrize(("at", "dies"), [("write", True), ("write", False), ("read", False)])
+def test_a_disk_that_does_not_answer_holds_no_end_up(tmp_path: Path, at: str, dies: bool) -> None:
+    """A thread writes a batch's rows for ever: a second signal ends the process all the same, and an engine's death.
+    One that reads holds nothing up: nothing of it has to be brought to an end."""
+    state = str(tmp_path / "state")
+    script = STUCK.format(tests=str(Path(__file__).parent), folder=str(tmp_path), state=state, at=at, dies=dies)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -429,9 +479,10 @@ def test_a_disk_that_does_not_answer_holds_no_end_up(tmp_path: Path, dies: bool)
         row = json.dumps({"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": body})
         file_id = client.files.create(file=("in", row.encode()), purpose="batch").id
         client.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")
-    assert process.stdout.readline() == "writes\n"
+    assert process.stdout.readline() == "sticks\n"
     if not dies:
         os.kill(process.pid, signal.SIGTERM)
+    if at == "write" and not dies:
         time.sleep(0.2)
         os.kill(process.pid, signal.SIGINT)
     try:
@@ -439,6 +490,9 @@ def test_a_disk_that_does_not_answer_holds_no_end_up(tmp_path: Path, dies: bool)
     finally:
         process.kill()
     assert process.returncode == (1 if dies else 0)
+    if at == "read":
+        assert err == ""
+        return
     assert err.startswith("penstock: the state folder's disk takes too long") and "Traceback" not in err
 
 
@@ -464,6 +518,44 @@ def test_who_goes_away_while_it_is_tokenised_keeps_its_place_until_then(
     going.set()
     server.wait_for(lambda: server.service.queue.reqs.total == server.service.queue.tokens.total == 0)
     assert not server.engine.submitted
+
+
+def test_what_is_not_begun_is_not_tokenised_for_who_went_away(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is its place kept, nor its body: the threads' own line has what was cancelled until its turn comes."""
+    going, begun, works, tokenizer = threading.Event(), [], [], server.engine.tokenizer
+    assert tokenizer is not None
+    plain, plain_call = tokenizer.encode_batch, exchange.completion_call
+
+    def encode(texts: list[str], **more: Any) -> list[list[int]]:
+        begun.append(texts[0][0])
+        going.wait(30)
+        return plain(["ab"], **more)
+
+    async def call(form: Any, facts: Any, tokenizer: Any, aside: Any) -> Any:
+        def watched(work: Any) -> Any:
+            works.append(weakref.ref(work))
+            return aside(work)
+
+        return await plain_call(form, facts, tokenizer, watched)
+
+    monkeypatch.setattr(tokenizer, "encode_batch", encode)
+    monkeypatch.setattr(exchange, "completion_call", call)
+    server.service.threads = ThreadPoolExecutor(1)
+    queue = server.service.queue.reqs
+    first = send_raw(server, {"prompt": "a" * 10_000, "max_tokens": 1})
+    server.wait_for(lambda: begun)
+    gone = send_raw(server, {"prompt": "b" * 10_000})
+    server.wait_for(lambda: queue.total == 2 and len(works) == 2)
+    gone.close()
+    server.wait_for(lambda: queue.total == 1)
+    gc.collect()
+    assert works[1]() is None and not going.is_set()
+    last = send_raw(server, {"prompt": "c" * 10_000, "max_tokens": 1})
+    going.set()
+    for each in (first, last):
+        assert each.recv(4096).startswith(b"HTTP/1.1 200 ")
+        each.close()
+    assert begun == ["a", "c"] and queue.total == server.service.queue.tokens.total == 0
 
 
 def test_a_port_in_use_is_said_before_anything_loads(tmp_path: Path) -> None:

@@ -131,10 +131,18 @@ async def _post(
     service.check_model(form.model)
     ticket = service.queue.enter(key, *size_of(form))
 
-    def aside(work: Callable[[], Result]) -> Awaitable[Result]:
-        thread = service.aside(work)
-        ticket.stay(thread)
-        return until_gone(asyncio.shield(thread), request.receive, service.closing, deadline)
+    async def aside(work: Callable[[], Result]) -> Result:
+        """Work that has begun goes on if nobody waits for it any more; what hasn't is dropped, and all that it holds:
+        the threads' own line keeps what was cancelled until its turn comes."""
+        kept = [work]
+        job = service.threads.submit(lambda: kept.pop()())
+        del work
+        ticket.stay(thread := asyncio.wrap_future(job))
+        try:
+            return await until_gone(asyncio.shield(thread), request.receive, service.closing, deadline)
+        finally:
+            if job.cancel():
+                kept.clear()
 
     try:
         call = await call_of(form, service.client.facts, service.client.tokenizer, aside)

@@ -1,7 +1,7 @@
 """The end of a process of ours that a thread would hold up.
 
-A thread that tokenises cannot be ended, takes 9 s for 32 MiB, and the interpreter waits for it. Nobody waits for what
-it makes: who asked was told that the server ends. It knows no server.
+A thread that tokenises cannot be ended, takes 9 s for 32 MiB, and the interpreter waits for it; one that a disk doesn't
+answer takes for ever. Nobody waits for what they make: who asked was told that the server ends. It knows no server.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ def leaving() -> Iterator[None]:
         yield
     except PenstockError as error:
         leave_soon(error.exit_code)
+        raise
+    except BaseException:  # a fault of ours, whose traceback is printed meanwhile
+        leave_soon(1)
         raise
     leave_soon(0)
 

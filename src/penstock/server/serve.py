@@ -234,7 +234,7 @@ async def _watch(service: Service, serving: asyncio.Task[None], stop: Stop) -> N
 
 async def _end(service: Service, server: _Server, serving: asyncio.Task[None], stop: Stop) -> None:
     """Lets running requests end, tells the others, and stops the server; batches stop meanwhile, so that neither waits
-    for the other. Raises EngineError if the engine died, and what the server's own task raised."""
+    for the other. Raises EngineError if the engine died, by now or meanwhile, and what the server's own task raised."""
     died = not service.client.alive
     server.should_exit = True
     desk = None if service.desk is None else asyncio.ensure_future(service.desk.end(stop.second, died=died))
@@ -250,7 +250,7 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
     if desk is not None:
         await desk
     fault = serving.exception() if serving.done() and not serving.cancelled() else None
-    if died:
+    if not service.client.alive:
         raise engine_died(service.client.death) from fault
     if fault is not None:
         raise fault

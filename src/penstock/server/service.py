@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.engine.watchdog import DUMP_AT
 from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.server.batch_desk import Desk
 
 NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class Service:
     wholes: Wholes = field(init=False)
     _tenants: dict[str, int] = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
-    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # the loop's end waits for none
+    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     desk: Desk | None = None  # of files and batches, where there is a state folder
 
     def __post_init__(self) -> None:
@@ -74,10 +73,6 @@ class Service:
         """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
         allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
         return asyncio.get_running_loop().time() + min(allowed) if allowed else None
-
-    def aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Long work, in a thread."""
-        return asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def tenant_of(self, owner: str) -> int:
         """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""

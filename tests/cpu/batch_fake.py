@@ -126,18 +126,17 @@ class StuckRead(io.RawIOBase):
         return io.BufferedReader(self)
 
 
-def deaths(folder: Path, batch_id: str) -> tuple[int, str | None, int]:
-    """What a batch remembers of engines that died: how many, the line that ran alone then, and how often it did."""
+def points(folder: Path, batch_id: str) -> dict[int, int]:
+    """What a batch remembers of engines that died: what that says against its lines, by their numbers."""
     with contextlib.closing(sqlite3.connect(folder / "state.sqlite")) as database:
-        asked = "SELECT deaths, suspect, suspect_deaths FROM batches WHERE id = ?"
-        count, suspect, times = database.execute(asked, (batch_id,)).fetchone()
-        return count, suspect, times
+        (kept,) = database.execute("SELECT suspects FROM batches WHERE id = ?", (batch_id,)).fetchone()
+        return {} if kept is None else {int(number): count for number, count in json.loads(kept).items()}
 
 
-def note_deaths(folder: Path, batch_id: str, count: int) -> None:
-    """Between two servers: as if the engine had died so often amid it."""
+def note_points(folder: Path, batch_id: str, points: dict[int, int]) -> None:
+    """Between two servers: as if the engine had died while those lines were there."""
     with contextlib.closing(sqlite3.connect(folder / "state.sqlite")) as database, database:
-        database.execute("UPDATE batches SET deaths = ? WHERE id = ?", (count, batch_id))
+        database.execute("UPDATE batches SET suspects = ? WHERE id = ?", (json.dumps(points), batch_id))
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from batch_fake import Batching, StuckDisk, StuckRead, batching, deaths, jsonl, line
+from batch_fake import Batching, StuckDisk, StuckRead, batching, jsonl, line, points
 from server_fake import make_tokenizer
 
 from penstock.errors import JournalError
@@ -52,7 +52,7 @@ def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tm
             await server.desk.end(died=True)
 
         server.running.on_loop(die())
-    assert [deaths(tmp_path, each) for each in ids] == [(1, None, 0)] * 8 + [(0, None, 0)] * 2
+    assert [points(tmp_path, each) for each in ids] == [{1: 1, 2: 1}] * 8 + [{}] * 2
     with batching(tokenizer, tmp_path) as server:
         assert {server.until_over(each).request_counts.completed for each in ids} == {2}
 
@@ -60,7 +60,7 @@ def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tm
 def test_a_death_is_noted_though_the_disk_is_slow(
     tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is told to end while it still writes what was done before: which ends a row of deaths."""
+    """The batch is told to end while it still writes what was done before: of those lines nothing is said."""
     monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.1)
     monkeypatch.setattr(batch_desk, "DISK_SECONDS_DEAD", 30.0)
     with batching(tokenizer, tmp_path) as server:
@@ -68,8 +68,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
         assert stuck.writing.wait(30)
         server.running.hold(True)
-        state = server.desk.state
-        server.running.on_loop(state.attempt(state.store.note, batch_id, deaths=1))
+        there = len(server.engine.open)
 
         async def die() -> None:
             server.engine.alive = False
@@ -78,7 +77,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(
             await server.desk.end(died=True)
 
         server.running.on_loop(die())
-    assert deaths(tmp_path, batch_id) == (0, None, 0)
+    assert list(points(tmp_path, batch_id).values()) == [1] * there
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id, 1000)
 
@@ -88,7 +87,7 @@ def test_a_batch_that_finds_the_engine_dead_is_not_blamed(tokenizer: Tokenizer, 
         server.engine.alive = False
         batch_id = server.submit(jsonl(LINES))
         server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
-    assert deaths(tmp_path, batch_id) == (0, None, 0)
+    assert points(tmp_path, batch_id) == {}
 
 
 def test_a_write_under_way_ends_before_its_journal_is_closed(

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
-from server_fake import FakeEngine, make_tokenizer, running_server
+from server_fake import make_tokenizer, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
@@ -174,51 +174,6 @@ def test_an_engine_that_dies_fails_no_line(tokenizer: Tokenizer, tmp_path: Path)
         assert second.until_over(batch_id).request_counts.completed == 2
 
 
-def test_a_line_that_kills_the_engine_is_found(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = FakeEngine.submit
-
-    def submit(engine: FakeEngine, ids: list[int], *values: Any, **named: Any) -> Any:
-        made = plain(engine, ids, *values, **named)
-        engine.alive = engine.alive and len(ids) != len("kill")
-        return made
-
-    def sit() -> Any:
-        """A server until its engine dies, or the batch is over."""
-        with batching(tokenizer, tmp_path) as server:
-            server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
-            return server.openai.batches.retrieve(batch_id)
-
-    with batching(tokenizer, tmp_path) as server:
-        server.running.hold(True)
-        batch_id = server.submit(jsonl([line(str(i), prompt="kill" if i == 5 else "a") for i in range(40)]))
-    monkeypatch.setattr(FakeEngine, "submit", submit)
-    starts = 1
-    while (batch := sit()).status != "completed":
-        starts += 1
-        assert starts < 20, "it would be started for ever"
-    assert (batch.request_counts.completed, batch.request_counts.failed) == (39, 1)
-    with batching(tokenizer, tmp_path) as server:
-        (row,) = server.rows(batch.error_file_id)
-        assert row["custom_id"] == "5" and row["response"]["body"]["error"]["code"] == "engine_died"
-
-
-def test_a_batch_made_before_the_start_has_looked_runs_once(server: Batching) -> None:
-    """The port answers a little before what an earlier server left is taken up."""
-    server.running.hold(True)
-    batch_id = server.submit(jsonl([line(str(number)) for number in range(10)]))
-    server.running.wait_for(lambda: len(server.engine.open) == 10)
-    run = server.desk.run_of(batch_id)
-    server.running.on_loop(server.desk.go_on())
-    assert server.desk.run_of(batch_id) is run
-    server.running.hold(False)
-    batch = server.until_over(batch_id)
-    assert (batch.request_counts.completed, len(server.rows(batch.output_file_id))) == (10, 10)
-    server.running.wait_for(lambda: not server.desk._runs)
-    assert len(server.engine.submitted) == 10
-
-
 def test_batches_share_the_engine(server: Batching) -> None:
     server.engine.step_seconds = 0.01
     long = server.submit(jsonl([line(str(i)) for i in range(1500)]))
@@ -338,7 +293,10 @@ def test_tables_of_the_version_before_are_taken_on(tokenizer: Tokenizer, tmp_pat
         batch_id = server.submit(jsonl([line("a")]))
         server.until_over(batch_id)
     database = sqlite3.connect(tmp_path / "state.sqlite")
-    database.execute("ALTER TABLE batches DROP COLUMN model")
+    for column in ("model", "suspects"):
+        database.execute(f"ALTER TABLE batches DROP COLUMN {column}")
+    for column in ("deaths INTEGER NOT NULL DEFAULT 0", "suspect TEXT"):
+        database.execute(f"ALTER TABLE batches ADD COLUMN {column}")
     database.execute("PRAGMA user_version = 1")
     database.close()
     with batching(tokenizer, tmp_path, model="other") as server:

@@ -24,7 +24,7 @@ from penstock.server.service import Service
 
 AT_ONCE = 8  # batches that run side by side
 CHECKED_AT_ONCE = 2  # batches whose lines are checked side by side
-GATE_BYTES = 64 << 20  # of lines at the engine
+GATE_BYTES = 256 << 20  # of lines at the engine, their texts and ids: six million tokens
 HEARD_WITHIN = 1.0  # seconds; an engine's client tells of its death 0.2 s after that, and a disk takes a note
 DISK_SECONDS = 10.0  # that a disk gets at the end to take what is done
 DISK_SECONDS_DEAD = 2.0  # as much, where the engine died and the process has to end soon

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-VERSION = 4  # of the tables, kept in the database
+VERSION = 5  # of the tables, kept in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
 ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the others
 HEAD = 16 * 1024  # characters of a batch's errors that a list of batches reads
@@ -35,7 +35,7 @@ CREATE TABLE batches (
     output_file_id TEXT, error_file_id TEXT, in_progress_at INTEGER, finalizing_at INTEGER, completed_at INTEGER,
     failed_at INTEGER, cancelling_at INTEGER, cancelled_at INTEGER,
     total INTEGER NOT NULL DEFAULT 0, completed INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
-    deaths INTEGER NOT NULL DEFAULT 0, suspect TEXT, suspect_deaths INTEGER NOT NULL DEFAULT 0, model TEXT
+    model TEXT, suspects TEXT
 );
 CREATE INDEX batches_status ON batches (status);
 """
@@ -49,7 +49,8 @@ CREATE INDEX IF NOT EXISTS batches_over ON batches (owner, {_ENDED}) WHERE statu
 CREATE INDEX IF NOT EXISTS batches_bare ON batches (owner, {_ENDED}) WHERE {_BARE};
 """
 # What makes tables of the next version of those of an earlier one.
-_CHANGES = {1: "ALTER TABLE batches ADD COLUMN model TEXT;", 2: _INDICES, 3: _INDICES}
+_ADD = "ALTER TABLE batches ADD COLUMN"
+_CHANGES = {1: f"{_ADD} model TEXT;", 2: _INDICES, 3: _INDICES, 4: f"{_ADD} suspects TEXT;"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,9 +70,8 @@ class FileRow:
 class BatchRow:
     """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines.
 
-    deaths: of the engine, one after the other, amid this batch and without a line done between them. suspect: the
-    custom_id of the line that ran alone when the engine died last, so many times. model: the server's name of the model
-    that the batch was made for, and runs with; None where nothing said so, and any will do.
+    model: the server's name of the model that the batch was made for, and runs with; None where nothing said so, and
+    any will do. suspects: lines that were there when the engine died, as batch_suspects writes them.
     """
 
     number: int = 0
@@ -94,10 +94,8 @@ class BatchRow:
     total: int = 0
     completed: int = 0
     failed: int = 0
-    deaths: int = 0
-    suspect: str | None = None
-    suspect_deaths: int = 0
     model: str | None = None
+    suspects: str | None = None
 
     @property
     def over(self) -> bool:
@@ -306,7 +304,8 @@ def _lost(path: Path) -> UsageError:
 
 
 def _row(kind: type[Row], row: sqlite3.Row) -> Row:
-    return kind(**{name: row[name] for name in row.keys()})  # noqa: SIM118 - a sqlite3.Row iterates over values
+    """Tables that an earlier version made have columns that nothing reads any more."""
+    return kind(**{field.name: row[field.name] for field in fields(kind)})
 
 
 def encoded(value: Any) -> str:

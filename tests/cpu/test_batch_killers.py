@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from batch_fake import Batching, batching, jsonl, line, note_points, points
-from server_fake import FakeStream, make_tokenizer
+from server_fake import Facts, FakeStream, make_tokenizer
 
+from penstock.engine.async_client import AsyncClient, SharedEngine
+from penstock.engine.channel import Failed, News
 from penstock.errors import EngineError
 from penstock.request import Delta, SamplingParams
 from penstock.server import batch_compute, batch_desk
@@ -88,7 +90,7 @@ def lives(tokenizer: Tokenizer, tmp_path: Path) -> Lives:
     return Lives(tokenizer, tmp_path)
 
 
-@pytest.mark.parametrize(("kill", "count"), [("kill", 40), ("kill late", 40), ("kill late", 400)])
+@pytest.mark.parametrize(("kill", "count"), [("kill", 40), ("kill late", 300)])
 def test_a_killer_is_found_in_four_deaths(lives: Lives, kill: str, count: int) -> None:
     """At most, however many steps it needs, and however many others are done meanwhile."""
     ids = lives.submit(["a"] * 5 + [kill] + ["a"] * (count - 6))
@@ -222,3 +224,43 @@ def test_suspects_of_a_cancelled_batch_are_told_as_its_other_lines_are(
         done = [row["custom_id"] for row in server.rows(batch.output_file_id)]
     assert batch.status == "cancelled" and {"0", "1"} <= set(unrun)
     assert sorted(map(int, done + unrun)) == list(range(count))
+
+
+class Channel:
+    """The real client's end of one: a test says what the engine does."""
+
+    def __init__(self) -> None:
+        self.words: asyncio.Queue[News | Failed] = asyncio.Queue()
+
+    def send_down(self, word: Any) -> None:
+        """Nobody reads it."""
+
+    async def receive(self) -> News | Failed:
+        return await self.words.get()
+
+
+@pytest.mark.parametrize(
+    ("before", "heard", "lately"), [("nothing", 0, False), ("a cut", 2, True), ("a cut", 3, False)]
+)
+def test_the_client_tells_who_was_there_when_the_engine_died(before: str, heard: int, lately: bool) -> None:
+    """A request that was cut is at the engine until that has heard of it."""
+
+    async def main() -> None:
+        channel, params = Channel(), SamplingParams(max_tokens=9)
+        client = AsyncClient(Facts(), None, channel, SharedEngine())  # type: ignore[arg-type]
+        done = client.submit([1], params, stream=False)
+        streams = [client.submit([1], params, stream=False) for _ in range(2)]
+        if before == "a cut":
+            done.cancel()
+        for number in range(heard):
+            channel.words.put_nowait(News(None, [], {"completed_steps": number}))
+        assert client.open_at_death == frozenset()
+        channel.words.put_nowait(Failed("EngineError", "the engine died", None))
+        for stream in streams:
+            with pytest.raises(EngineError):
+                async for _ in stream:
+                    pass
+        there = {*streams} if before == "a cut" else {done, *streams}
+        assert (client.open_at_death, client.cut_before_death) == (there, lately)
+
+    asyncio.run(main())

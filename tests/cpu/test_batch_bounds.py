@@ -216,6 +216,19 @@ def test_a_batchs_errors_are_bounded_in_bytes(tokenizer: Tokenizer, tmp_path: Pa
         assert last.message == f"more lines are bad, {100 - len(told)} of them: {2 + len(told)}-101"
 
 
+def test_a_batch_on_its_way_keeps_no_errors_in_memory(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A thousand of them may wait, with half a megabyte each."""
+    with batching(tokenizer, tmp_path) as server:
+        server.running.hold(True)
+        batch_id = server.submit(bad_lines(20))
+        server.running.wait_for(lambda: server.engine.open)
+        run = server.desk.run_of(batch_id)
+        assert run is not None and run._row.errors is None and run._row.total == 21
+        assert len(server.openai.batches.retrieve(batch_id).errors.data) == 20  # type: ignore[union-attr, arg-type]
+    with batching(tokenizer, tmp_path) as server:
+        assert len(server.until_over(batch_id).errors.data) == 20
+
+
 def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
     def seen(keys: list[str]) -> dict[str, list[str]]:
         doors = Doors(keys=gather_keys(keys, None, {}))

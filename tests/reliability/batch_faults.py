@@ -46,7 +46,10 @@ KINDS = {  # and the touches that it makes sense at
 WHILE = 5  # touches that fail in a row
 PIECE = 1024  # bytes of the input that a read gives: faults come amid its lines, too
 _FAST = 1e6  # lines a second: all of a small batch in one group
-_STORE = {**dict.fromkeys(("add_file", "add_batch", "move", "note", "finish"), "store"), "batch": "look"}
+_STORE = {
+    **dict.fromkeys(("add_file", "add_batch", "move", "note", "finish"), "store"),
+    **dict.fromkeys(("standing", "errors"), "look"),
+}
 
 
 class Touches:

@@ -215,7 +215,9 @@ class BatchRun:
 
     async def _fail(self, code: str, message: str, files: Sequence[FileRow] = (), **columns: Any) -> None:
         """The end by a fault, of ours or the disk's."""
-        state, values = self._state, {**NO_FILES, **columns, "errors": with_fault(self._row.errors, code, message)}
+        state = self._state
+        errors = await self._disk.insist(lambda: state.attempt(state.store.errors, self.id))
+        values = {**NO_FILES, **columns, "errors": with_fault(errors, code, message)}
         await self._disk.insist(lambda: state.attempt(state.store.finish, self.id, "failed", files, **values))
         await self._look()
 
@@ -253,6 +255,6 @@ class BatchRun:
         )
 
     async def _look(self) -> None:
-        row = await self._disk.insist(lambda: self._state.attempt(self._state.store.batch, self.id))
+        row = await self._disk.insist(lambda: self._state.attempt(self._state.store.standing, self.id))
         assert row is not None, "a batch is removed long after its end, if ever"
         self._row = row

@@ -605,14 +605,14 @@ def test_no_rate_is_above_what_all_at_once_gave(ask: Any) -> None:
     """81 in 40 s, and 63: not significantly more than came back, of engines that give 1.997 and 1.522 at most."""
     kept = goal(rated(point(1.9, firsts(1, 0.1, 2, 81)), 1.8, 1.6, 2.1, seconds=40.0), 1.0)
     reader = ask([record("beyond00", "beyond", [kept, at_once(1.9, 1.813, 1.997)])])
-    assert "beyond 1.0 takes 2 requests a second (95 % interval 1.6 to 2)" in reader.text("#answer")
+    assert "beyond 1.0 takes 2 requests a second (95 % interval from 1.6 up)" in reader.text("#answer")
     assert "up to 2.02 a second, it still kept the goal but completed 1.8. All at once" in reader.text("#answer")
     assert "it reached 1.9 (1.81 to 2), and no more than that is told." in reader.text("#answer")
     assert "all at once gave no more" in reader.texts(".rank-note")[0] and reader.texts(".rank-value") == ["2/s"]
     kept = goal(rated(point(1.27, firsts(1, 0.1, 2, 63)), 1.4, 1.1, 1.7, seconds=40.0), 1.0)
     missed = goal(rated(point(2.0, firsts(0.5, 0.1, 2)), 1.3, 1.2, 1.4), 0.5)
     reader = ask([record("crossed0", "crossed", [kept, missed, at_once(1.371, 1.219, 1.522)])])
-    assert "crossed 1.0 takes 1.52 requests a second (95 % interval 1.1 to 1.52)" in reader.text("#answer")
+    assert "crossed 1.0 takes 1.52 requests a second (95 % interval 1.1 to 2)" in reader.text("#answer")
     assert "At 2 requests a second, the slowest that misses it, it completed 1.3" in reader.text("#answer")
     reader.page.click("nav >> text=Summary")
     reader.wait("#summary-body", "crossed 1.0: 1.52")
@@ -631,7 +631,7 @@ def test_the_fastest_rate_that_was_tried_claims_no_more(ask: Any) -> None:
     )
     assert told in reader.text("#answer")
     reader = ask([record("fastest0", "fastest", [fastest, at_once(194.2, 190.0, 197.6)])])
-    assert "takes at least 193 requests a second (95 % interval 127 to 198)" in reader.text("#answer")
+    assert "takes at least 193 requests a second (95 % interval from 127 up)" in reader.text("#answer")
     reader = ask([record("all00000", "all", [rated(point(10.0, firsts(1, 0.1, 2)), 10.2, 9.8, 10.6)])])
     assert "It still kept the goal there, and no faster rate was measured." in reader.text("#answer")
 
@@ -774,7 +774,7 @@ def test_the_page_keeps_goals_at_the_rates_that_the_almanac_does(reader: Reader)
           const kept = keptOf(line, 0.95);
           if (!kept) return [most, null, null, line[0]?.offered ?? null, null];
           const [rate, after] = [line[kept.top].rate, kept.fails < 0 ? null : kept.fails];
-          const [low, high] = surely(line, {{ rate, after }}, 0.95, most);
+          const [low, high] = surely(line, {{ rate, after }}, 0.95);
           return [most, rate, low, line[kept.fails]?.offered ?? null, high];
         }}) }}""",
         papers,
@@ -785,7 +785,7 @@ def test_the_page_keeps_goals_at_the_rates_that_the_almanac_does(reader: Reader)
     )
     most, rate, low, missed, high = numbers.T
     unbounded = np.isnan(most) & (rate > 0)
-    for cases in (rate == most, rate < most, unbounded, np.isnan(rate), low > 0, missed > 0, high < most):
+    for cases in (rate == most, rate < most, unbounded, np.isnan(rate), low > 0, missed > 0, high > 0):
         assert cases.sum() > 5  # all of them came up
 
 

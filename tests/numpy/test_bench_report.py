@@ -273,13 +273,13 @@ def test_no_rate_is_told_that_everything_at_once_did_not_give() -> None:
     capped = at_once(alone, 1.371, 1.219, 1.522)
     (free,), (crossing,) = crossings(alone), crossings(capped)
     assert (free.meets, free.keeps, free.misses) == (1.58, 1.1, None)  # 158 in 100 s
-    assert (crossing.meets, crossing.keeps, crossing.fails, crossing.misses) == (1.522, 1.1, None, 1.522)
+    assert (crossing.meets, crossing.keeps, crossing.fails, crossing.misses) == (1.522, 1.1, None, None)
     assert "up to 1.52 requests a second" in crossing.words(0.95)
     out = io.StringIO()
     print_table(capped, out)
     assert "up to 1.52 requests a second" in out.getvalue() and "1.52 requests a second" in render(capped)
     slow = with_goals((0.5, 1.0, 0.97, 1.0), (0.6, 0.1, 0.0, 0.2))
-    assert compare(slow, capped).goals[0].endswith("A up to 0.5 requests a second, B up to 1.52; B / A 2.10 to 3.04")
+    assert compare(slow, capped).goals[0].endswith("A up to 0.5 requests a second, B up to 1.52; B / A at least 2.10")
 
 
 def test_a_rate_at_which_nothing_was_served_is_not_told_as_untried() -> None:

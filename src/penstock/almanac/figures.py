@@ -273,8 +273,8 @@ def most_of(points: Iterable[Point]) -> float | None:
 class Kept:
     """The rates up to which a goal is kept, in requests a second. rate: the highest one kept; None: none. low: the
     highest one that is surely kept (95 %). missed: what was offered at the first point beyond that misses it; None:
-    there is no such point. high: what was offered at the first beyond that surely misses it, or the most that the
-    engine sustains; None: neither is known."""
+    there is no such point. high: what was offered at the first beyond that surely misses it; None: there is no such
+    point."""
 
     rate: float | None
     low: float | None
@@ -304,12 +304,11 @@ def kept_of(line: Iterable[tuple[Sustained, Goal]], quantile: float, most: float
     bound = float("inf") if most is None else most
     rate = min(max(here.rate for here, _ in before), bound)
     surely = [here.low for here, goal in before if goal.low >= quantile and here.low is not None]
-    high = min([*misses, bound])
     return Kept(
         rate,
         min(max(surely), rate) if surely else None,
         missed[0] if missed else None,
-        high if high < float("inf") else None,
+        misses[0] if misses else None,
     )
 
 

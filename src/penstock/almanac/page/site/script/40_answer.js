@@ -116,13 +116,12 @@ function crossing(line, quantile) {
 
 /** The interval of a crossing, which leans on no straight line and on no completed rate's value, only on shares that fall
     as rates rise: from the highest rate that was surely served (the low end of what was completed) and surely kept the
-    quantile, to the slowest offered above it that surely missed it, or to `most`. null: there is none. */
+    quantile, to the slowest offered above it that surely missed it. null: there is none. */
 function surely(line, value, quantile, most) {
   const fails = value.after ?? line.length;
   const keeps = line.filter((each, at) => at < fails && each.shares[1] >= quantile && each.low !== null).map((each) => each.low);
   const misses = line.filter((each, at) => at >= fails && each.shares[2] < quantile).map((each) => each.offered);
-  const ends = most === null ? misses : [...misses, most];
-  return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, ends.length ? Math.min(...ends) : null];
+  return [keeps.length ? Math.min(Math.max(...keeps), value.rate) : null, misses.length ? Math.min(...misses) : null];
 }
 
 /** The headlines of a record's goals, as compact.py's `_kept`: [seconds, highest measured rate that keeps it, what was
@@ -167,7 +166,7 @@ function answerOf(record, question, ready = prepared(record, question)) {
   answer.between = value.between;
   answer.capped = most !== null && value.rate >= most;
   answer.state = value.after === null ? "beyond" : "crossing";
-  answer.rate = [value.rate, ...surely(line, value, question.quantile, most)];
+  answer.rate = [value.rate, ...surely(line, value, question.quantile)];
   answer.before = line[value.before];
   answer.after = value.after === null ? null : line[value.after];
   answer.exact = answer.before.shares[3];

@@ -234,6 +234,19 @@ def test_a_second_signal_waits_for_nobody(doomed: Serving) -> None:
     assert not doomed.alive
 
 
+def test_an_engine_that_is_killed_while_streams_end_is_no_clean_end(doomed: Serving) -> None:
+    readers = readers_of_both(doomed, 1900)
+    doomed.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: refuses(doomed.url))
+    os.kill(doomed.engine, signal.SIGKILL)
+    status, out, err = doomed.end()
+    assert (status, err) == (1, "") and out.startswith("error: the engine died") and out.count("\n") == 1
+    for reader in readers:
+        reader.join(60)
+    assert {reader.error for reader in readers} == {"engine_dead"}
+    assert not doomed.alive
+
+
 def refuses(url: str) -> bool:
     host, port = url.removeprefix("http://").split(":")
     try:

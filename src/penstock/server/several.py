@@ -146,6 +146,8 @@ class _Service:
             each.cancel()
         if self._stop.first.is_set():
             await self._drain()
+            if self._engine.returncode:  # amid the drain; else it ends after its last client, with 0
+                raise engine_died(f"its process ended with code {self._engine.returncode}")
             return
         # Servers end soon after their engine; heard of in either order, it is the engine that died.
         if not await _ended([self._engine], LAST_WORDS / 2):

@@ -68,15 +68,16 @@ def test_a_death_is_noted_though_the_disk_is_slow(
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
         assert stuck.writing.wait(30)
         server.running.hold(True)
-        there = len(server.engine.open)
 
-        async def die() -> None:
+        async def die() -> int:
+            there = len(server.engine.open)  # in the loop: elsewhere one more may come after it was counted
             server.engine.alive = False
             server.engine.going.set()
             asyncio.get_running_loop().call_later(0.3, stuck.going.set)
             await server.desk.end(died=True)
+            return there
 
-        server.running.on_loop(die())
+        there = server.running.on_loop(die())
     assert list(points(tmp_path, batch_id).values()) == [1] * there
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id, 1000)

@@ -38,8 +38,7 @@ def split(path: Path, data: bytes, longest: int, read: int) -> None:
     finally:
         batch_lines.READ_BYTES = usual
     whole = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    cut = [(number, line[: longest + 1]) for number, line in enumerate(whole, 1)]
-    assert got == [(number, line) for number, line in cut if line.strip()]
+    assert got == [(number, line[: longest + 1]) for number, line in enumerate(whole, 1) if line.strip()]
 
 
 class LineCheck:

@@ -187,6 +187,15 @@ def test_tokens_until_holds_for_any_ids(tokenizer: Tokenizer, data: st.DataObjec
         assert tokenizer.decode(ids[: kept - 1])[:end] != text[:end]
 
 
+def test_a_torn_run_of_bytes_that_begins_with_a_space_has_none_to_strip(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(MAKERS["llama2"](tmp_path))
+    space, torn, line, unknown = 0x20 + 3, 0x80 + 3, 259, 0
+    ids = [space, torn, line, unknown]
+    assert [tokenizer.decode(ids[:n]) for n in range(5)] == ["", "", "\ufffd\ufffd", "\ufffd\ufffd\n", "\ufffd\ufffd\n"]
+    assert [tokenizer.tokens_until(ids, end) for end in range(4)] == [0, 1, 2, 3]
+    assert [tokenizer.tokens_until([space, line, torn], end) for end in range(3)] == [0, 2, 3]  # "\n\ufffd"
+
+
 def test_the_room_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
     llama3(tmp_path)
     code = (

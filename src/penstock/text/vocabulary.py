@@ -216,9 +216,19 @@ class Vocabulary:
         return len(ids)
 
     def _stripped(self, ids: Sequence[int], skip_special: bool) -> int:
-        """How many leading characters the decoder strips from a text that isn't clean UTF-8."""
-        data = self.join(ids, skip_special)
-        return min(self.style.strip_left, len(data) - len(data.lstrip(b" ")))
+        """How many leading characters the decoder strips from a text that isn't clean UTF-8. A space among byte tokens
+        that are torn is none: it is a U+FFFD, like each of their run."""
+        if not self.style.strip_left:
+            return 0
+        if not self.byte_ids:
+            data = self.join(ids, skip_special)
+            return min(self.style.strip_left, len(data) - len(data.lstrip(b" ")))
+        spaces = 0
+        for text, _ in self.runs(ids, skip_special):
+            spaces += len(text) - len(text.lstrip(" "))
+            if text.strip(" ") or spaces >= self.style.strip_left:
+                break
+        return min(self.style.strip_left, spaces)
 
 
 def read_run(run: list[bytes]) -> str:

@@ -2,6 +2,7 @@
    then what a form cannot say. Its raw data are not here, so its numbers cannot be derived again: the page says so. */
 
 const LARGEST_FILE = 30e6; // bytes
+const OWN_CHECKED = "Its form was checked, and a few things that would contradict each other; not whether its numbers can be believed: penstock almanac validate FILE says that, out of its raw data.";
 
 /** Faults of a value against a JSON schema, as "where: what"; at most ten. Only the words that pydantic writes are known;
     another word is a fault of the schema and is told. */

@@ -48,7 +48,10 @@ function showSentence() {
   slider.setAttribute("aria-valuetext", time(state.first));
   byId("first-value").textContent = time(state.first);
   const price = byId("price");
-  if (document.activeElement !== price) price.value = state.price === null ? "" : String(state.price);
+  if (document.activeElement !== price) {
+    price.value = state.price === null ? "" : String(state.price);
+    showPriceFault(false);
+  }
 }
 
 const withOwn = (values, own) => (own === null || values.includes(own) ? values : [...values, own].sort((a, b) => a - b));
@@ -127,11 +130,21 @@ function listenToSentence() {
     change({ first: Number(exact.toPrecision(2)), point: "" }, { step: false });
   });
   byId("price").addEventListener("input", (event) => {
-    const value = event.target.value.trim() === "" ? null : readValue("price", event.target.value);
-    event.target.setAttribute("aria-invalid", String(value === undefined));
+    const { value: text, validity } = event.target; // of what is no number the text is empty
+    const value = text.trim() === "" && !validity.badInput ? null : readValue("price", text);
+    showPriceFault(value === undefined);
     if (value !== undefined) change({ price: value }, { step: false });
   });
   byId("older").addEventListener("change", (event) => change({ older: event.target.checked }));
+}
+
+/** Says of a price that cannot be that it is not taken, and which is. */
+function showPriceFault(is) {
+  const [low, high] = LIMITS.price;
+  const used = state.price === null ? "what the runs state, if anything" : `${money(state.price)} an hour`;
+  byId("price").setAttribute("aria-invalid", String(is));
+  byId("price-fault").hidden = !is;
+  byId("price-fault").textContent = is ? `A price an hour is from ${low} to ${thousands.format(high)} dollars. What was typed is not taken; costs are still at ${used}.` : "";
 }
 
 /** Where the lengths asked about are not measured for a new model or machine: those that are. */

@@ -25,7 +25,8 @@ function goalText() {
   return `${share(state.quantile)} of ${also.length ? `requests with the first token under ${time(state.first)}, ${listed(also)}` : `first tokens under ${time(state.first)}`}`;
 }
 
-/** One sentence for the best answer, and one for how it stands to the next. */
+/** One sentence for the best answer, what is known of it, and then how it stands to the next: in this order, so that
+    nobody takes what is said of the one for the other's. */
 function showAnswer(answers) {
   const box = byId("answer");
   if (!answers.length) return put(box, notMeasured(shown.like));
@@ -39,20 +40,29 @@ function showAnswer(answers) {
     : `95 % interval ${low === null ? "below the slowest measured rate" : number(low)} to ${high === null ? "above the fastest measured" : number(high)}`;
   const atOnce = best.record.points.find((point) => point.kind === "saturation" && !point.client.short)?.figures.request_rate;
   const reached = atOnce ? ` All at once, with nobody waiting, it reached ${peakText(atOnce)}${best.capped ? ", and no more than that is told" : ""}.` : "";
-  const how = best.state === "beyond" ? ` ${beyondText(best)}${reached}`
-    : !best.between ? ` At ${number(best.after.offered)} requests a second, the slowest that misses it, it completed ${number(completed(best.after.point)?.[0] ?? 0)} and kept it for ${share(best.after.shares[0])}.${best.capped ? reached : ""}`
-    : ` Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
+  const how = best.state === "beyond" ? `${beyondText(best)}${reached}`
+    : !best.between ? `At ${number(best.after.offered)} requests a second, the slowest that misses the goal, it completed ${number(completed(best.after.point)?.[0] ?? 0)} and kept the goal for ${share(best.after.shares[0])}.${best.capped ? reached : ""}`
+    : `Interpolated between two measured points, ${number(best.before.rate)} (${share(best.before.shares[0])}) and ${number(best.after.rate)} requests a second (${share(best.after.shares[0])}).`;
+  const rate = strong(`${number(value)} requests a second`);
   put(box,
     el("p", { class: "told" },
-      `${nameOf(best.record)} takes ${isOpen(best) ? "at least " : ""}`, strong(`${number(value)} requests a second`),
-      ` (${range}) and keeps ${goalText()}`,
+      isOpen(best) ? [`${nameOf(best.record)} keeps ${goalText()} up to `, rate, `, ${topText(best)} (${range})`]
+        : [`${nameOf(best.record)} takes `, rate, ` (${range}) and keeps ${goalText()}`],
       cost ? [", for ", strong(`${money(cost.requests)} a thousand requests`), ` or ${money(cost.tokens)} a million output tokens.`] : "; give a price an hour for its cost."),
-    el("p", { class: "aside", text: `${standing(best, second)}${how}` }),
+    el("p", { class: "aside", text: how }),
+    el("p", { class: "aside", text: standing(best, second) }),
     best.record.method.short ? el("p", { class: "aside warn", text: "Measured with short windows: read it as a hint." }) : null);
 }
 
 /** Whether a rate is only known to be no less: no point misses the goal, and all at once gave more than the rate. */
 const isOpen = (answer) => answer.state === "beyond" && !answer.capped;
+
+/** What the rate of an open answer is. Not "at least": its interval's low end may lie below it. */
+function topText(answer) {
+  const fastest = answer.line[answer.line.length - 1];
+  if (fastest.rate < fastest.offered) return "the most that it was seen to serve with the goal kept";
+  return shortAbove(answer) ? "the fastest that can be ranked" : "the fastest that was offered";
+}
 
 /** Why a rate is only known to be kept: no faster one was measured, or none that says something of the engine. With what
     was completed, where that was less than was offered. */
@@ -74,7 +84,7 @@ function standing(best, second) {
   if (!second.rate) return `${noRate(second)}.`;
   const ratio = ratioOf(best.rate, second.rate);
   const name = nameOf(second.record);
-  const words = { more: `That is ${interval(ratio)} times the rate of ${name}, the next.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
+  const words = { more: `${nameOf(best.record)} takes ${interval(ratio)} times the rate of ${name}, the next.`, same: `No significant difference from ${name}, the next: ratio ${interval(ratio)}.` };
   return words[verdict(ratio)] ?? `${name} follows with ${number(second.rate[0])}; no interval can be given for the ratio.`;
 }
 
@@ -185,7 +195,7 @@ function rankRow(answer, top, colour, place) {
   put(button, el("span", { class: "place", text: place === null ? "–" : String(place) }), el("i", { class: "chip" }), el("span", { text: nameOf(record) }));
   const shown = answer.before ?? answer.ready[0];
   button.onclick = () => shown ? change({ point: `${record.run}/${shown.point.name}` }) : change({ point: `${record.run}/` });
-  value.textContent = answer.rate ? `${isOpen(answer) ? "≥ " : ""}${number(answer.rate[0])}/s` : "";
+  value.textContent = answer.rate ? `${isOpen(answer) ? "kept at " : ""}${number(answer.rate[0])}/s` : "";
   note.textContent = noteOf(answer);
   const [fill, kept, range] = bar.children;
   const part = (rate) => `${(100 * rate) / (top || 1)}%`;
@@ -195,6 +205,7 @@ function rankRow(answer, top, colour, place) {
     fill.style.width = part(answer.before.rate);
     kept.style.left = part(answer.before.rate);
     kept.style.width = part(Math.max(middle - answer.before.rate, 0));
+    range.hidden = low === null && high === null; // nothing is known: no line, rather than one across all
     range.style.left = part(low ?? 0);
     range.style.width = part((high ?? top) - (low ?? 0));
     range.classList.toggle("open-left", low === null);
@@ -216,7 +227,7 @@ function noteOf(answer) {
   const [value, low, high] = answer.rate;
   const cost = costAt(priceOf(answer.record), value, answer);
   return [
-    `${low === null ? "?" : number(low)} to ${high === null ? "?" : number(high)}`,
+    low === null && high === null ? "no interval" : `${low === null ? "?" : number(low)} to ${high === null ? "?" : number(high)}`,
     answer.between ? "interpolated" : `measured, ${nextText(answer)}`,
     cost ? `${money(cost.tokens)}/M out` : null,
     answer.record.method.short ? "short windows" : null,

@@ -24,6 +24,22 @@ function ticksBetween(low, high) {
   return tens.length >= 4 ? tens : found.filter((value) => !String(value).replace(/[0.]/g, "").startsWith("2"));
 }
 
+const DIGIT = 7.5; // a digit's width in a chart's text, in pixels; commas and dots are narrower
+
+/** Of a horizontal scale's ticks those whose labels don't touch: all, else without the twos, else powers of ten, else as
+    many of these as have room. */
+function fittingTicks(scale, label) {
+  const touch = (left, right) => scale(right) - scale(left) < (DIGIT * (label(left).length + label(right).length)) / 2 + 6;
+  const apart = (ticks) => ticks.every((tick, at) => !at || !touch(ticks[at - 1], tick));
+  const starts = (...digits) => scale.ticks.filter((tick) => digits.includes(tick.toExponential()[0]));
+  const tries = [scale.ticks, starts("1", "5"), starts("1")];
+  const found = tries.find((ticks) => ticks.length > 1 && apart(ticks));
+  if (found) return found;
+  const kept = [];
+  for (const tick of starts("1").length > 1 ? starts("1") : scale.ticks) if (!kept.length || !touch(kept[kept.length - 1], tick)) kept.push(tick);
+  return kept;
+}
+
 /** The least and the greatest of positive finite values, with some air; null where there are none. */
 function extent(values, air = 1.15) {
   const good = values.filter((value) => value > 0 && Number.isFinite(value));
@@ -39,7 +55,7 @@ function frame(box, { title, about, x, y, xText, yText, xUnit = number, yUnit = 
   const xs = logScale(...x, edge.left, width - edge.right);
   const ys = logScale(...y, height - edge.bottom, edge.top);
   const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": `${title}. ${about}` });
-  for (const tick of xs.ticks) {
+  for (const tick of fittingTicks(xs, xUnit)) {
     root.append(svg("line", { class: "grid", x1: xs(tick), x2: xs(tick), y1: edge.top, y2: height - edge.bottom }),
       svg("text", { class: "tick", x: xs(tick), y: height - edge.bottom + 18, "text-anchor": "middle", text: xUnit(tick) }));
   }

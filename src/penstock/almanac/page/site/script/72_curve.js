@@ -98,7 +98,7 @@ function drawCrossing(chart, { answer, colour }) {
     ? svg("path", { class: "crossing", d: `M${x},${y - 7}L${x + 7},${y}L${x},${y + 7}L${x - 7},${y}Z` })
     : svg("path", { class: "crossing", d: `M${x - 4},${y - 7}L${x + 6},${y}L${x - 4},${y + 7}` });
   chart.plot.append(svg("g", { class: "crossed", "data-colour": colour },
-    svg("line", { class: "crossing-range", x1: place(low, chart.edge.left), x2: place(high, chart.width - chart.edge.right), y1: y, y2: y }), mark));
+    low === null && high === null ? null : svg("line", { class: "crossing-range", x1: place(low, chart.edge.left), x2: place(high, chart.width - chart.edge.right), y1: y, y2: y }), mark));
 }
 
 function curveTable(curves, others) {
@@ -111,7 +111,7 @@ function curveTable(curves, others) {
     ...curves.flatMap(({ answer, measured }) => measured.map((each) => row(answer.record, each, "measured"))),
     ...others.map((each) => row(each.answer.record, each, each.ready.short ? "client short: not ranked" : "measured, for comparison")),
     ...curves.filter(({ answer }) => answer.state === "crossing").map(({ answer }) =>
-      [nameOf(answer.record), "crossing of the goal", number(answer.rate[0]), time(state.first), `rate ${answer.rate[1] === null ? "?" : number(answer.rate[1])} to ${answer.rate[2] === null ? "?" : number(answer.rate[2])}`, share(state.quantile), "–", answer.between ? "interpolated" : "measured"]),
+      [nameOf(answer.record), "crossing of the goal", number(answer.rate[0]), time(state.first), answer.rate[1] === null && answer.rate[2] === null ? "–" : `rate ${answer.rate[1] === null ? "?" : number(answer.rate[1])} to ${answer.rate[2] === null ? "?" : number(answer.rate[2])}`, share(state.quantile), "–", answer.between ? "interpolated" : "measured"]),
   ];
   put(byId("curve-table"), table(`Points of the chart: the latency that ${share(state.quantile)} keep`,
     ["Engine", "Point", "Requests/s", "First token", "95 % interval", `Under ${time(state.first)}`, "Requests", "How known"], rows, { file: "rate-and-latency.csv", numeric: [2, 3, 4, 5, 6] }));

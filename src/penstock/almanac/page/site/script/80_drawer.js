@@ -32,7 +32,7 @@ function drawerOf(record, point) {
   return [
     el("h2", { id: "drawer-title", text: nameOf(record) }),
     el("p", { class: "aside", text: point ? `${pointText(point)} · point “${point.name}” · measured` : "the whole run" }),
-    record.yours ? el("p", { class: "warn", text: "Yours: from a file that was dropped here. Its form was checked, its raw data were not." }) : null,
+    record.yours ? el("p", { class: "warn", text: `Yours: from a file that was dropped here. ${OWN_CHECKED}` }) : null,
     point ? careOf(record, point) : null,
     point ? figuresOf(point, record.machine.gpu?.count ?? 0) : null,
     againOf(record),

@@ -77,7 +77,7 @@ async function takeOwn(file) {
   }
   data.yours.push(found.record);
   const head = ownHead(found.record);
-  say(`${name} is shown, marked as yours. It stays in this page alone, until you close it. Its form was checked; its raw data were not.`, "good");
+  say(`${name} is shown, marked as yours. It stays in this page alone, until you close it. ${OWN_CHECKED}`, "good");
   change({ view: "question", ...subjectOf(head), engine: "", point: "" });
 }
 

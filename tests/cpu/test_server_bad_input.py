@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,6 +212,30 @@ def test_paths_and_methods(http: httpx.Client, method: str, path: str, status: i
     answer = http.request(method, path)
     assert answer.status_code == status
     check_shape(answer)
+
+
+def test_probes_by_head(http: httpx.Client) -> None:
+    for path in ("/health", "/health/live", "/health/ready", "/health/engine", "/metrics"):
+        by_get, by_head = http.get(path), http.head(path)
+        assert (by_head.status_code, by_head.content) == (200, b"")
+        assert by_head.headers["content-type"] == by_get.headers["content-type"]
+    assert http.get("/health").json() == {"ready": True}  # on the same connection
+
+
+def test_errors_say_a_way_out(http: httpx.Client) -> None:
+    def said(path: str, **body: Any) -> Any:
+        answer = http.post(path, **body)
+        assert answer.status_code == 400
+        return check_shape(answer)["message"]
+
+    assert said(CHAT, json={"messages": [{"role": "zq7", "content": "x"}]}) == (
+        "messages[0].role must be one of system, developer, user, assistant, tool"
+    )
+    assert "/v1/chat/completions" in said(COMPLETIONS, json={"messages": USER})
+    assert "/v1/completions" in said(CHAT, json={"prompt": "x"})
+    assert "gzip; send it plain" in said(COMPLETIONS, content=gzip.compress(b'{"prompt": "x"}'))
+    assert "byte order mark" in said(COMPLETIONS, content=b'\xef\xbb\xbf{"prompt": "x"}')
+    assert check_shape(http.get(COMPLETIONS))["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("path, rest", [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": USER})])

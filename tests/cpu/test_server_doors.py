@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from bare_http import connect, read_all
 from server_fake import make_tokenizer, running_server
 from typer.testing import CliRunner
 
@@ -97,7 +98,7 @@ def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: boo
         assert keeper.let_in(headers) is None
     else:
         with pytest.raises(BadHostError, match="--allowed-host"):
-            keeper.let_in(headers)
+            keeper.let_in(headers, may_lack_host=True)
 
 
 def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
@@ -110,7 +111,17 @@ def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
             keeper.let_in([(b"host", strange)])
         for headers in ([host], []):
             with pytest.raises(BadHostError, match="pages of other"):
-                keeper.let_in([*headers, (b"origin", b"http://" + strange)])
+                keeper.let_in([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
+
+
+@pytest.mark.parametrize(("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)])
+def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version: str, status: int) -> None:
+    doors = Doors(keys=gather_keys(["k"] * keyed, None, {}))
+    head = f"GET {MODELS} HTTP/{version}\r\nauthorization: Bearer k\r\nconnection: close\r\n\r\n"
+    with running_server(make_tokenizer(tmp_path), doors=doors) as server, connect(server) as connection:
+        connection.sendall(head.encode())
+        said = read_all(connection)
+    assert said.split()[1] == str(status).encode() and (b"Host header is missing" in said) == (status == 403)
 
 
 def test_a_form_on_a_strangers_address_computes_nothing(tmp_path: Path) -> None:
@@ -183,8 +194,8 @@ def test_the_command_line_says_it_before_anything_loads(monkeypatch: pytest.Monk
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     for words, said in [
         (["--host", "0.0.0.0"], "no API key is set"),
-        (["--api-key", ""], "API key must be"),
-        (["--api-key", "a", "--api-key", "a"], "two API keys"),
+        (["--api-key", ""], "API key must be 1 to 512 printable ASCII characters: check --api-key\n"),
+        (["--api-key", "a", "--api-key", "a"], "two API keys are the same: leave one out"),
         (["--api-key-file", "/nowhere/keys.toml"], "cannot be read"),
         (["--allowed-host", "http://x"], "--allowed-host takes a name"),
     ]:
@@ -240,6 +251,26 @@ def test_key_files_that_cannot_be(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as refused:
         gather_keys((), file, {})
     assert "schl" not in str(refused.value) and str(tmp_path) not in str(refused.value)
+
+
+def test_a_key_file_says_where_and_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli import app
+
+    file, start = tmp_path / "keys.toml", '[[key]]\nname = "a"\nkey = "s3cret"\n'
+    limit = "max_num_queued_reqs"
+    for text, said in [
+        (f"{start}{limit[:-1]} = 2", f"unknown field {limit[:-1]}=: known are name=, key=, sha256=, {limit}="),
+        (f"{start}{limit} = 0", f"{limit}= in [[key]] number 1 of the API key file must be"),
+        (f"{start}s3cret\n", "not TOML in UTF-8 (line 4, column"),
+        (f"{start}# \xff", "not TOML in UTF-8 (line 4)"),
+        (start.replace("s3cret", " s3cret"), "space: check [[key]] number 1 of the API key file"),
+    ]:
+        file.write_bytes(text.encode("latin-1"))
+        ended = CliRunner().invoke(app, ["serve", "no-such-model", "--api-key-file", str(file)])
+        assert ended.exit_code == 2 and said in ended.output and "s3cret" not in ended.output, ended.output
+    monkeypatch.setenv("PENSTOCK_API_KEY", "")
+    ended = CliRunner().invoke(app, ["serve", "no-such-model"])
+    assert ended.exit_code == 2 and "check PENSTOCK_API_KEY, or unset it\n" in ended.output
 
 
 def test_names_of_hosts() -> None:

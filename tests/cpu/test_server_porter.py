@@ -169,7 +169,10 @@ def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
             server.hold(False)
 
 
-async def _asked(porter: Porter, url: str = CHAT, headers: Headers = (), method: bytes = b"POST") -> HttpError | None:
+HOST = [(b"host", b"localhost")]
+
+
+async def _asked(porter: Porter, url: str = CHAT, headers: Headers = HOST, method: bytes = b"POST") -> HttpError | None:
     """What the porter says, and a turn of the loop."""
     error = porter(method, url.encode(), headers)
     await asyncio.sleep(0)
@@ -257,7 +260,7 @@ def test_many_heads_of_one_turn_are_counted() -> None:
         queue = Queue(3, 100)
         porter = Porter(queue, Doors())
         for _ in range(2):
-            errors = [porter(b"POST", COMPLETIONS.encode(), []) for _ in range(10)]
+            errors = [porter(b"POST", COMPLETIONS.encode(), HOST) for _ in range(10)]
             assert errors[:3] == [None] * 3 and None not in errors[3:]
             await asyncio.sleep(0)
             assert (queue.reqs.total, queue.tokens.total, queue.reqs.drain.rate()) == (0, 0, 0)

@@ -57,6 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+TOLD = "penstock: lets running requests end, for 30 s at most; a second signal ends it at once\n"
+
+
 class Serving:
     """A service of two servers and its processes."""
 
@@ -103,7 +106,7 @@ def serving(folder: Path) -> Iterator[Serving]:
         yield made
     finally:
         ended = made.end(signal.SIGTERM)
-    assert ended == (0, "", "")
+    assert ended == (0, "", TOLD)
     assert not made.alive
 
 
@@ -216,7 +219,7 @@ def test_a_signal_lets_running_streams_of_all_servers_end(doomed: Serving) -> No
     readers = readers_of_both(doomed, 150)
     for pid in (doomed.engine, *doomed.workers):
         os.kill(pid, signal.SIGTERM)  # as a service manager does; they wait for their parent's word
-    assert doomed.end(signal.SIGTERM) == (0, "", "")
+    assert doomed.end(signal.SIGTERM) == (0, "", TOLD)
     for reader in readers:
         reader.join(60)
     assert all(reader.whole for reader in readers)
@@ -227,7 +230,7 @@ def test_a_second_signal_waits_for_nobody(doomed: Serving) -> None:
     readers = readers_of_both(doomed, 1900)
     doomed.process.send_signal(signal.SIGINT)
     wait_until(lambda: connections(doomed.workers[0]) == 0 or refuses(doomed.url))
-    assert doomed.end(signal.SIGINT) == (0, "", "")
+    assert doomed.end(signal.SIGINT) == (0, "", TOLD)
     for reader in readers:
         reader.join(60)
     assert {reader.error for reader in readers} == {"shutting_down"}
@@ -240,7 +243,7 @@ def test_an_engine_that_is_killed_while_streams_end_is_no_clean_end(doomed: Serv
     wait_until(lambda: refuses(doomed.url))
     os.kill(doomed.engine, signal.SIGKILL)
     status, out, err = doomed.end()
-    assert (status, err) == (1, "") and out.startswith("error: the engine died") and out.count("\n") == 1
+    assert (status, err) == (1, TOLD) and out.startswith("error: the engine died") and out.count("\n") == 1
     for reader in readers:
         reader.join(60)
     assert {reader.error for reader in readers} == {"engine_dead"}

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.server.admission import LONGEST_WAIT, Pool, Queue, QueueFullError, Ticket
+from penstock.server.admission import FIRST_WAIT, LONGEST_WAIT, WINDOW, Pool, Queue, QueueFullError, Ticket
 from penstock.server.keys import Key
 from penstock.server.refusals import HttpError
 
@@ -172,7 +172,9 @@ def test_retry_after_is_the_measured_drain() -> None:
             queue.enter(None, reqs, 1)
         return int(full.value.headers["retry-after"])
 
-    assert wait() == LONGEST_WAIT  # nothing has drained yet
+    assert wait() == FIRST_WAIT  # nothing has drained yet
+    clock.now += WINDOW
+    assert wait() == LONGEST_WAIT  # nor in that time
     for _ in range(20):  # two a second for ten seconds
         clock.now += 0.5
         tickets.pop().leave()
@@ -181,6 +183,25 @@ def test_retry_after_is_the_measured_drain() -> None:
     assert wait(30) == 15
     clock.now += 100
     assert wait() == LONGEST_WAIT
+
+
+def test_rest_says_nothing_of_the_drain() -> None:
+    clock = Clock()
+    queue = Queue(10, 10**6, clock=clock)
+
+    def burst() -> tuple[list[Ticket], int]:
+        tickets = [queue.enter(None, 1, 1) for _ in range(10)]
+        with pytest.raises(QueueFullError) as full:
+            queue.enter(None, 1, 1)
+        return tickets, int(full.value.headers["retry-after"])
+
+    clock.now += 1000  # at rest
+    tickets, first = burst()
+    for ticket in tickets:  # two a second
+        clock.now += 0.5
+        ticket.leave()
+    clock.now += 1000
+    assert (first, burst()[1]) == (FIRST_WAIT, 1)
 
 
 def test_nothing_leaks_over_random_lives() -> None:

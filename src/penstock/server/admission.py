@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 QUEUED_A_ROW = 8  # samples that may be open for each row of the engine, unless it is said
 QUEUED_TOKENS = 16 * 1024 * 1024  # prompt tokens that may be open, unless it is said: 0.6 GB where all are one by one
-WINDOW = 10.0  # seconds over which the drain is measured
+WINDOW = 10.0  # seconds with work over which the drain is measured
+FIRST_WAIT = 5  # seconds, while there was work for less than WINDOW and nothing is known of the drain
 LONGEST_WAIT = 60  # seconds; the official clients wait no longer than this for a Retry-After
 NOBODY = ""  # whose requests are where there are no keys
 
@@ -44,10 +45,17 @@ class Pool:
     def __init__(self, most: int, keys: int, clock: Callable[[], float]) -> None:
         self.most = most
         self.total = 0
-        self.drain = Drain(clock)
+        self._clock = clock
+        self._worked = 0.0  # seconds with anything open, up to the last time that nothing was
+        self._since = 0.0  # where anything is open: since when
+        self.drain = Drain(self.worked)
         self._own = most // (2 * max(keys, 1))  # each key's alone
         self._shared = most - self._own * max(keys, 1)
         self._held: dict[str, int] = {}
+
+    def worked(self) -> float:
+        """A clock that stands still while nothing is open: rest says nothing of how fast things drain."""
+        return self._worked + (self._clock() - self._since if self.total else 0.0)
 
     def held(self, name: str) -> int:
         return self._held.get(name, 0)
@@ -61,7 +69,9 @@ class Pool:
         before = self.held(name)
         after = before + amount
         self._shared -= max(after - self._own, 0) - max(before - self._own, 0)
+        worked = self.worked()
         self.total += amount
+        self._worked, self._since = worked, self._clock()
         if after:
             self._held[name] = after
         else:
@@ -76,15 +86,16 @@ class Pool:
         """Seconds until this key may expect to find that much room, and a tenth of all, as things drain now."""
         missing = max(amount - self.room(name), self.most // 10, 1)
         rate = self.drain.rate()
-        return min(max(math.ceil(missing / rate), 1), LONGEST_WAIT) if rate else LONGEST_WAIT
+        if rate:
+            return min(max(math.ceil(missing / rate), 1), LONGEST_WAIT)
+        return FIRST_WAIT if self.worked() < WINDOW else LONGEST_WAIT
 
 
 class Drain:
-    """How much is given back a second, over the last WINDOW."""
+    """How much is given back a second, over the last WINDOW of its clock, which begins at 0."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._born = clock()
         self._seen: deque[list[float]] = deque()  # [second, amount]
 
     def note(self, amount: int) -> None:
@@ -97,7 +108,7 @@ class Drain:
 
     def rate(self) -> float:
         self._forget()
-        return sum(amount for _, amount in self._seen) / min(max(self._clock() - self._born, 1.0), WINDOW)
+        return sum(amount for _, amount in self._seen) / min(max(self._clock(), 1.0), WINDOW)
 
     def _forget(self) -> None:
         while self._seen and self._seen[0][0] < self._clock() - WINDOW:

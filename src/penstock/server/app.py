@@ -22,7 +22,7 @@ from penstock.server.access_log import AccessLog
 from penstock.server.batch_routes import add_batch_routes
 from penstock.server.doors import Doors, Gate
 from penstock.server.openapi import describe
-from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, NotServedError
+from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, NotServedError, WrongMethodError
 from penstock.server.service import Service
 from penstock.server.whole import JSON
 
@@ -61,15 +61,20 @@ def _add_openai_routes(app: FastAPI, service: Service) -> None:
 
 
 def _add_health_routes(app: FastAPI, service: Service) -> None:
+    # Some load balancers probe by HEAD; it is no operation of its own in /openapi.json.
+    @app.head("/health/live", include_in_schema=False)
     @app.get("/health/live")
     async def get_live() -> Response:
         return _json({"live": True})
 
+    @app.head("/health/ready", include_in_schema=False)
+    @app.head("/health", include_in_schema=False)
     @app.get("/health/ready")
     @app.get("/health")
     async def get_ready() -> Response:
         return _json({"ready": service.ready}, 200 if service.ready else 503)
 
+    @app.head("/health/engine", include_in_schema=False)
     @app.get("/health/engine")
     async def get_engine() -> Response:
         state, well = service.engine_state()
@@ -79,6 +84,7 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
     async def get_version() -> Response:
         return _json({"version": __version__})
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def get_metrics() -> Response:
         return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -91,7 +97,8 @@ def _add_error_shapes(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
-        wrong = NotServedError(f"{_what(error)}: GET /openapi.json lists what is served", code=_code(error))
+        kind = WrongMethodError if error.status_code == 405 else NotServedError
+        wrong = kind(f"{_what(error)}: GET /openapi.json lists what is served", code=_code(error))
         response = exchange.refuse(wrong)
         response.status_code = error.status_code
         response.headers.update(error.headers or {})

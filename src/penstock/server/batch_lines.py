@@ -25,7 +25,7 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.journal import KeySet
 from penstock.server.batch_patience import close_behind
-from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
+from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
 from penstock.server.line_numbers import LineNumbers
 from penstock.server.refusals import HttpError, ModelNotFoundError
 from penstock.server.translate import check_sampling
@@ -120,8 +120,10 @@ def parse_line(line: bytes) -> Line:
         reason = str(error).replace("`", "")
         code = "missing_required_parameter" if "missing required field" in reason else "invalid_request"
         raise LineError(f"the line's form is not a request's: {reason}", code=code) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise LineError("the line is not valid JSON", code="invalid_json_line") from error
+    except RecursionError as error:
+        raise LineError("the line is nested too deep: flatten it", code="invalid_json_line") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LineError(f"the line is not valid JSON: {reason_of(error)}", code="invalid_json_line") from error
 
 
 def _name_in(line: bytes) -> str | None:

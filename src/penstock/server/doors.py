@@ -91,11 +91,12 @@ class Doorkeeper:
         self._hosts = frozenset((*_OWN_NAMES, *doors.hosts))
         self._asks_host = doors.asks_host
 
-    def let_in(self, headers: Headers) -> Key | None:
-        """Its key; None where the server has none. Raises BadKeyError, BadHostError."""
+    def let_in(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
+        """Its key; None where the server has none. may_lack_host: it speaks HTTP/1.0, which may leave Host out.
+        Raises BadKeyError, BadHostError."""
         key = self._find_key(headers) if self._ring else None
         if self._asks_host:
-            self._check_page(headers)
+            self._check_page(headers, may_lack_host)
         return key
 
     def _find_key(self, headers: Headers) -> Key:
@@ -106,8 +107,10 @@ class Doorkeeper:
             raise BadKeyError("this server wants its API key: send it as Authorization: Bearer KEY")
         return key
 
-    def _check_page(self, headers: Headers) -> None:
-        hosts = [_host_of(value) for value in _values(headers, b"host")]  # HTTP/1.0 may leave it out; browsers never do
+    def _check_page(self, headers: Headers, may_lack_host: bool) -> None:
+        hosts = [_host_of(value) for value in _values(headers, b"host")]
+        if not hosts and not may_lack_host:
+            raise BadHostError("the Host header is missing: send this server's address in it")
         if len(hosts) > 1 or not all(host in self._hosts or _address_of(host) is not None for host in hosts):
             raise BadHostError(
                 "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
@@ -127,7 +130,9 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                scope.setdefault("state", {})["key"] = self._keeper.let_in(scope["headers"])
+                may_lack_host = scope["http_version"] == "1.0"
+                key = self._keeper.let_in(scope["headers"], may_lack_host=may_lack_host)
+                scope.setdefault("state", {})["key"] = key
             except HttpError as error:
                 headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
                 refusal = Response(body_of(error), error.status, headers, media_type=JSON)

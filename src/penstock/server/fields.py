@@ -71,10 +71,12 @@ COMPLETION: dict[str, Fate] = {
     **BOTH,
     "suffix": Fate(("",), "filling in the middle is not served; put the suffix in the prompt as the model wants it"),
     "prompt_embeds": _refused("prompts are text or token ids"),
+    "messages": _refused("a chat goes to /v1/chat/completions; here give a prompt"),
 }
 
 CHAT: dict[str, Fate] = {
     **BOTH,
+    "prompt": _refused("a prompt goes to /v1/completions; here give messages"),
     "best_of": _refused("not served in chat: ask for n samples"),
     "tools": Fate(([],), _TOOLS),
     "tool_choice": Fate(("none", "auto"), _TOOLS),

@@ -8,7 +8,7 @@ no HTTP.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -70,6 +70,10 @@ class CompletionForm(Form, kw_only=True):
     best_of: Int | None = None
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
     """A piece of a message's content."""
 
@@ -80,7 +84,7 @@ class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     """One message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | list[TextPart]
     name: str | None = None
 
@@ -158,7 +162,7 @@ def read_object(body: bytes | bytearray, limits: Limits = USUAL) -> Json:
     except msgspec.ValidationError as error:  # a number that no double and no integer of use can hold
         raise HttpError("the body has a number that is out of range: make it smaller") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HttpError(f"the body is not JSON: {_reason(error)}", code="invalid_json") from error
+        raise HttpError(f"the body is not JSON: {_reason(error, body)}", code="invalid_json") from error
     except RecursionError as error:
         raise HttpError("the body is nested too deep: flatten it", code="invalid_json") from error
     if not isinstance(raw, dict):
@@ -166,7 +170,16 @@ def read_object(body: bytes | bytearray, limits: Limits = USUAL) -> Json:
     return raw
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, body: bytes | bytearray) -> str:
+    if body.startswith(b"\x1f\x8b"):
+        return "it is compressed by gzip; send it plain"
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "it begins with a byte order mark; leave that out"
+    return reason_of(error)
+
+
+def reason_of(error: Exception) -> str:
+    """What is wrong with JSON that cannot be read, and at which byte."""
     if isinstance(error, UnicodeDecodeError):
         return "a string is not UTF-8"
     return str(error).removeprefix("JSON is malformed: ")
@@ -189,6 +202,9 @@ def _message(raw: Any, where: str) -> Any:
     if not isinstance(raw, dict):
         return raw
     kept = fields.sift(raw, Message.__struct_fields__, fields.MESSAGE, f"{where}.")
+    role = kept.get("role")
+    if isinstance(role, str) and role not in ROLES:
+        raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
     if "content" not in kept:
         raise HttpError(f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content")
     for at, part in enumerate(kept["content"] if isinstance(kept["content"], list) else ()):

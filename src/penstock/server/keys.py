@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import string
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -58,15 +59,16 @@ class KeyRing:
 
 def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> tuple[Key, ...]:
     """The keys of the options and of the file. The environment's counts where neither names one. Raises UsageError."""
+    source = "--api-key"
     if not given and file is None and ENVIRONMENT in environment:
-        given = [environment[ENVIRONMENT]]
-    keys = [_plain_key(key) for key in given]
+        given, source = [environment[ENVIRONMENT]], f"{ENVIRONMENT}, or unset it"
+    keys = [_plain_key(key, source) for key in given]
     if file is not None:
         keys += read_key_file(file)
-    for what in ("name", "digest"):
-        values = [getattr(key, what) for key in keys]
-        if len(set(values)) < len(values):
-            raise UsageError(f"two API keys have the same {'name' if what == 'name' else 'key'}: leave one out")
+    if len({key.digest for key in keys}) < len(keys):
+        raise UsageError("two API keys are the same: leave one out")
+    if len({key.name for key in keys}) < len(keys):
+        raise UsageError("two API keys have the same name: give each its own in the API key file")
     if len(keys) > MOST:
         raise UsageError(f"there are more than {MOST} API keys: put a gateway in front that knows its users")
     return tuple(replace(key, number=number) for number, key in enumerate(keys, 1))
@@ -80,19 +82,34 @@ def read_key_file(path: Path) -> list[Key]:
     except OSError as error:
         raise UsageError(f"the API key file cannot be read ({error.strerror}): check --api-key-file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError("the API key file is not TOML in UTF-8: write a [[key]] with name and key for each") from error
+        where = _place_of(error)
+        raise UsageError(
+            f"the API key file is not TOML in UTF-8 ({where}): write a [[key]] with name and key for each"
+        ) from error
     entries = found.get("key")
     if set(found) != {"key"} or not isinstance(entries, list) or not entries:
         raise UsageError("the API key file must hold [[key]] tables and nothing else, one at least")
     return [_file_key(entry, place) for place, entry in enumerate(entries, 1)]
 
 
+def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
+    """Line and column alone: what else a parser says of a file may be words of it, and they are secret."""
+    if isinstance(error, UnicodeDecodeError):
+        line = 1 + error.object[: error.start].count(b"\n")
+        return f"line {line}"
+    found = re.search(r"\(at (line \d+, column \d+)\)\Z", str(error))
+    return found[1] if found else "at its end"
+
+
 def _file_key(entry: Any, place: int) -> Key:
+    """Fields are told with a `=` behind them, as TOML writes them: without it they would come out as options, which
+    two of them are too (cli_options)."""
     where = f"[[key]] number {place} of the API key file"
     if not isinstance(entry, dict):
         raise UsageError(f"{where} is no table")
     if unknown := sorted(set(entry) - set(_FIELDS)):
-        raise UsageError(f"{where} has an unknown field {unknown[0][:80]}: known are {', '.join(_FIELDS)}")
+        known = ", ".join(f"{field}=" for field in _FIELDS)
+        raise UsageError(f"{where} has an unknown field {unknown[0][:80]}=: known are {known}")
     name = entry.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= 64 or not name.isprintable():
         raise UsageError(f"{where} needs a name of 1 to 64 characters")
@@ -101,9 +118,9 @@ def _file_key(entry: Any, place: int) -> Key:
     limits: dict[str, Any] = {limit: entry.get(limit) for limit in _FIELDS[3:]}
     for limit, value in limits.items():
         if value is not None and (type(value) is not int or value < 1):
-            raise UsageError(f"{limit} in {where} must be a whole number of at least 1")
+            raise UsageError(f"{limit}= in {where} must be a whole number of at least 1")
     if "key" in entry:
-        digest = _plain_key(entry["key"], name).digest
+        digest = _plain_key(entry["key"], where, name).digest
     else:
         digest = entry["sha256"]
         if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= _HEX:
@@ -111,12 +128,14 @@ def _file_key(entry: Any, place: int) -> Key:
     return Key(name=name, digest=digest.lower(), **limits)
 
 
-def _plain_key(key: Any, name: str | None = None) -> Key:
-    """Printable ASCII, since it travels in a header. Without a name it is called by its digest: what belongs to it
-    (files, batches) stays its own, whatever keys come and go beside it."""
+def _plain_key(key: Any, source: str, name: str | None = None) -> Key:
+    """source: where to look for it. Printable ASCII, since it travels in a header. Without a name it is called by its
+    digest: what belongs to it (files, batches) stays its own, whatever keys come and go beside it."""
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST or not key.isascii() or not key.isprintable():
-        raise UsageError(f"an API key must be 1 to {LONGEST} printable ASCII characters", param="api_key")
+        raise UsageError(
+            f"an API key must be 1 to {LONGEST} printable ASCII characters: check {source}", param="api_key"
+        )
     if key != key.strip():
-        raise UsageError("an API key begins or ends with a space: take it off", param="api_key")
+        raise UsageError(f"an API key begins or ends with a space: check {source}", param="api_key")
     digest = hashlib.sha256(key.encode()).hexdigest()
     return Key(name=f"key-{digest[:NAMED_BY]}" if name is None else name, digest=digest)

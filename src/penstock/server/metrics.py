@@ -33,7 +33,7 @@ _GAUGES = {
     "waiting": ("num_requests_waiting", "Sequences that wait for one."),
     "kv_usage": ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."),
     "tokens_per_second": ("generation_tokens_per_second", "Output tokens a second over the last 2 s; 0 at rest."),
-    "expected_seconds_left": ("expected_seconds_left", "Until all that is known is done, at that rate; 0 at rest."),
+    "expected_seconds_left": ("expected_seconds_left", "Until all that the engine has is done, at that rate; 0 else."),
 }
 # the same, of stats that there are only where the engine knows what its device can do at most
 _LIMIT_GAUGES = {

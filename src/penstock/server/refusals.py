@@ -67,9 +67,15 @@ class BadKeyError(HttpError):
 
 
 class NotServedError(HttpError):
-    """A path or a method that isn't there."""
+    """A path that isn't there."""
 
     status = 404
+
+
+class WrongMethodError(HttpError):
+    """A path that is there, by a method that isn't."""
+
+    status = 405
 
 
 class ShuttingDownError(PenstockError):
@@ -85,7 +91,6 @@ _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "not_found_error",
     429: "rate_limit_error",
 }
 

@@ -237,6 +237,9 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
     for the other. Raises EngineError if the engine died, by now or meanwhile, and what the server's own task raised."""
     died = not service.client.alive
     server.should_exit = True
+    open_requests = len(server.server_state.tasks)
+    if stop.first.is_set() and not stop.second.is_set() and open_requests and service.servers == 1:
+        tell_drain(f"{open_requests} running request{'s' * (open_requests > 1)}", service.limits.drain_seconds)
     desk = None if service.desk is None else asyncio.ensure_future(service.desk.end(stop.second, died=died))
     second = asyncio.ensure_future(stop.second.wait())
     patience = LAST_WORDS if died else service.limits.drain_seconds
@@ -254,6 +257,11 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
         raise engine_died(service.client.death) from fault
     if fault is not None:
         raise fault
+
+
+def tell_drain(what: str, seconds: float) -> None:
+    """What whoever sent the first signal sees while it waits."""
+    print(f"penstock: lets {what} end, for {seconds:g} s at most; a second signal ends it at once", file=sys.stderr)
 
 
 def engine_died(why: str | None) -> EngineError:

@@ -26,7 +26,7 @@ from penstock.engine.launch import addresses, start
 from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
 from penstock.server.metrics import Board
 from penstock.server.port import bind, port_error
-from penstock.server.serve import LAST_WORDS, Site, engine_died, line
+from penstock.server.serve import LAST_WORDS, Site, engine_died, line, tell_drain
 from penstock.server.stop import Stop, signals, unless_stopped
 from penstock.server.worker import Down, Drain, EngineEnded, Start, Up
 
@@ -145,6 +145,7 @@ class _Service:
         for each in reasons:
             each.cancel()
         if self._stop.first.is_set():
+            tell_drain("running requests", self._site.limits.drain_seconds)
             await self._drain()
             if self._engine.returncode:  # amid the drain; else it ends after its last client, with 0
                 raise engine_died(f"its process ended with code {self._engine.returncode}")

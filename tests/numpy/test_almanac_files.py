@@ -548,6 +548,26 @@ def test_a_run_is_added_once(run: Path, tmp_path: Path) -> None:
     assert list(records) == [path.relative_to(tmp_path).as_posix()] and problems == {}
 
 
+def test_the_same_raw_data_is_taken_once(run: Path, tmp_path: Path) -> None:
+    root = tmp_path / "almanac"
+    first = collect.add(run, root)
+    (root / "broken.json").write_text("{")  # a record that is none keeps no run out
+    name = first.relative_to(root).as_posix()
+    told = changed(changed(told_of(run), "run", "made00000000"), "machine.cpu", "another CPU")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "record.json").write_text(json.dumps(told))
+    (folder / "raw.parquet").write_bytes((run / "raw.parquet").read_bytes())
+    with pytest.raises(RecordError, match=rf"run: raw: the same raw data is {name}'s: a run is added once"):
+        collect.add(folder, root)
+    place = collect.place_of(record_of(json.dumps(told).encode(), "a.json")).as_posix()
+    (root / place).write_text(json.dumps(told))
+    records, problems = collect.read_all(root)
+    (believed,) = records
+    (doubted,) = set(problems) - {"broken.json"}
+    assert {believed, doubted} == {name, place} and f"the same raw data is {believed}'s" in problems[doubted]
+
+
 def test_a_forged_or_unfinished_run_is_not_added(run: Path, tmp_path: Path) -> None:
     folder, root = tmp_path / "run", tmp_path / "almanac"
     folder.mkdir()

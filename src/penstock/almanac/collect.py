@@ -46,6 +46,8 @@ def add(run_folder: Path, root: Path, *, commit: str | None = None, tell: Callab
         raise RecordError(f"{run_folder.name}: holds no {RECORD}: is the run finished, and the folder a run's?")
     record, otherwise = _believed(source, raw, commit)
     path = root / place_of(record)
+    if (other := _of_same_raw(record, root, path)) is not None:
+        raise RecordError(f"{run_folder.name}: raw: the same raw data is {other}'s: a run is added once")
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     aside.write_text(record.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
@@ -76,6 +78,20 @@ def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list
     return record, []
 
 
+def _of_same_raw(record: Record, root: Path, own: Path) -> str | None:
+    """The place of another record that came of the same raw data. What is no record is none: `read_all` says so."""
+    if record.raw is None:
+        return None
+    for path in sorted(root.rglob("*.json")):
+        try:
+            other = read_record(path).raw
+        except RecordError:
+            continue
+        if path != own and other is not None and other.sha256 == record.raw.sha256:
+            return path.relative_to(root).as_posix()
+    return None
+
+
 def _sources(record: Record) -> str:
     client = record.client
     return f"Penstock {client.penstock}{f' at {client.commit}' if client.commit else ''}"
@@ -89,12 +105,13 @@ def names_raw(record: Record, path: Path) -> None:
 
 def read_all(root: Path) -> tuple[dict[str, Record], dict[str, str]]:
     """Every record below root by its place, and what is wrong with the others by theirs. One bad file hides no good
-    one. A record at another place than its own is a problem too, and so is a run that stands there twice."""
+    one. A record at another place than its own is a problem too, and so is a run that stands there twice,
+    by its name or by its raw data."""
     records: dict[str, Record] = {}
     problems: dict[str, str] = {}
     if not root.is_dir():
         return records, {one_line(str(root)): "is no folder of records"}
-    runs: dict[str, str] = {}
+    runs: dict[str, str] = {}  # by name, and by the checksum of the raw data, which is longer than any name
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         if path.is_dir():
@@ -117,5 +134,9 @@ def _take(path: Path, name: str, records: dict[str, Record], runs: dict[str, str
         raise RecordError(f"{path.name}: belongs at {place}")
     if record.run in runs:
         raise RecordError(f"{path.name}: run {record.run} is {runs[record.run]} already")
+    if record.raw is not None and record.raw.sha256 in runs:
+        raise RecordError(f"{path.name}: raw: the same raw data is {runs[record.raw.sha256]}'s already")
     runs[record.run] = name
+    if record.raw is not None:
+        runs[record.raw.sha256] = name
     records[name] = record

@@ -162,4 +162,16 @@ def test_a_refusal_shows_its_beginning() -> None:
     answer = Refusal(429)
     answer.feed(b"slow down " * 1000, 0.0)
     answer.finish()
-    assert answer.fault is not None and "429" in answer.fault[1] and len(answer.fault[1]) < 300
+    assert answer.fault is not None and "429" in answer.fault[1] and len(answer.fault[1]) < 600
+    assert answer.fault[1].endswith((" slow ...", " down ..."))
+
+
+def test_a_refusal_says_all_that_a_server_says_of_it() -> None:
+    said = "a prompt has 4000 tokens and the context 2304, with room for one at least to be made: shorten it, or cut it"
+    told = {"message": f"{said} with truncate_prompt_tokens", "type": "invalid_request_error", "param": "prompt"}
+    body = {"error": {**told, "code": 400}}
+    answer = Refusal(400)
+    for byte in json.dumps(body).encode():
+        answer.feed(bytes([byte]), 0.0)
+    answer.finish()
+    assert answer.fault == ("status", f"status 400: {json.dumps(body).encode()!r}")

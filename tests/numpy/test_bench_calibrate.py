@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from penstock.bench import calibrate as calibration
 from penstock.bench.calibrate import Ceiling, Rung, Trial, machine_key, read_ceiling, write_ceiling
+from penstock.cli import app
 from penstock.errors import RecordError
 
 RUNGS = [Rung(1, 5e4, 1e-3, 6.0, "lag", 3e3, 1e-3, 200.0), Rung(4, 2e5, 1e-3, 6.0, "lag", 1e4, 1e-3, 200.0)]
@@ -31,6 +33,21 @@ def test_the_search_comes_close_from_below(true: float) -> None:
 def test_a_machine_that_never_keeps_time_has_no_ceiling() -> None:
     best, why = calibration._search(lambda rate: Trial(False, rate, 1.0, 1.0, "lag"), 2)
     assert not best.passed and why == "lag"
+
+
+@pytest.mark.parametrize("lacks", ["events", "requests"])
+def test_a_machine_that_is_too_busy_is_told_so_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    rungs = {1: RUNGS[0], 2: msgspec.structs.replace(RUNGS[0], processes=2, **{lacks: 0.0})}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "_rung", lambda count, seconds: rungs[count])
+    said = CliRunner().invoke(app, ["bench", "calibrate", "--most", "2"])
+    assert said.exit_code == 1 and read_ceiling() is None
+    assert "too busy to be measured: 2 processes never kept time; nothing was written" in said.stderr
+    assert said.stdout.startswith("1 process: 50,000 events/s")
+    assert CliRunner().invoke(app, ["bench", "calibrate", "--most", "1"]).exit_code == 0
+    assert read_ceiling() is not None
 
 
 def test_one_failure_is_forgiven() -> None:

@@ -27,7 +27,7 @@ def load(stop_after: float = 90.0, window: tuple[float, float] = (10.0, 70.0)) -
 
 def now(**more: float) -> Progress:
     told = {"seconds": 20.0, "asked": 100, "sent": 60, "ended": 40, "failed": 0, "in_flight": 20, "events": 4000,
-            "output_tokens": 5000}  # fmt: skip
+            "output_tokens": 5000, "unfinished": 0}  # fmt: skip
     return Progress(**{**told, **more}, firsts=[0.1] * 90 + [0.9] * 10)  # type: ignore[arg-type]
 
 
@@ -68,6 +68,15 @@ def test_elsewhere_there_is_a_line_a_point() -> None:
     told = out.getvalue().splitlines()
     assert [line.split(",")[0] for line in told] == ["8x4 single: 40 ended", "8x4 saturation: 40 ended"]
     assert all("2 failed" in line for line in told) and "\x1b" not in out.getvalue()
+
+
+def test_what_was_cut_off_is_told_by_its_name() -> None:
+    out = io.StringIO()
+    with Live("8x4", out) as live:
+        plan = Plan("open-9", OPEN, 0, 60.0)
+        live.tell(plan, load(), None)
+        live.tell(plan, load(), now(ended=818, unfinished=620, failed=1))
+    assert out.getvalue().startswith("8x4 open-9: 198 ended, 1 failed, 620 unfinished, ")
 
 
 # --- machines

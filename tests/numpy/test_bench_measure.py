@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,12 @@ from penstock.almanac.validate import validate
 from penstock.bench.measure import Shape, fault_of, kind_of
 from penstock.bench.method import CLOSED, OPEN, SATURATION, SINGLE, Plan
 from penstock.bench.run_folder import Measured, RunFolder
+from penstock.bench.runs import run_all
 from penstock.bench.serving import Server, free_port
 from penstock.bench.subject import Run, Subject, fingerprint
 from penstock.bench.workload import workload
 from penstock.bench.writing import write_record
-from penstock.errors import CapacityError, UsageError
+from penstock.errors import CapacityError, EngineError, UsageError
 
 
 def failures(folder: RunFolder) -> list[tuple[str | None, str]]:
@@ -190,6 +192,8 @@ def test_what_makes_a_point_a_failure(kind: str, outcomes: list[str], fault: str
         ("status", "status 400: {'message': 'request (2048 tokens) exceeds the available context size'}",
          "context too short"),
         ("status", "status 400: This model's maximum context length is 2048 tokens", "context too short"),
+        ("status", "status 400: a prompt has 4000 tokens and the context 2304, with room for one", "context too short"),
+        ("status", "status 500: CUDA error in context 3", "wrong output"),
         ("status", "status 400: n is not supported", "refused"),
         ("status", "status 200, then an error in its place: CUDA out of memory", "out of memory"),
         ("status", "status 500: CUDA error: invalid device context", "wrong output"),
@@ -244,10 +248,63 @@ def test_one_that_dies_is_given_up_and_one_that_is_not_there_is_no_run(tmp_path:
     with there(tmp_path, "dies_above=20") as server:
         run = by_url(tmp_path, server.port)
         folder = measured(run)
-    assert [point for point, _ in failures(folder)] == [SATURATION, None] and failures(folder)[1][1] == "refused"
+    assert failures(folder) == [(SATURATION, "crashed")] and SINGLE in kinds(folder)
     with pytest.raises(UsageError, match=r"nothing serves at http://127\.0\.0\.1"):
         measured(run)
-    assert [point for point, _ in failures(folder)] == [SATURATION]  # what was known is kept
+
+
+def again_there(server: Server, *options: str) -> Server:
+    return replace(server, command=[*server.command[:3], *options])
+
+
+def test_a_point_in_which_somebody_elses_server_died_is_not_believed_and_is_tried_once_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with there(tmp_path) as server:
+        run = by_url(tmp_path, server.port)
+        killed = []
+
+        def kill(shape: Shape, target: Any, load: Any, point: str, *more: Any) -> Any:
+            if point.startswith("open") and not killed:
+                killed.append(threading.Timer(0.6, os.killpg, (server.pid, signal.SIGKILL)))
+                killed[0].start()
+            return real(shape, target, load, point, *more)
+
+        real = Shape._load
+        with (
+            pytest.MonkeyPatch.context() as patched,
+            pytest.raises(EngineError, match=r"no longer answers: .* start it again, and the same command goes on"),
+        ):
+            patched.setattr(Shape, "_load", kill)
+            run_all(run)
+    told = json.loads((tmp_path / "8x4" / "record.json").read_text())
+    assert [point["kind"] for point in told["points"]] == [SINGLE, SATURATION]
+    (failure,) = told["failures"]
+    assert failure["kind"] == "crashed" and failure["point"].startswith("open-")
+    assert f"failed: {failure['point']}: crashed: the server no longer answers" in capsys.readouterr().out
+    lost = read_parquet(tmp_path / "8x4" / "points" / f"{failure['point']}.0.failed.parquet")
+    assert {"ok", "refused"} <= set(lost.outcome)  # most of a window, and it would have been a point
+    with again_there(server):
+        folder = measured(run)
+    assert failures(folder) == [] and failure["point"] in {one.plan.name for one in folder.measured}
+    assert validate_of(run, folder) == []
+
+
+def validate_of(run: Run, folder: RunFolder) -> list[str]:
+    """The failures' kinds of the record, which is believed."""
+    record = write_record(run, workload("8x4"), folder)
+    assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
+    return [failure.kind for failure in record.failures]
+
+
+def test_a_point_that_ends_somebody_elses_server_twice_is_not_tried_again(tmp_path: Path) -> None:
+    with there(tmp_path, "dies_above=20") as server:
+        run = by_url(tmp_path, server.port)
+        assert failures(measured(run)) == [(SATURATION, "crashed")]
+    for _ in range(2):
+        with again_there(server, "dies_above=20"):
+            folder = measured(run)
+    assert failures(folder) == [(SATURATION, "crashed")] and OPEN in kinds(folder)
 
 
 # --- stopping and going on

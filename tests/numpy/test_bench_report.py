@@ -424,6 +424,18 @@ def test_runs_that_are_not_alike_say_in_what_and_other_shapes_are_refused() -> N
         compare(found, found.model_copy(update={"shape": shape}))
 
 
+def test_a_run_that_failed_is_compared_by_its_failure() -> None:
+    found = record()
+    failure = Failure(point=None, kind="context too short", message="status 400: too long", log="")
+    lost = found.model_copy(update={"points": [], "failures": [failure]})
+    out = io.StringIO()
+    print_comparison(compare(lost, found), out)
+    told = out.getvalue()
+    assert "A failed: every point: context too short: status 400: too long\n" in told and "B failed" not in told
+    assert "None" not in told and "saturation is in B alone" in told and "B / A  " not in told
+    assert "no figure is in both" in told
+
+
 def test_records_are_found_by_file_folder_or_run(tmp_path: Path) -> None:
     found = record()
     for name in ("a", "b"):

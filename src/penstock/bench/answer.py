@@ -18,6 +18,7 @@ LONGEST_LINE = 8 << 20
 LONGEST_BODY = 256 << 20
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises for hostile bytes
 _QUOTED = 200  # bytes of what is wrong that a message shows
+_TOLD = 500  # of what a server says of an error: why, and the way out
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -119,7 +120,12 @@ class Answer:
 
     def _check_error(self, error: Any) -> None:
         if error is not None:
-            self.fail("status", f"status 200, then an error in its place: {str(error)[:_QUOTED]}")
+            self.fail("status", f"status 200, then an error in its place: {_beginning(str(error))}")
+
+
+def _beginning(text: str) -> str:
+    """As much of it as a message shows, to the end of a word."""
+    return text if len(text) <= _TOLD else f"{text[:_TOLD].rsplit(maxsplit=1)[0]} ..."
 
 
 _UNKNOWN = 1 << 62  # bytes around a text: no event is as long
@@ -281,8 +287,8 @@ class Refusal(Answer):
         self._status = status
 
     def feed(self, data: bytes, now: float) -> None:
-        if len(self._kept) < _QUOTED:
-            self._kept += data[:_QUOTED]
+        if len(self._kept) <= _TOLD:
+            self._kept += data[: _TOLD + 1]
 
     def finish(self) -> None:
-        self.fail("status", f"status {self._status}: {self._kept[:_QUOTED]!r}")
+        self.fail("status", f"status {self._status}: {_beginning(repr(self._kept))}")

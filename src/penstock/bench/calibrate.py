@@ -32,7 +32,7 @@ from penstock.bench.null_plan import Plan
 from penstock.bench.null_server import NullServer
 from penstock.bench.run_folder import write_whole
 from penstock.bench.target import Target
-from penstock.errors import RecordError
+from penstock.errors import EngineError, RecordError
 
 STEP = 0.01
 LOWEST, HIGHEST = 1_000, 400_000  # events a second and process that are tried
@@ -82,7 +82,8 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print) -> Ceiling:
-    """Measures with 1, 2, 4, ... processes, up to `most` (None: the cores it may run on). About 40 s a rung."""
+    """Measures with 1, 2, 4, ... processes, up to `most` (None: the cores it may run on). About 40 s a rung. Raises
+    EngineError where the loop never kept time: a ceiling of 0 says nothing of the client."""
     cores = count_here()
     most = cores if most is None else most
     counts = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
@@ -90,13 +91,22 @@ def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[s
     for count in counts:
         rungs.append(_rung(count, seconds))
         say(line(rungs[-1]))
+        if not (rungs[-1].events and rungs[-1].requests):
+            raise EngineError(
+                f"this machine is too busy to be measured: {named(count)} never kept time; nothing was written, try "
+                "again when it is quiet"
+            )
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Ceiling(machine_key(), processor(), cores, platform.python_version(), __version__, now, rungs)
 
 
+def named(processes: int) -> str:
+    return f"{processes} process{'es' if processes > 1 else ''}"
+
+
 def line(rung: Rung) -> str:
     return (
-        f"{rung.processes} processes: {rung.events:,.0f} events/s (lag p99 {1e3 * rung.events_lag:.1f} ms, "
+        f"{named(rung.processes)}: {rung.events:,.0f} events/s (lag p99 {1e3 * rung.events_lag:.1f} ms, "
         f"{rung.event_cpu:.1f} us of a core each; more: {rung.stopped}), {rung.requests:,.0f} requests/s "
         f"(lag p99 {1e3 * rung.requests_lag:.1f} ms, {rung.request_cpu:.0f} us each)"
     )

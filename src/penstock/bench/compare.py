@@ -66,7 +66,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """differs: in what the runs are not alike beside the engine. missing: points that only one of them has."""
+    """differs: in what the runs are not alike beside the engine. missing: points that only one of them has. failures:
+    of either, in words."""
 
     a: Record
     b: Record
@@ -74,6 +75,7 @@ class Comparison:
     goals: list[str]
     differs: list[str]
     missing: list[str]
+    failures: list[str]
 
 
 def record_at(path: Path) -> Record:
@@ -101,7 +103,7 @@ def compare(a: Record, b: Record) -> Comparison:
         if point.name not in named and point.kind in ("saturation", "single")
     ]
     ratios = [ratio for one, other in both for ratio in _ratios(one, other)]
-    return Comparison(a, b, ratios, list(_goals(a, b)), list(_differs(a, b)), missing)
+    return Comparison(a, b, ratios, list(_goals(a, b)), list(_differs(a, b)), missing, list(_failures(a, b)))
 
 
 def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
@@ -191,6 +193,12 @@ def _unlike_shape(a: Record, b: Record) -> str | None:
     return None
 
 
+def _failures(a: Record, b: Record) -> Iterator[str]:
+    for word, record in (("A", a), ("B", b)):
+        for failure in record.failures:
+            yield f"{word} failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}"
+
+
 def _differs(a: Record, b: Record) -> Iterator[str]:
     pairs = {
         "model": (a.model.name, b.model.name),
@@ -205,7 +213,7 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "share of first tokens in time": (a.method.quantile, b.method.quantile),
     }
     for name, (one, other) in pairs.items():
-        if one != other:
+        if one != other and None not in (one, other):  # None: that point is missing, which is told by itself
             yield f"{name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
         if record.method.short:

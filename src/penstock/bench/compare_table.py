@@ -19,12 +19,17 @@ def print_comparison(made: Comparison, out: TextIO) -> None:
     print(f"B: {title(made.b)}, {made.b.engine.configuration.name}, run {made.b.run}", file=out)
     for line in made.differs:
         print(f"not alike: {line}", file=out)
+    for line in made.failures:
+        print(line, file=out)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("point", "figure", "A", "B", "B / A", "95 % interval", ""):
         table.add_column(name, justify="left" if name in ("point", "figure", "") else "right", no_wrap=True)
     for ratio in made.ratios:
         table.add_row(*_cells(ratio))
-    Console(file=out, width=WIDE, highlight=False).print(table)
+    if made.ratios:
+        Console(file=out, width=WIDE, highlight=False).print(table)
+    else:
+        print("no figure is in both: there is nothing to compare", file=out)
     for line in [*made.goals, *made.missing]:
         print(line, file=out)
     known = sum(ratio.verdict not in (UNKNOWN, CUT) for ratio in made.ratios)

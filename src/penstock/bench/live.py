@@ -74,7 +74,9 @@ class Live:
             return
         took = time.monotonic() - self._begin
         last = self._before
-        ended = f"{last.ended} ended, {last.failed} failed" if last is not None else "no news"
+        ended = f"{last.ended - last.unfinished} ended, {last.failed} failed" if last is not None else "no news"
+        if last is not None and last.unfinished:
+            ended += f", {last.unfinished} unfinished"
         self._out.write(
             ("\r\x1b[K" if self._out.isatty() else "") + f"{self._shape} {self._plan.name}: {ended}, {took:.1f} s\n"
         )

@@ -69,13 +69,14 @@ class Load:
 @dataclass(frozen=True)
 class Progress:
     """Of all processes together, at `seconds` since the point's begin. firsts: first-token times of requests that ended
-    since the last progress, a sample of them."""
+    since the last progress, a sample of them. unfinished: of those that ended, cut off by us, which is no failure."""
 
     seconds: float
     asked: int
     sent: int
     ended: int
     failed: int
+    unfinished: int
     in_flight: int
     events: int
     output_tokens: int
@@ -164,7 +165,7 @@ def shares(target: Target, load: Load, processes: int) -> list[Spec]:
 def together(asked: int, seconds: float, news: list[News], firsts: list[float]) -> Progress:
     totals = {
         name: sum(getattr(each, name) for each in news)
-        for name in ("sent", "ended", "failed", "in_flight", "events", "output_tokens")
+        for name in ("sent", "ended", "failed", "unfinished", "in_flight", "events", "output_tokens")
     }
     return Progress(seconds=seconds, asked=asked, firsts=firsts, **totals)
 

@@ -4,7 +4,8 @@
          ▲                                     │
          └── a fresh one ◀── the point failed ─┘     three times at most; what was measured stays
 
-A stopped run goes on from its folder. It knows the parts of the bench; no engine but by its peer file.
+A stopped run goes on from its folder. A server that somebody else started ends the run where it is gone. It knows the
+parts of the bench; no engine but by its peer file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ DYING = 3.0  # seconds from broken connections to the end of a process that dies
 UNFINISHED = "unfinished"  # the point's end cut it off: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
-_CONTEXT = re.compile(r"context[ _](size|length|window|is)|max_model_len", re.I)  # what engines say of one too short
+_CONTEXT = re.compile(
+    r"context[ _](size|length|window|is)|the context \d|max_model_len", re.I
+)  # what engines say of one too short
 
 Kind = Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused", "context too short"]
 Tell = Callable[[Plan, Load, Progress | None], None]  # None: the point begins
@@ -77,6 +80,7 @@ class Shape:
         self._texts: Texts | None = None
         self._tried = False  # a point, by this process
         self._since = time.monotonic()  # what the next point's time is counted from
+        self.gone = ""  # somebody else's server: in a line that says how to go on
 
     def measure(self) -> None:
         """What the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a failure of
@@ -97,7 +101,7 @@ class Shape:
 
     def _next(self) -> Plan | None:
         lost = self._folder.failed()
-        if len(lost) >= MOST_FAILURES or any(one.plan is None for one in lost):
+        if self.gone or len(lost) >= MOST_FAILURES or any(one.plan is None for one in lost):
             return None
         return next_plan(self._settings, self._folder.found(self._settings.goals))
 
@@ -121,7 +125,7 @@ class Shape:
         message = seen.troubles.get(outcome, outcome)
         if outcome == "refused" and server is None and not self._tried:
             raise UsageError(f"nothing serves at {target.url}: {message}", param="url")
-        kind = kind_of(outcome, message, server)
+        kind: Kind = "crashed" if self._is_gone(samples, target, server) else kind_of(outcome, message, server)
         self._fail(None, kind, f"a single request: {message}", server.tail() if server else "")
         return False
 
@@ -131,12 +135,22 @@ class Shape:
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
         samples, seen = self._load(target, load, plan.name, plan.start, watch)
+        if self._is_gone(samples, target, server):
+            told, anew = f"the server no longer answers. {_said(seen)}", not self._folder.failed_before(plan)
+            return self._fail(plan, "crashed", told, "", samples, anew)
         if (wrong := _wrong(plan, samples, seen, server, watch.silence)) is not None:
             return self._fail(plan, *wrong, server.tail() if server else "", samples)
         look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
         self._folder.add(Measured(plan, samples, look, _seconds(plan, samples), self._took()))
         self._settle(samples, target)
         return True
+
+    def _is_gone(self, samples: Samples, target: Target, server: Server | None) -> bool:
+        """Whether a server that we didn't start has ended; what became of one of ours its process tells."""
+        if server is None and _lost(samples) and not target.listens():
+            what = "no longer answers: this point goes into no figure"
+            self.gone = f"the server at {target.url} {what}; start it again, and the same command goes on"
+        return bool(self.gone)
 
     def _settle(self, before: Samples, target: Target) -> None:
         """Where requests were cut off by a point's end: until one gets through what they left behind, for not every
@@ -177,13 +191,14 @@ class Shape:
         return self._texts.of(length, draw)
 
     def _fail(
-        self, plan: Plan | None, kind: Kind, message: str, log: str, samples: Samples | None = None
+        self, plan: Plan | None, kind: Kind, message: str, log: str, samples: Samples | None = None, anew: bool = False
     ) -> Literal[False]:
-        """Keeps what went wrong, and the samples of a point."""
-        said = without_folders(plain(" ".join(message.split())))[:MESSAGE]
-        point = plan.name if plan is not None else None
-        failure = Failure(point=point, kind=kind, message=said, log=without_folders(plain(log)))
-        self._folder.add_failure(Failed(plan, failure, self._took()), samples)
+        """Keeps what went wrong, and the samples of a point. anew: the next run tries it again."""
+        said = without_folders(plain(" ".join(message.split())))
+        said = said if len(said) <= MESSAGE else f"{said[: MESSAGE - 4].rsplit(maxsplit=1)[0]} ..."
+        point, log = plan.name if plan is not None else None, without_folders(plain(log))
+        failed = Failed(plan, Failure(point=point, kind=kind, message=said, log=log), self._took(), anew)
+        self._folder.add_failure(failed, samples)
         return False
 
     def _took(self) -> float:
@@ -199,7 +214,7 @@ def _wrong(plan: Plan, samples: Samples, seen: Seen, server: Server | None, sile
     """Why a point is none, in a word and in a line; None: it is one."""
     if silence:
         return "stalled", silence
-    message = "; ".join(f"{word}: {text}" for word, text in seen.troubles.items() if word != UNFINISHED)
+    message = _said(seen)
     if server is not None and _lost(samples) and server.ended(DYING):
         return _death(server), f"the server ended. {message}"
     if (fault := fault_of(plan, samples)) is None:
@@ -210,6 +225,12 @@ def _wrong(plan: Plan, samples: Samples, seen: Seen, server: Server | None, sile
         else f"no request was due in its window of {plan.window:g} s: give a longer --window"
     )
     return kind_of(fault, message, server), message or nothing
+
+
+def _said(seen: Seen) -> str:
+    """The first message of each outcome; of one alone without its word, which is the failure's own."""
+    told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
+    return "; ".join(f"{word}: {text}" if len(told) > 1 else text for word, text in told.items())
 
 
 def fault_of(plan: Plan, samples: Samples) -> str | None:

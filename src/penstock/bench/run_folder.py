@@ -61,11 +61,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A point that could not be measured; plan None: no point could."""
+    """A point that could not be measured; plan None: no point could. anew: the next run tries it again."""
 
     plan: Plan | None
     failure: Failure
     took: float = 0.0
+    anew: bool = False
 
 
 class RunFolder:
@@ -161,27 +162,43 @@ class RunFolder:
         path = self.path / "failures.json"
         told = json.loads(path.read_text()) if path.exists() else []
         return [
-            Failed(Plan(**each["plan"]) if each["plan"] else None, Failure(**each["failure"]), each["took"])
+            Failed(
+                Plan(**each["plan"]) if each["plan"] else None,
+                Failure(**each["failure"]),
+                each["took"],
+                each.get("anew", False),
+            )
             for each in told
         ]
+
+    def failed_before(self, plan: Plan) -> bool:
+        """Whether it went wrong on this start once, in this run of the command or in one before."""
+        return self._lost(plan).exists()
+
+    def _lost(self, plan: Plan) -> Path:
+        return self._points / f"{plan.key}.failed.parquet"
 
     def add_failure(self, one: Failed, samples: Samples | None = None) -> None:
         """samples: of a point; they are kept for who looks into it, and go into no figure."""
         if one.plan is not None and samples is not None and len(samples):
             with _room(self.path):
-                write_parquet(samples, self._points / f"{one.plan.key}.failed.parquet")
+                write_parquet(samples, self._lost(one.plan))
         self._write_failed([*self.failed(), one])
 
     def forget_starts(self) -> None:
-        """A server that did not start, or took no request, is tried again: somebody may have mended it."""
-        if kept := [one for one in self.failed() if one.plan is not None]:
+        """A server that did not start, or took no request, is tried again: somebody may have mended it. So is a point
+        in which somebody else's server went away, once."""
+        if kept := [one for one in self.failed() if one.plan is not None and not one.anew]:
             self._write_failed(kept)
         else:
             (self.path / "failures.json").unlink(missing_ok=True)
 
     def _write_failed(self, all_of_them: list[Failed]) -> None:
         told = [
-            {"plan": asdict(one.plan) if one.plan else None, "failure": one.failure.model_dump(), "took": one.took}
+            {
+                "plan": asdict(one.plan) if one.plan else None, "failure": one.failure.model_dump(), "took": one.took,
+                "anew": one.anew,
+            }
             for one in all_of_them
         ]  # fmt: skip
         write_whole(self.path / "failures.json", json.dumps(told))

@@ -23,7 +23,8 @@ from penstock.errors import EngineError
 
 
 def run_all(run: Run) -> list[Record]:
-    """The records, also written. Raises EngineError at the end if nothing at all could be measured. An interrupt ends
+    """The records, also written. Raises EngineError at the end if nothing at all could be measured, and at once where a
+    server that somebody else started is gone. An interrupt ends
     the server, leaves the points that are done, and says how to go on."""
     try:
         with away_from(list(run.subject.cores)):
@@ -45,9 +46,12 @@ def folder_of(run: Run, work: Workload) -> Path:
 def _one(run: Run, work: Workload) -> Record:
     with closing(RunFolder(folder_of(run, work), fingerprint(run, work))) as folder:
         with Live(work.name, sys.stderr) as live:
-            Shape(run, work, folder, live.tell).measure()
+            shape = Shape(run, work, folder, live.tell)
+            shape.measure()
         record = write_record(run, work, folder)
         write_report(folder, record)
         print_table(record, sys.stdout)
         print(f"{folder.path / 'report.html'}: the report", file=sys.stdout)
+    if shape.gone:
+        raise EngineError(shape.gone)
     return record

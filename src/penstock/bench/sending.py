@@ -51,7 +51,7 @@ class Client:
         self._tls: ssl.SSLContext | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
-        self._sent = self._ended = self._failed = self._events = self._tokens = 0
+        self._sent = self._ended = self._failed = self._unfinished = self._events = self._tokens = 0
         self._firsts: list[float] = []
         self._tick = 0.0
         self.begin = 0.0
@@ -210,6 +210,7 @@ class Client:
     def _settled(self, post: Post) -> None:
         self._flying.discard(post)
         self._ended += 1
+        self._unfinished += post.outcome == "unfinished"
         self._failed += post.outcome not in ("ok", "unfinished")  # what we cut off is no fault that one should watch
         answer = post.answer
         if answer is not None:
@@ -253,9 +254,9 @@ class Client:
 
     def _tell(self) -> None:
         self._tell_load(News(
-            sent=self._sent, ended=self._ended, failed=self._failed, in_flight=len(self._flying),
+            sent=self._sent, ended=self._ended, failed=self._failed, unfinished=self._unfinished,
+            in_flight=len(self._flying), output_tokens=self._tokens, firsts=self._firsts, waiting=self._still_wanted(),
             events=self._events + sum(len(post.answer.times) for post in self._flying if post.answer),
-            output_tokens=self._tokens, firsts=self._firsts, waiting=self._still_wanted(),
         ))  # fmt: skip
         self._firsts = []
         if not self._done.is_set():

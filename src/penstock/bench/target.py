@@ -1,17 +1,20 @@
 """Where requests go: a server's address, and what every request carries beside its body.
 
-It knows addresses; not what is sent there, nor when.
+It knows addresses, and whether anybody listens there; not what is sent, nor when.
 """
 
 from __future__ import annotations
 
 import re
+import socket
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.errors import UsageError
 
+TRIES, BETWEEN, PATIENCE = 4, 0.5, 2.0  # to reach a server; seconds between two; seconds of one
 _HEADER = re.compile(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 _OURS = {"host", "content-type", "content-length", "connection", "transfer-encoding"}
 
@@ -49,6 +52,18 @@ class Target:
     @property
     def url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
+
+    def listens(self) -> bool:
+        """Whether a new connection is taken, by one of a few tries: a server that has only just been flooded may have
+        no place in its queue yet."""
+        for more in reversed(range(TRIES)):
+            try:
+                socket.create_connection((self.host, self.port), timeout=PATIENCE).close()
+            except OSError:
+                time.sleep(BETWEEN if more else 0)
+            else:
+                return True
+        return False
 
     def head(self) -> bytes:
         """All of a request's head but the length of its body."""

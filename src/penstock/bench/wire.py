@@ -59,12 +59,14 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class News(msgspec.Struct, tag=True):
-    """Totals so far; firsts: first-token times (since the intended start) of requests that ended since the last news,
-    200 at most. waiting: requests of the window that have not ended, or might still come."""
+    """Totals so far; failed: without the unfinished, which we cut off; firsts: first-token times (since the intended
+    start) of requests that ended since the last news, 200 at most. waiting: requests of the window that have not ended,
+    or might still come."""
 
     sent: int
     ended: int
     failed: int
+    unfinished: int
     in_flight: int
     events: int
     output_tokens: int

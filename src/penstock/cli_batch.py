@@ -23,7 +23,9 @@ URL = "http://127.0.0.1:8000"
 
 @batch_app.command("submit")
 def submit_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Requests, a JSON line each, as OpenAI's batches have.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Requests, a JSON line each, as OpenAI's batches have; not packed.")
+    ],
     *,
     endpoint: Annotated[
         str | None, typer.Option(help="/v1/completions or /v1/chat/completions. Left out: the first line's url.")
@@ -74,8 +76,14 @@ def cancel_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None
 @batch_app.command("fetch")
 def fetch_command(
     batch_id: Id,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File for the answers; NAME.errors.jsonl for the failed.")],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="File for the answers; beside out.jsonl, out.errors.jsonl for the failed."),
+    ],
     *,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace both files, whatever they hold. Left out: only by the same.")
+    ] = False,
     url: Url = URL,
     api_key: Key = None,
 ) -> None:
@@ -85,7 +93,7 @@ def fetch_command(
         from penstock.jobs.batch import fetch
         from penstock.jobs.remote import Remote
 
-        for path, lines in fetch(Remote(url, api_key), batch_id, out):
+        for path, lines in fetch(Remote(url, api_key), batch_id, out, overwrite=overwrite):
             print(f"{path}: {lines:,} rows")
 
     with_one_line(call)

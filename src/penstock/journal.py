@@ -17,6 +17,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import time
 import zlib
 from array import array
@@ -172,7 +173,7 @@ class Journal:
             _write(self._journal, lines)
         except OSError as error:
             self._cut()
-            raise _why(error, self.path) from error
+            raise why_not_written(error, self.path) from error
         self._state = _State(state.data_end + len(rows), state.journal_end + len(lines))
         self._pending_bytes = 0
         self._last_commit = time.monotonic()  # its end: a slow disk doesn't get all of the time
@@ -199,13 +200,15 @@ class Journal:
     # Opening
 
     def _open_files(self) -> tuple[BinaryIO, BinaryIO]:
-        fresh = not self.journal_path.exists()
-        if fresh and self.path.exists() and self.path.stat().st_size:
+        there = file_at(self.path)
+        fresh = file_at(self.journal_path) is None
+        if fresh and there is not None and there.st_size:
             raise JournalError(f"{self.path} is there already and no run wrote it: move it away or name another output")
+        self._may_unlink = not self.path.is_symlink() and (there is None or not fresh)
         try:
             journal = open(self.journal_path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
-            raise _why(error, self.journal_path) from error
+            raise why_not_written(error, self.journal_path) from error
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(journal.fileno()), os.stat(self.journal_path)):
@@ -218,7 +221,7 @@ class Journal:
             journal.close()
             if fresh:
                 self.journal_path.unlink(missing_ok=True)
-            raise _why(error, self.path) from error
+            raise why_not_written(error, self.path) from error
         return journal, data
 
     def _take_up(self, fingerprint: dict[str, Any]) -> None:
@@ -259,10 +262,10 @@ class Journal:
         try:
             self._journal.truncate(0)
             _write(self._journal, header)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except OSError as error:
             self._take_away()
-            raise _why(error, self.journal_path) from error
+            raise why_not_written(error, self.journal_path) from error
         self._state.journal_end = len(header)
 
     def _compare(self, run: dict[str, Any], fingerprint: dict[str, Any]) -> None:
@@ -298,11 +301,12 @@ class Journal:
                 os.fsync(self._journal.fileno())
             self._data.truncate(self._state.data_end)
         except OSError as error:
-            raise _why(error, self.path) from error
+            raise why_not_written(error, self.path) from error
 
     def _take_away(self) -> None:
-        """While the lock is held: nobody has begun in these files."""
-        self.path.unlink(missing_ok=True)
+        """While the lock is held: nobody has begun in these files. A link, or an empty file, that was there stays."""
+        if self._may_unlink:
+            self.path.unlink(missing_ok=True)
         self.journal_path.unlink(missing_ok=True)
 
     def _close_files(self) -> None:
@@ -310,30 +314,20 @@ class Journal:
         self._journal.close()
 
 
-def check_writable(path: Path) -> None:
-    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves nothing behind."""
-    folder = path.parent
-    if path.is_dir():
-        raise JournalError(f"{path} is a folder: name a file")
-    if not folder.is_dir():
-        raise JournalError(f"{folder} is no folder: make it first, or name another output")
-    if not (os.access(path if path.exists() else folder, os.W_OK) and os.access(folder, os.W_OK)):
-        raise JournalError(f"{path} cannot be written: name an output in a folder of yours")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all: beside it first, then moved over it. Errors as Journal's."""
-    draft = path.with_name(path.name + ".part")
+def file_at(path: Path) -> os.stat_result | None:
+    """What is at `path`, links followed; None for nothing. Raises JournalError for anything but a file: opening a pipe
+    may hang, and nobody means a device to be replaced."""
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        _sync_folder(path.parent)
+        there = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise _why(error, path) from error
+        raise why_not_written(error, path) from error
+    if stat.S_ISDIR(there.st_mode):
+        raise JournalError(f"{path} is a folder: name a file")
+    if not stat.S_ISREG(there.st_mode):
+        raise JournalError(f"{path} is a device, a pipe or a socket: name a file")
+    return there
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -386,7 +380,8 @@ def _write(file: BinaryIO, data: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -394,7 +389,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _why(error: OSError, path: Path) -> PenstockError:
+def why_not_written(error: OSError, path: Path) -> PenstockError:
+    """The error to raise where a file could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CapacityError(f"the disk of {path} is full: make room and start the same command again")
     return JournalError(f"{path} cannot be written ({(error.strerror or str(error)).lower()}): name another output")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import http.server
 import io
 import json
@@ -17,7 +19,7 @@ from batch_fake import CHAT, Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
 from penstock.cli import main
-from penstock.errors import UsageError
+from penstock.errors import JournalError, UsageError
 from penstock.jobs.batch import fetch, line_of, submit, troubles_of, watch
 from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
 from penstock.server.batch_lines import BatchLimits
@@ -113,6 +115,152 @@ def test_a_file_that_says_no_url_needs_one(content: bytes, tmp_path: Path) -> No
         submit(Remote("http://127.0.0.1:1"), path, None)
 
 
+@pytest.mark.parametrize("endpoint", [None, "/v1/completions"])
+def test_what_is_no_plain_file_of_lines_is_refused_before_it_is_sent(endpoint: str | None, tmp_path: Path) -> None:
+    nobody = Remote("http://127.0.0.1:1")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="is a device, a pipe or a socket: name a file of JSON lines"):
+        submit(nobody, tmp_path / "fifo", endpoint)
+    with pytest.raises(UsageError, match="is a device, a pipe or a socket: name a file of JSON lines"):
+        nobody.upload(tmp_path / "fifo")
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(jsonl([line("a")])))
+    with pytest.raises(UsageError, match="is gzip, and servers take plain lines: gunzip -k it first"):
+        submit(nobody, tmp_path / "in.jsonl.gz", endpoint)
+
+
+def test_a_first_line_is_read_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.jobs.batch.LONGEST_LINE", 100)
+    nobody, path = Remote("http://127.0.0.1:1"), tmp_path / "in.jsonl"
+    for content in (b"x" * 101, b" " * 101, b"\n" * 500 + b" " * 80 + b'{"url": "/v1/completions"}\n'):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="first line has more than 32 MiB"):
+            submit(nobody, path, None)
+    path.write_bytes(b"\n" * 500 + b'{"url": "/v1/completions"}\n' + b"x" * 200)
+    with pytest.raises(NoAnswerError):
+        submit(nobody, path, None)
+
+
+def test_a_refused_submit_takes_its_upload_back(server: Batching, tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match="endpoint"):
+        submit(Remote(server.url), written(tmp_path, [line("a")]), "/v1/embeddings")
+    assert server.openai.files.list().data == []
+
+    class Stays(Remote):
+        def delete(self, file_id: str) -> Any:
+            raise RemoteError("no", status=507)
+
+    with pytest.raises(RemoteError, match=r"endpoint.*; the uploaded file-\w+ stays there \(no\)") as refused:
+        submit(Stays(server.url), written(tmp_path, [line("a")]), "/v1/embeddings")
+    assert refused.value.status == 400 and len(server.openai.files.list().data) == 1
+
+
+def test_an_upload_of_which_a_batch_may_be_stays(server: Batching, tmp_path: Path) -> None:
+    class Torn(Remote):
+        def create(self, file_id: str, endpoint: str) -> Any:
+            super().create(file_id, endpoint)
+            raise NoAnswerError("the server broke off")
+
+    with pytest.raises(NoAnswerError):
+        submit(Torn(server.url), written(tmp_path, [line("a")]), None)
+    assert server.until_over(server.openai.batches.list().data[0].id).status == "completed"
+
+
+def fetched(server: Batching, folder: Path, lines: list[dict[str, Any]]) -> tuple[str, list[tuple[Path, int]]]:
+    """A batch's id, and what its fetch into the folder's out.jsonl made."""
+    batch_id = server.submit(jsonl(lines))
+    server.until_over(batch_id)
+    return batch_id, fetch(Remote(server.url), batch_id, folder / "out.jsonl")
+
+
+def test_fetch_writes_over_nothing_else(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    out, errors = folder / "out.jsonl", folder / "out.errors.jsonl"
+    both, made = fetched(server, folder, [line("a"), line("b", n=0)])
+    assert made == [(out, 1), (errors, 1)]
+    assert fetch(Remote(server.url), both, out) == made  # the same again
+    content = out.read_bytes()
+    for other in (content[:-2] + b"?\n", b"mine"):  # of its size, and of another
+        out.write_bytes(other)
+        assert run(monkeypatch, "fetch", both, out, "--url", server.url) == 2
+        assert capsys.readouterr().err == (
+            f"penstock: {out} is there already and holds something else: name another OUT, or replace it with "
+            "--overwrite\n"
+        )
+        assert out.read_bytes() == other
+    assert run(monkeypatch, "fetch", both, out, "--url", server.url, "--overwrite") == 0
+    assert out.read_bytes() == content and len(list(folder.iterdir())) == 2
+
+
+def test_an_error_file_of_another_batch_is_not_left_beside(server: Batching, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    out, errors = folder / "out.jsonl", folder / "out.errors.jsonl"
+    fetched(server, folder, [line("a"), line("b", n=0)])
+    out.unlink()
+    with pytest.raises(JournalError, match=r"out\.errors\.jsonl is there already"):
+        fetched(server, folder, [line("c")])
+    assert list(folder.iterdir()) == [errors]
+    batch_id = server.submit(jsonl([line("c")]))
+    server.until_over(batch_id)
+    assert fetch(Remote(server.url), batch_id, out, overwrite=True) == [(out, 1)]
+    assert list(folder.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
+def test_fetch_refuses_what_is_no_file_before_it_asks(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    for overwrite in (False, True):
+        with pytest.raises(JournalError, match=f"{name} is a device, a pipe or a socket: name a file"):
+            fetch(Remote("http://127.0.0.1:1"), "batch_x", tmp_path / "out.jsonl", overwrite=overwrite)
+    assert (tmp_path / name).is_fifo()
+    with pytest.raises(UsageError, match="- is no OUT"):
+        fetch(Remote("http://127.0.0.1:1"), "batch_x", Path("-"))
+
+
+def test_fetch_writes_through_a_link_and_keeps_a_draft_s_namesake(server: Batching, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "out.jsonl").symlink_to("../there.jsonl")  # to nothing
+    (folder / "out.jsonl.part").write_text("mine")
+    fetched(server, folder, [line("a")])
+    assert (folder / "out.jsonl").is_symlink() and json.loads((tmp_path / "there.jsonl").read_text())[
+        "custom_id"
+    ] == "a"
+    assert (folder / "out.jsonl.part").read_text() == "mine" and len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("letters", [250, 300])
+def test_a_name_that_is_too_long(server: Batching, tmp_path: Path, letters: int) -> None:
+    batch_id = server.submit(jsonl([line("a")]))
+    server.until_over(batch_id)
+    with pytest.raises(JournalError, match=r"cannot be written \(file name too long\): name another output"):
+        fetch(Remote(server.url), batch_id, tmp_path / ("x" * letters))
+
+
+def test_a_disk_that_only_reads(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be opened there, and nothing taken away."""
+
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    batch_id = server.submit(jsonl([line("a")]))
+    server.until_over(batch_id)
+    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(JournalError, match=r"cannot be written \(read-only file system\): name another output"):
+        fetch(Remote(server.url), batch_id, tmp_path / "out")
+
+
+def test_https_where_http_is_spoken(server: Batching) -> None:
+    url = server.url.replace("http:", "https:")
+    with pytest.raises(RemoteError, match=f"^{url} answers without TLS: write http:// in --url$") as error:
+        watch(Remote(url), "batch_x", io.StringIO(), 0.01)
+    assert not isinstance(error.value, NoAnswerError)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         for endpoint in (None, "/v1/completions"):
@@ -125,8 +273,8 @@ def test_large_files_go_up_and_come_down(server: Batching, tmp_path: Path) -> No
     (tmp_path / 'odd "na\\me\n.bin').write_bytes(content)
     made = Remote(server.url).upload(tmp_path / 'odd "na\\me\n.bin')
     assert made["filename"] == "odd name.bin" and made["bytes"] == len(content)
-    assert Remote(server.url).download(made["id"], tmp_path / "back") == len(content)
-    assert (tmp_path / "back").read_bytes() == content and not list(tmp_path.glob("*.part"))
+    back = io.BytesIO()
+    assert Remote(server.url).download(made["id"], back) == len(content) and back.getvalue() == content
 
 
 def test_a_file_that_is_too_large_is_refused_in_words(server: Batching, tmp_path: Path) -> None:
@@ -139,8 +287,12 @@ def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with batching(tokenizer, tmp_path / "state", doors=Doors(keys=gather_keys(["secret"], None, {}))) as server:
         path = written(tmp_path, [line("a")])
         assert submit(Remote(server.url, "secret"), path, None).startswith("batch_")
-        with pytest.raises(RemoteError, match="API key"):
+        with pytest.raises(
+            RemoteError, match=f"^{server.url} wants an API key: give --api-key, or set PENSTOCK_API_KEY$"
+        ):
             submit(Remote(server.url), path, None)
+        with pytest.raises(RemoteError, match="does not take this API key: check --api-key or PENSTOCK_API_KEY"):
+            submit(Remote(server.url, "another"), path, None)
 
 
 def test_a_server_that_goes_and_comes_back_is_watched_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -173,7 +325,7 @@ def test_fetching_too_early_says_so(server: Batching, tmp_path: Path) -> None:
         fetch(Remote(server.url), batch_id, tmp_path / "out")
     server.running.hold(False)
     server.until_over(batch_id)
-    with pytest.raises(UsageError, match="folder that exists"):
+    with pytest.raises(JournalError, match="is no folder: make it first"):
         fetch(Remote(server.url), batch_id, tmp_path / "none" / "out")
 
 
@@ -221,13 +373,15 @@ def test_servers_that_are_none(answer: bytes, says: str) -> None:
 def test_a_file_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     class Torn(http.server.BaseHTTPRequestHandler):
         def handle(self) -> None:
-            self.request.recv(65_536)
-            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + bytes(1_500_000))
+            batch = b'{"id": "batch_x", "status": "completed", "output_file_id": "file-x"}'
+            whole = b"/batches/" in self.request.recv(65_536)
+            size, content = (len(batch), batch) if whole else (3_000_000, bytes(1_500_000))
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + content)
 
     with http.server.HTTPServer(("127.0.0.1", 0), Torn) as torn:
-        threading.Thread(target=torn.handle_request, daemon=True).start()
+        threading.Thread(target=lambda: [torn.handle_request() for _ in range(2)], daemon=True).start()
         with pytest.raises(NoAnswerError, match="broke off"):
-            Remote(f"http://127.0.0.1:{torn.server_port}").download("file-x", tmp_path / "out")
+            fetch(Remote(f"http://127.0.0.1:{torn.server_port}"), "batch_x", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

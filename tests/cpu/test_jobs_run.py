@@ -71,6 +71,20 @@ def test_rows_in_rows_out(tmp_path: Path) -> None:
     assert llm.closed
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.journal"])
+def test_an_output_that_is_no_file_stays(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(JournalError, match=f"{name} is a device, a pipe or a socket: name a file"):
+        run_file(write(tmp_path / "in.jsonl", many(2)), tmp_path / "out.jsonl", Config(), opener(FakeLLM()))
+    assert (tmp_path / name).is_fifo() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_output_s_name_that_is_too_long(tmp_path: Path) -> None:
+    for letters in (250, 300):
+        with pytest.raises(JournalError, match="file name too long"):
+            run_file(write(tmp_path / "in.jsonl", many(2)), tmp_path / ("x" * letters), Config(), opener(FakeLLM()))
+
+
 def test_few_rows_are_in_flight(tmp_path: Path) -> None:
     llm = FakeLLM()
     run_file(write(tmp_path / "in.jsonl", many(500)), tmp_path / "out.jsonl", Config(), opener(llm))

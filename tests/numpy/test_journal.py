@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from penstock import journal as journal_room
 from penstock.errors import CapacityError, JournalError
-from penstock.journal import Journal, KeySet, check_writable, write_whole
+from penstock.jobs import outputs as outputs_room
+from penstock.jobs.outputs import check_writable, write_whole
+from penstock.journal import Journal, KeySet
 
 RUN = {"model": "demo", "seed": 1}
 
@@ -221,7 +223,7 @@ def test_ctrl_c_whenever_it_comes(tmp_path: Path) -> None:
 def test_a_full_device_is_named() -> None:
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space") as caught:
         journal_room._write(full, b"x")
-    assert isinstance(journal_room._why(caught.value, Path("/dev/full")), CapacityError)
+    assert isinstance(journal_room.why_not_written(caught.value, Path("/dev/full")), CapacityError)
 
 
 def test_text_of_any_kind_stays_on_its_line(tmp_path: Path) -> None:
@@ -244,6 +246,45 @@ def test_check_writable_and_write_whole(tmp_path: Path) -> None:
     write_whole(tmp_path / "a.json", b"1")
     write_whole(tmp_path / "a.json", b"22")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.json", b"22")]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.journal"])
+def test_what_is_no_file_is_refused_and_stays(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    if name == "out.jsonl":
+        with pytest.raises(JournalError, match="is a device, a pipe or a socket: name a file"):
+            check_writable(tmp_path / name)
+    with pytest.raises(JournalError, match="is a device, a pipe or a socket: name a file"):
+        Journal(tmp_path / "out.jsonl", RUN)
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).is_fifo()
+
+
+def test_a_run_that_wrote_nothing_takes_no_foreign_file_away(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "target").touch()
+    (tmp_path / "link").symlink_to("target")
+    for name in ("empty", "link", "new"):
+        with pytest.raises(InterruptedError), Journal(tmp_path / name, RUN):
+            raise InterruptedError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "link", "target"]
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")  # to nothing, yet
+    fill(tmp_path / "link", 3)
+    assert (tmp_path / "link").is_symlink() and len(read(tmp_path / "target")) == 3
+    with Journal(tmp_path / "link", RUN) as journal:
+        assert len(journal) == 3
+
+
+@pytest.mark.parametrize("letters", [250, 300])
+def test_a_name_that_is_too_long_ends_in_one_line(tmp_path: Path, letters: int) -> None:
+    with pytest.raises(JournalError, match=r"cannot be written \(file name too long\)"):
+        check_writable(tmp_path / ("x" * letters))
+        Journal(tmp_path / ("x" * letters), RUN)
+    with pytest.raises(JournalError, match=r"cannot be written \(file name too long\)"):
+        write_whole(tmp_path / ("x" * 252), b"1")
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(st.lists(st.one_of(st.text(max_size=3), st.integers(-3, 3)), max_size=80))
@@ -354,6 +395,6 @@ def test_files_are_taken_away_while_they_are_locked(tmp_path: Path, monkeypatch:
 def test_a_whole_file_s_name_is_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[Path, bytes]] = []
     path = tmp_path / "a.json"
-    monkeypatch.setattr(journal_room, "_sync_folder", lambda folder: synced.append((folder, path.read_bytes())))
+    monkeypatch.setattr(outputs_room, "sync_folder", lambda folder: synced.append((folder, path.read_bytes())))
     write_whole(path, b"1")
     assert synced == [(tmp_path, b"1")]

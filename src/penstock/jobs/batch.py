@@ -12,33 +12,57 @@ import json
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from penstock.errors import UsageError
+from penstock.jobs.outputs import Landing
 from penstock.jobs.progress import duration
-from penstock.jobs.remote import Json, NoAnswerError, Remote, RemoteError
+from penstock.jobs.remote import Json, NoAnswerError, Remote, RemoteError, open_lines
 
 OVER = ("completed", "failed", "cancelled", "expired")
 LOOK_EVERY = 2.0  # seconds
 SAY_EVERY = 10.0  # seconds between lines where nobody looks at a terminal
+LONGEST_LINE = 32 << 20  # bytes of the line that says the endpoint
 MOST_TOLD = 20  # bad lines that are named on the screen
 
 
 def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
     """Uploads a file and makes a batch of it; gives the batch's id. Without an endpoint it is the first line's."""
-    endpoint = endpoint or _endpoint_of(path)
-    made = remote.upload(path)
-    return str(remote.create(made["id"], endpoint)["id"])
-
-
-def _endpoint_of(path: Path) -> str:
+    endpoint = _endpoint_of(path, endpoint)
+    file_id = remote.upload(path)["id"]
     try:
-        with path.open("rb") as file:
-            first = next((line for line in file if line.strip()), b"")
+        return str(remote.create(file_id, endpoint)["id"])
+    except RemoteError as error:
+        if 400 <= error.status < 500 and error.status != 408:  # after others the batch may be there, of that file
+            _take_back(remote, file_id, error)
+        raise
+
+
+def _take_back(remote: Remote, file_id: str, refused: RemoteError) -> None:
+    try:
+        remote.delete(file_id)
+    except RemoteError as error:
+        raise RemoteError(f"{refused}; the uploaded {file_id} stays there ({error})", status=refused.status) from error
+
+
+def _endpoint_of(path: Path, endpoint: str | None) -> str:
+    """The one that is given, or the first line's."""
+    try:
+        with open_lines(path) as file:
+            if file.read(2) == b"\x1f\x8b":
+                raise UsageError(f"{path} is gzip, and servers take plain lines: gunzip -k it first", param="file")
+            if endpoint:
+                return endpoint
+            file.seek(0)
+            while (first := file.readline(LONGEST_LINE + 1)).isspace() and len(first) <= LONGEST_LINE:
+                pass
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{path} cannot be read ({reason}): name a file of JSON lines", param="file") from error
+    if len(first) > LONGEST_LINE:
+        raise UsageError(f"{path}'s first line has more than 32 MiB: end each request with a newline", param="file")
     try:
         url = json.loads(first.removeprefix(b"\xef\xbb\xbf"))["url"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -109,29 +133,51 @@ def _trouble(error: Json) -> str:
     return f"{where}{error.get('message')}{named}"
 
 
-def fetch(remote: Remote, batch_id: str, out: Path) -> list[tuple[Path, int]]:
-    """Writes what a batch that is over has: OUT, and NAME.errors.jsonl for lines that failed. Gives (file, lines).
+def fetch(remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False) -> list[tuple[Path, int]]:
+    """Writes what a batch that is over has: OUT, and beside it a file of the lines that failed, named as
+    `error_file_of` says. Gives (file, lines). All of it is here before any name is taken.
 
-    Raises RemoteError where it isn't over or has nothing.
+    overwrite: both names are this batch's, whatever stands there; the one for which it has nothing is taken away.
+    Raises RemoteError where it isn't over or has nothing, JournalError where one of the two names holds anything else
+    than what would be written there, or can be no file.
     """
+    if str(out) == "-":
+        raise UsageError("- is no OUT: answers and failed lines are two files, so name one", param="out")
+    places = Landing(out), Landing(error_file_of(out))
     batch = remote.batch(batch_id)
     if batch.get("status") not in OVER:
         raise RemoteError(f"{batch_id} is not over ({line_of(batch)}): penstock batch watch {batch_id}")
-    if not out.parent.is_dir() or out.is_dir():
-        raise UsageError(f"{out} cannot be a file there: name one in a folder that exists", param="out")
-    counts = batch.get("request_counts") or {}
-    wanted = (
-        (batch.get("output_file_id"), out, counts.get("completed")),
-        (batch.get("error_file_id"), out.with_name(f"{out.stem}.errors{out.suffix}"), counts.get("failed")),
-    )
-    made = []
-    for file_id, path, lines in wanted:
-        if isinstance(file_id, str):
-            remote.download(file_id, path)
-            made.append((path, int(lines or 0)))
-    if not made:
+    named = batch.get("output_file_id"), batch.get("error_file_id")
+    ids = [each if isinstance(each, str) else None for each in named]
+    if not any(ids):
         raise RemoteError(f"{batch_id} is {batch.get('status')} and left no rows: penstock batch watch {batch_id}")
-    return made
+    with places[0], places[1]:
+        for file_id, place in zip(ids, places, strict=True):
+            if not overwrite:
+                _refuse_another_size(remote, file_id, place)
+        for file_id, place in zip(ids, places, strict=True):
+            if file_id is not None:
+                place.write(partial(remote.download, file_id))
+            if not overwrite:
+                place.spare()
+        for file_id, place in zip(ids, places, strict=True):
+            if file_id is not None or overwrite:
+                place.take()
+    counts = batch.get("request_counts") or {}
+    lines = counts.get("completed"), counts.get("failed")
+    return [(place.path, int(n or 0)) for file_id, place, n in zip(ids, places, lines, strict=True) if file_id]
+
+
+def error_file_of(out: Path) -> Path:
+    """out.jsonl: out.errors.jsonl; out: out.errors."""
+    return out.with_name(f"{out.stem}.errors{out.suffix}")
+
+
+def _refuse_another_size(remote: Remote, file_id: str | None, place: Landing) -> None:
+    """So that what can't be the same isn't fetched first."""
+    size = place.size()
+    if size and (file_id is None or remote.file(file_id).get("bytes") not in (size, None)):
+        raise place.refuse()
 
 
 class _Screen:

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.errors import ContextLengthError, JournalError, UsageError
 from penstock.jobs.open_llm import OpenLLM, identity, open_llm
+from penstock.jobs.outputs import check_writable
 from penstock.jobs.problems import Problem, digest, load_problems
 from penstock.jobs.progress import Count, Progress
 from penstock.jobs.prompts import draw_shots, find_answer, make_prompt, mix
 from penstock.jobs.report import print_table, write_reports
 from penstock.jobs.tally import add_up, count_rows
-from penstock.journal import Journal, check_writable
+from penstock.journal import Journal
 from penstock.request import SamplingParams
 
 if TYPE_CHECKING:

@@ -11,12 +11,14 @@ import http.client
 import json
 import os
 import secrets
+import ssl
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
-from penstock.errors import JournalError, PenstockError, UsageError
+from penstock.errors import PenstockError, UsageError
 
 PIECE = 1 << 20
 ANSWER_SECONDS = 120.0  # that a server may take for one answer; a piece of a file counts as one
@@ -61,12 +63,7 @@ class Remote:
 
     def upload(self, path: Path) -> Json:
         """Sends a file for a batch and gives its object. Raises RemoteError, UsageError."""
-        try:
-            file = path.open("rb")
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise UsageError(f"{path} cannot be read ({reason}): name a file of JSON lines", param="file") from error
-        with file:
+        with open_lines(path) as file:
             boundary = secrets.token_hex(16)
             name = "".join(letter for letter in path.name if letter.isprintable() and letter not in '"\\')
             head, tail = _form(boundary, name)
@@ -82,26 +79,25 @@ class Remote:
             with self._ask("POST", "/files", body(), kind) as answer:
                 return _object(answer)
 
-    def download(self, file_id: str, out: Path) -> int:
-        """A file's content, whole or not at all: beside `out` first, synced, then moved over it. Gives its bytes."""
-        draft = out.with_name(out.name + ".part")
-        try:
-            with self._ask("GET", f"/files/{quote(file_id, safe='')}/content") as answer, draft.open("wb") as file:
-                size = 0
-                while piece := _read(answer, PIECE):
-                    file.write(piece)
-                    size += len(piece)
-                if answer.length:
-                    raise NoAnswerError("the server broke off amid a file: try again")
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(out)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise JournalError(f"{out} cannot be written ({(error.strerror or str(error)).lower()})") from error
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+    def file(self, file_id: str) -> Json:
+        """A file's object. Raises RemoteError."""
+        with self._ask("GET", f"/files/{quote(file_id, safe='')}") as answer:
+            return _object(answer)
+
+    def delete(self, file_id: str) -> Json:
+        """Raises RemoteError."""
+        with self._ask("DELETE", f"/files/{quote(file_id, safe='')}") as answer:
+            return _object(answer)
+
+    def download(self, file_id: str, out: BinaryIO) -> int:
+        """Writes a file's content and gives its bytes. Raises RemoteError, NoAnswerError where it broke off."""
+        size = 0
+        with self._ask("GET", f"/files/{quote(file_id, safe='')}/content") as answer:
+            while piece := _read(answer, PIECE):
+                out.write(piece)
+                size += len(piece)
+            if answer.length:
+                raise NoAnswerError("the server broke off amid a file: try again")
         return size
 
     # --- batches
@@ -138,15 +134,37 @@ class Remote:
                     connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
+                if said := _of_tls(error):
+                    raise RemoteError(f"{self.url} {said}") from error
                 raise NoAnswerError(
                     f"{self.url} does not answer ({_words(error)}): start a server with --state-dir there, or name "
                     "another --url"
                 ) from error
+            if answer.status == 401:
+                raise RemoteError(self._no_key(), status=401)
             if answer.status != 200:
                 raise RemoteError(_refusal(answer), status=answer.status)
             yield answer
         finally:
             connection.close()
+
+    def _no_key(self) -> str:
+        """In the words of this program: a server's are HTTP's."""
+        if self._headers:
+            return f"{self.url} does not take this API key: check --api-key or PENSTOCK_API_KEY"
+        return f"{self.url} wants an API key: give --api-key, or set PENSTOCK_API_KEY"
+
+
+def open_lines(path: Path) -> BinaryIO:
+    """A file of JSON lines, open. Raises UsageError for one that cannot be read, and for what is no file: a pipe or a
+    device has no size, and maybe no end."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise UsageError(f"{path} is a device, a pipe or a socket: name a file of JSON lines", param="file")
+        return path.open("rb")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"{path} cannot be read ({reason}): name a file of JSON lines", param="file") from error
 
 
 def _form(boundary: str, name: str) -> tuple[bytes, bytes]:
@@ -189,6 +207,15 @@ def _refusal(answer: http.client.HTTPResponse) -> str:
     if not isinstance(message, str) or not message:
         return f"the server answered {answer.status} {answer.reason} and didn't say why: check --url"
     return f"the server refused: {message[:1000]}"
+
+
+def _of_tls(error: Exception) -> str:
+    """What no waiting mends; nothing for other errors: a server that ends may break a handshake off."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"has a certificate that isn't trusted here ({error.verify_message}): set SSL_CERT_FILE to its issuer's"
+    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+        return "answers without TLS: write http:// in --url"
+    return ""
 
 
 def _words(error: Exception) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.jobs.curve import png, svg
+from penstock.jobs.outputs import write_whole
 from penstock.jobs.progress import duration
-from penstock.journal import write_whole
 
 Summary = Mapping[str, Any]
 Rows = Callable[[], Iterator[dict[str, Any]]]

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.errors import UsageError
 from penstock.jobs.open_llm import OpenLLM, identity, open_llm
+from penstock.jobs.outputs import check_writable
 from penstock.jobs.progress import Count, Progress, duration
 from penstock.jobs.rows import Id, Row, Survey, read_rows, survey
-from penstock.journal import Journal, check_writable
+from penstock.journal import Journal
 from penstock.request import CompletionOutput, PositionLogprobs
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = ope
     JournalError when `out` cannot be written or belongs to another run, CapacityError for a full disk.
     KeyboardInterrupt comes through with how to go on in it.
     """
-    if out.exists() and source.exists() and out.samefile(source):
-        raise UsageError(f"{out} is the input too: name another output")
     check_writable(out)
+    if out.exists() and source.is_file() and out.samefile(source):
+        raise UsageError(f"{out} is the input too: name another output")
     found = survey(source, lambda rows: _say(f"checked {rows:,} rows"))
     _mention_models(found, config)
     with Journal(out, _fingerprint(found, config)) as journal:

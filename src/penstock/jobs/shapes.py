@@ -24,6 +24,7 @@ from penstock.bench.serving import Server, free_port
 from penstock.config import Config
 from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
 from penstock.jobs.doctor import installed
+from penstock.jobs.outputs import write_whole
 from penstock.jobs.shapes_child import rows_of
 from penstock.jobs.shapes_http import penstock_command, run_http
 from penstock.jobs.shapes_llm import Session, spec_line
@@ -32,7 +33,6 @@ from penstock.jobs.shapes_start import first_token_seconds
 from penstock.jobs.shapes_table import print_tables
 from penstock.jobs.shapes_tokenizer import rare_pair
 from penstock.jobs.shapes_works import STOP_SHARE, WAYS, Family, Work, chosen, family, problem_prompts
-from penstock.journal import write_whole
 
 LOAD_PATIENCE = 240.0  # seconds for an engine to load and warm up
 START_UP = "start-up"

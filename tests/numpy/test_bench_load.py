@@ -214,7 +214,17 @@ def test_progress_adds_up() -> None:
     assert all(each.sent == each.ended + each.in_flight and each.asked == 40 for each in told)
     last = told[-1]
     assert 0 < last.ended <= 40 and last.failed == 0 and last.output_tokens == 6 * last.ended
+    assert last.unfinished == 0
     assert 0 < sum(len(each.firsts) for each in told) <= 40 and all(first > 0 for each in told for first in each.firsts)
+
+
+def test_progress_counts_what_was_cut_off_by_its_name() -> None:
+    told: list[Progress] = []
+    asks = [Ask(0.0, body(length), 4, length) for length in (1, 500, 500)]
+    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
+        load, target = load_of(asks, stop_after=0.6), target_of(f"127.0.0.1:{server.port}")
+        run_load(target, load, point="p", start=0, processes=2, progress=told.append)
+    assert (told[-1].ended, told[-1].failed, told[-1].unfinished) == (3, 0, 2)
 
 
 # --- what the client says of itself

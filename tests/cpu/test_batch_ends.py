@@ -7,14 +7,19 @@ import errno
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from batch_fake import Batching, StuckDisk, StuckRead, batching, jsonl, line, points
+from batch_fake import COMPLETIONS, Batching, StuckDisk, StuckRead, batching, jsonl, line, points
 from server_fake import make_tokenizer
 
 from penstock.errors import JournalError
-from penstock.server import batch_desk, batch_lines
+from penstock.server import batch_desk, batch_lines, batch_patience
 from penstock.server.batch_patience import DamagedError, Patience, close_behind
+from penstock.server.batch_run import BatchRun
+from penstock.server.batch_shelf import new_batch_id, new_file_id
+from penstock.server.batch_state import State
+from penstock.server.batch_store import BatchRow
 from penstock.text.tokenizer import Tokenizer
 
 LINES = [line(str(number)) for number in range(30)]
@@ -218,3 +223,35 @@ def test_what_waits_for_a_disk_hears_of_the_end_though_there_is_room_now() -> No
         return tries
 
     assert asyncio.run(main()) == 1
+
+
+def test_what_waits_for_a_disk_says_where_and_expects_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch_patience, "FIRST_PAUSE", 0.01)
+    row = BatchRow(
+        id=new_batch_id(), owner="", created_at=1, endpoint=COMPLETIONS, input_file_id=new_file_id(), total=9
+    )
+
+    async def main() -> list[int | None]:
+        run = BatchRun(SimpleNamespace(), state, row)  # type: ignore[arg-type]  # its tools are not used
+        run._progress.note(0)
+        await asyncio.sleep(0.01)
+        run._progress.note(3)
+        seen = [run.expected_end]
+
+        async def work() -> None:
+            seen.append(run.expected_end)
+            if len(seen) == 3:
+                return
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        await run._disk.insist(work)
+        return [*seen, run.expected_end]
+
+    state = State(tmp_path / "state")
+    before, first, second, after = asyncio.run(main())
+    state.close()
+    assert None not in (before, first, after) and second is None
+    said = capfd.readouterr().err
+    assert f"(no space left on device): see to it, and make room in {tmp_path / 'state'} where it is full" in said

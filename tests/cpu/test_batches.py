@@ -502,6 +502,22 @@ def test_what_is_no_state_folder_is_refused_in_one_line(tmp_path: Path, make: Ca
         assert "\n" not in str(error.value) and error.value.param == "state_dir"
 
 
+def test_a_folder_of_other_things_is_refused_untouched(tmp_path: Path) -> None:
+    folder = tmp_path / "mydocs"
+    folder.mkdir()
+    for name in (".hidden", "lost+found"):
+        (folder / name).write_text("harmless")
+    State(folder).close()  # a disk of its own
+    (folder / "beside.txt").write_text("of whoever runs it")
+    State(folder).close()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match=r"holds other things \(letter.txt\)") as error:
+        State(other)
+    assert error.value.param == "state_dir" and [each.name for each in other.iterdir()] == ["letter.txt"]
+
+
 def test_several_servers_keep_no_state(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave --state-dir or --api-server-count out"):
         serve(Config.of(model="demo"), port=0, api_server_count=2, state_dir=tmp_path)

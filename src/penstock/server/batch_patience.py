@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from penstock.errors import CapacityError, JournalError, PenstockError
@@ -26,13 +27,20 @@ class DamagedError(Exception):
 class Patience:
     """One batch's."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        """folder: the state's, for who reads of it."""
+        self._name, self._place = name, "it" if folder is None else str(folder)
+        self._waiting = 0
         self._ending = asyncio.Event()
 
     @property
     def ended(self) -> bool:
         return self._ending.is_set()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something was tried in vain, and will be again."""
+        return self._waiting > 0
 
     def end(self) -> None:
         """The server ends: nothing is tried again."""
@@ -50,24 +58,36 @@ class Patience:
     async def insist(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """What `work` gives, tried until the disk lets it. Said once, however long it takes."""
         pause = 0.0
-        while True:
-            try:
-                result = await work()
-            except FileNotFoundError as error:  # nobody but us takes these files away
-                raise DamagedError from error
-            except (OSError, sqlite3.OperationalError, CapacityError, JournalError) as error:
-                if isinstance(error.__cause__, FileNotFoundError):
+        try:
+            while True:
+                try:
+                    result = await work()
+                except FileNotFoundError as error:  # nobody but us takes these files away
                     raise DamagedError from error
-                if self.ended or (isinstance(error, JournalError) and error.__cause__ is None):
-                    raise
-                if not pause:
-                    print(f"penstock: {self._name} waits for the state folder's disk ({why(error)})", file=sys.stderr)
-                pause = min(2 * pause, LONGEST_PAUSE) or FIRST_PAUSE
-                await self._rest(pause)
-            else:
-                if pause:
-                    print(f"penstock: {self._name} goes on", file=sys.stderr)
-                return result
+                except (OSError, sqlite3.OperationalError, CapacityError, JournalError) as error:
+                    if isinstance(error.__cause__, FileNotFoundError):
+                        raise DamagedError from error
+                    if self.ended or (isinstance(error, JournalError) and error.__cause__ is None):
+                        raise
+                    if not pause:
+                        self._waiting += 1
+                        self._tell(why(error))
+                    pause = min(2 * pause, LONGEST_PAUSE) or FIRST_PAUSE
+                    await self._rest(pause)
+                else:
+                    if pause:
+                        print(f"penstock: {self._name} goes on", file=sys.stderr)
+                    return result
+        finally:
+            self._waiting -= pause > 0
+
+    def _tell(self, reason: str) -> None:
+        """For whoever runs the server."""
+        print(
+            f"penstock: {self._name} waits for the state folder's disk ({reason}): see to it, and make room in "
+            f"{self._place} where it is full; it is tried again until it works",
+            file=sys.stderr,
+        )
 
     async def _rest(self, seconds: float) -> None:
         """Less where the server ends. Not by asyncio.wait_for: it loses a cancel that comes in the turn in which what

@@ -44,7 +44,7 @@ class BatchRun:
         self._tools, self._state, self._row = tools, state, row
         self._input = state.shelf.path(row.input_file_id)
         self.stopped = asyncio.Event()  # set when a client has cancelled the batch
-        self._disk = Patience(row.id)
+        self._disk = Patience(row.id, state.folder)
         self._running: Compute | None = None  # while lines are at the engine
         self._progress = Progress()
         self.completed, self.failed = row.completed, row.failed
@@ -74,8 +74,9 @@ class BatchRun:
 
     @property
     def expected_end(self) -> int | None:
-        """Unix seconds, by the rate of the last minute; None where nothing is known yet."""
-        return None if self.stopped.is_set() else self._progress.expected_end(self._row.total)
+        """Unix seconds, by the rate of the last minute; None where nothing is known: not yet, or not while the disk
+        holds it up."""
+        return None if self.stopped.is_set() or self._disk.waits else self._progress.expected_end(self._row.total)
 
     def end(self) -> None:
         """The server ends: nothing is tried again. Whoever says it cancels `run` next."""

@@ -23,12 +23,19 @@ from typing import BinaryIO
 
 from penstock.errors import PenstockError
 from penstock.server.batch_patience import why
+from penstock.server.batch_reserve import is_full
 from penstock.server.refusals import HttpError
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 COPY_BYTES = 1 << 20
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of a filesystem that gives a file one name
+
+
+FULL = (
+    "the disk of the server's state folder is full: delete files of yours (DELETE /v1/files/ID), or ask "
+    "whoever runs it to make room"
+)
 
 
 class StorageError(HttpError):
@@ -195,8 +202,8 @@ def _take_away(path: Path) -> None:
 
 def storage_error(error: OSError) -> PenstockError:
     """What a client hears of a disk's fault: no path of ours is in it."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError("the server's disk is full: delete files there, or try again when there is room")
+    if is_full(error):
+        return StorageError(FULL)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StorageError("the server has as many files open as it may: try again, with less at once")
     return StorageError("the server's disk failed at this: try again, and tell whoever runs it")

@@ -18,11 +18,16 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from penstock.errors import CapacityError, UsageError
-from penstock.server.batch_shelf import Shelf, StorageError, storage_error
+from penstock.server.batch_reserve import Reserve, is_full
+from penstock.server.batch_shelf import FULL, Shelf, StorageError, storage_error
 from penstock.server.batch_store import Store
 
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
+
+
+_OURS = frozenset({"state.sqlite", "files", "batches", "lock"})
+_BESIDE = frozenset({"lost+found"})  # of a disk of its own
 
 
 class State:
@@ -32,13 +37,17 @@ class State:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.uploads: Counter[str] = Counter()
+        _check_ours(folder)
         self._lock = _locked(folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-state")
         try:
             self.shelf = Shelf(folder)
             self.store = Store(folder / "state.sqlite", beside=not self.shelf.empty)
             self.shelf.sweep(*self.store.known())
+            self.reserve = Reserve(folder)
+            self.reserve.keep()
         except (OSError, sqlite3.Error) as error:
             os.close(self._lock)
             raise _unusable(folder, error) from error
@@ -55,7 +64,22 @@ class State:
         except OSError as error:
             raise storage_error(error) from error
         except sqlite3.Error as error:
+            if is_full(error):
+                raise StorageError(FULL) from error
             raise StorageError(f"the server's database failed at this ({_words(error)}): try again") from error
+
+    async def make_room(self, work: Callable[[], Result]) -> Result:
+        """As call, of what leads to more room on the disk: where that is full, it gets the reserve's."""
+        return await self.call(self._with_reserve, work)
+
+    def _with_reserve(self, work: Callable[[], Result]) -> Result:
+        self.reserve.keep()
+        try:
+            return work()
+        except (OSError, sqlite3.Error) as error:
+            if not (is_full(error) and self.reserve.give()):
+                raise
+        return work()
 
     async def attempt(
         self, work: Callable[Parameters, Result], *values: Parameters.args, **named: Parameters.kwargs
@@ -82,6 +106,24 @@ def opened(folder: Path | str | None) -> Iterator[State | None]:
         yield state
     finally:
         state.close()
+
+
+def _check_ours(folder: Path) -> None:
+    """A folder of something else is no state folder, and nobody would look for files there. Raises UsageError."""
+    try:
+        names = {each.name for each in folder.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    others = sorted(name for name in names - _BESIDE if not name.startswith("."))
+    if others and not names & _OURS:
+        shown = "".join(letter if letter.isprintable() else "?" for letter in others[0][:80])
+        raise UsageError(
+            f"the state folder {folder} holds other things ({shown}) and nothing of a server's: name a new folder, "
+            "or an empty one, as --state-dir",
+            param="state_dir",
+        )
 
 
 def _locked(folder: Path) -> int:

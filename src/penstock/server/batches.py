@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -115,9 +116,10 @@ async def get_batch(desk: Desk, batch_id: str, owner: str) -> Response:
 
 async def cancel_batch(desk: Desk, batch_id: str, owner: str) -> Response:
     """POST /v1/batches/ID/cancel: what is done stays. Raises NotFoundError, ConflictError."""
-    store = desk.state.store
+    state = desk.state
     await _known(desk, batch_id, owner)
-    if await desk.state.call(store.move, batch_id, ("validating", "in_progress"), "cancelling"):
+    move = partial(state.store.move, batch_id, ("validating", "in_progress"), "cancelling")
+    if await state.make_room(move):  # its last words need room too: the reserve isn't kept again at once
         run = desk.run_of(batch_id)
         if run is not None:
             run.stopped.set()

@@ -82,6 +82,7 @@ async def _take(desk: Desk, request: Request, parser: UploadParser, owner: str) 
 def _draft(desk: Desk, file_id: str, owner: str) -> Draft:
     """Raises TooManyFilesError, StorageError."""
     _check_room(desk, owner)
+    desk.state.reserve.keep()
     return desk.state.shelf.draft(file_id)
 
 
@@ -220,7 +221,8 @@ async def delete_file(desk: Desk, file_id: str, owner: str) -> Response:
         return user
 
     await known_file(desk, file_id, owner)
-    user = await state.call(remove)
+    user = await state.make_room(remove)
+    await state.call(state.reserve.keep)
     if user is not None:
         raise ConflictError(f"{user} reads this file and is not over: cancel it first", param="file_id")
     return reply({"id": file_id, "object": "file", "deleted": True})

@@ -147,22 +147,24 @@ def test_what_runs_alone_is_alone_and_others_run_again_after_it(
 ) -> None:
     first, second = lives.submit(["slow"] * 3, ["a"] * 300)
     note_points(tmp_path, first, {1: ALONE_FROM, 2: ALONE_FROM + 1, 3: ALONE_FROM})
-    order: list[str] = []
+    beside: list[tuple[int, int]] = []  # slow ones and others that are at the engine when one more comes
     with batching(tokenizer, tmp_path) as server:
-        server.engine.step_seconds = 0.005
-        most = 0
+        server.engine.step_seconds = 0.03
+        submit = server.engine.submit
 
-        def watch() -> bool:
-            nonlocal most
-            there = [len(stream.ids) for stream in server.engine.open]
-            assert len(there) == 1 or len("slow") not in there
-            most = max(most, len(there))
-            return server.desk.run_of(first) is None and server.desk.run_of(second) is None
+        def watched(*args: Any, **options: Any) -> FakeStream:
+            stream = submit(*args, **options)
+            there = [len(each.ids) for each in server.engine.open]
+            beside.append((there.count(len("slow")), there.count(len("a"))))
+            return stream
 
-        server.running.wait_for(watch)
+        server.engine.submit = watched  # type: ignore[method-assign]
+        server.running.wait_for(lambda: all(server.desk.run_of(each) is None for each in (first, second)))
         batch = server.openai.batches.retrieve(first)
         order = [row["custom_id"] for row in server.rows(batch.output_file_id)]
-    assert order == ["0", "2", "1"] and most > 16
+    assert all(slow == 0 or (slow, others) == (1, 0) for slow, others in beside)
+    assert max(others for _, others in beside) > 16
+    assert order == ["0", "2", "1"]
 
 
 def test_a_good_line_beside_an_online_killer_is_not_blamed(

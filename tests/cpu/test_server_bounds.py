@@ -271,7 +271,8 @@ def test_events_of_one_step_are_handed_on_in_pieces(tokenizer: Tokenizer, monkey
             sent.append(message)
 
         scope = {
-            "type": "http", "method": "POST", "path": COMPLETIONS, "raw_path": COMPLETIONS.encode(),
+            "type": "http", "http_version": "1.1", "method": "POST", "path": COMPLETIONS,
+            "raw_path": COMPLETIONS.encode(),
             "query_string": b"", "headers": [(b"host", b"localhost")], "root_path": "", "scheme": "http",
             "client": None, "server": None,
         }  # fmt: skip

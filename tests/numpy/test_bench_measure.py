@@ -283,7 +283,7 @@ def test_a_point_in_which_somebody_elses_server_died_is_not_believed_and_is_trie
     assert failure["kind"] == "crashed" and failure["point"].startswith("open-")
     assert f"failed: {failure['point']}: crashed: the server no longer answers" in capsys.readouterr().out
     lost = read_parquet(tmp_path / "8x4" / "points" / f"{failure['point']}.0.failed.parquet")
-    assert {"ok", "refused"} <= set(lost.outcome)  # most of a window, and it would have been a point
+    assert "refused" in set(lost.outcome)  # and before this it would have been a point
     with again_there(server):
         folder = measured(run)
     assert failures(folder) == [] and failure["point"] in {one.plan.name for one in folder.measured}

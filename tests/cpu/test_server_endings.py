@@ -274,13 +274,7 @@ def test_a_signal_while_loading(tmp_path: Path) -> None:
 
 def test_a_second_signal_does_not_wait_for_running_requests(tmp_path: Path) -> None:
     serving = Serving(tmp_path, step=1000)
-    url, answers = serving.url(), []
-    waiter = threading.Thread(
-        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60))
-    )
-    waiter.start()
-    while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
-        pass
+    waiter, answers = running_request(serving.url())
     os.kill(serving.process.pid, signal.SIGINT)
     status, out, err = serving.end(signal.SIGTERM)  # another number: two of one kind could count once
     waiter.join(30)
@@ -319,15 +313,21 @@ def test_a_second_signal_shortens_the_wait_for_the_engine(monkeypatch: pytest.Mo
     asyncio.run(run())
 
 
-def test_the_first_signal_lets_a_running_request_end(tmp_path: Path) -> None:
-    serving = Serving(tmp_path, step=1)
-    url, answers = serving.url(), []
+def running_request(url: str) -> tuple[threading.Thread, list[httpx.Response]]:
+    """Who waits for one that is at the engine, and the answer once that thread has ended."""
+    answers: list[httpx.Response] = []
     waiter = threading.Thread(
         target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60))
     )
     waiter.start()
     while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
         pass
+    return waiter, answers
+
+
+def test_the_first_signal_lets_a_running_request_end(tmp_path: Path) -> None:
+    serving = Serving(tmp_path, step=1)
+    waiter, answers = running_request(serving.url())
     status, out, err = serving.end(signal.SIGTERM)
     waiter.join(30)
     assert (status, out) == (0, "closed\n") and answers[0].status_code == 200
@@ -343,13 +343,7 @@ def test_an_engine_that_dies_ends_the_process(tmp_path: Path) -> None:
 
 def test_an_engine_that_dies_while_requests_end_is_no_clean_end(tmp_path: Path) -> None:
     serving = Serving(tmp_path, step=0.5, harm="drain")
-    url, answers = serving.url(), []
-    waiter = threading.Thread(
-        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=60))
-    )
-    waiter.start()
-    while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
-        pass
+    waiter, answers = running_request(serving.url())
     status, out, _ = serving.end(signal.SIGTERM)
     waiter.join(30)
     assert status == 1 and out.startswith("closed\nerror: the engine died") and answers[0].status_code == 500

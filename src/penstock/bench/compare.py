@@ -3,8 +3,7 @@
 The interval of a ratio comes of the two figures' own, which need not be symmetric (MOVER: Donner and Zou, 2012, on the
 logarithms), each end by itself: one that the data cannot give leaves the other. One that contains 1 is "no significant
 difference". Of a goal each run has the highest rate that keeps it, between one that surely does and one that surely
-doesn't, or that everything at once never gave (crossings.py), and so an interval as any other figure's. It knows
-records alone.
+doesn't (crossings.py), and so an interval as any other figure's. It knows records alone.
 """
 
 from __future__ import annotations

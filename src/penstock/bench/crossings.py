@@ -16,8 +16,8 @@ RANKED = " and can be ranked"
 class Crossing:
     """Requests a second, as `kept_of` has them. meets: the highest rate that keeps the goal; None: none does. fails:
     what was offered where it was missed first; None: nowhere. keeps, misses: between them the crossing surely lies (by
-    the 95 % intervals, and by what everything at once gave). barred: what was offered where the client was short:
-    tried, but it says nothing of the server. unserved: where nothing was served: tried, and neither kept nor missed."""
+    the 95 % intervals). barred: what was offered where the client was short: tried, but it says nothing of the server.
+    unserved: where nothing was served: tried, and neither kept nor missed."""
 
     seconds: float
     meets: float | None

@@ -394,4 +394,8 @@ def test_words_of_a_batch() -> None:
         "in_progress, done in about 1 h 30 min"
     )
     assert line_of({"status": "in_progress", "expected_at": 5}) == "in_progress, done in about 0 s"
+    held = {"status": "in_progress", "request_counts": {"total": 5, "completed": 3}, "waits_for": "disk"}
+    assert line_of(held) == "in_progress, 3 of 5, held up by the server's disk: its log says why"
+    assert line_of({"status": "validating", "waits_for": "turn"}) == "validating, waits for its turn"
+    assert line_of({"status": "validating", "waits_for": "what another server says"}) == "validating"
     assert troubles_of({"errors": None}) == []

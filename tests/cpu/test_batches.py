@@ -19,7 +19,7 @@ from server_fake import make_tokenizer, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
-from penstock.server import batch_lines, batch_patience, batch_run
+from penstock.server import batch_desk, batch_lines, batch_patience, batch_run
 from penstock.server.batch_state import State
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
@@ -252,10 +252,33 @@ def test_a_server_that_ends_while_an_input_cannot_be_read_fails_no_batch(
     with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
         broken.setattr(batch_lines, "_some_lines", fails)
         batch_id = server.submit(jsonl([line("a")]))
-        server.running.wait_for(lambda: tried)
-        assert server.openai.batches.retrieve(batch_id).status == "validating"
+        server.running.wait_for(lambda: server.desk.run_of(batch_id).waits_for == "disk")
+        batch = server.openai.batches.retrieve(batch_id)
+        assert tried and (batch.status, batch.waits_for) == ("validating", "disk")  # type: ignore[attr-defined]
     with batching(tokenizer, tmp_path) as server:
         assert server.until_over(batch_id).status == "completed"
+
+
+def test_a_batch_says_that_it_waits_for_its_turn(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_desk, "AT_ONCE", 1)
+    with batching(tokenizer, tmp_path) as server:
+        server.engine.step_seconds = 0.05
+        first, second = (server.submit(jsonl([line(str(i)) for i in range(400)])) for _ in range(2))
+        while server.openai.batches.retrieve(second).status != "in_progress":
+            pass
+        server.running.wait_for(lambda: server.desk.run_of(second).waits_for == "turn")
+        assert server.openai.batches.retrieve(second).waits_for == "turn"  # type: ignore[attr-defined]
+        while not (batch := server.openai.batches.retrieve(first)).request_counts.completed:
+            pass
+        assert batch.waits_for is None  # type: ignore[attr-defined]
+        server.openai.batches.cancel(first)
+        while not (batch := server.openai.batches.retrieve(second)).request_counts.completed:
+            pass
+        assert batch.waits_for is None  # type: ignore[attr-defined]
+        server.engine.step_seconds = 0.0
+        assert server.until_over(second).waits_for is None
 
 
 def test_a_batch_waits_for_its_own_model(
@@ -272,6 +295,7 @@ def test_a_batch_waits_for_its_own_model(
         assert (of_its_own.model, of_its_own.request_counts.completed) == ("other", 1)
         waiting = second.openai.batches.retrieve(ids[0])
         assert (waiting.status, waiting.model, waiting.request_counts.failed) == ("in_progress", "fake", 0)
+        assert waiting.waits_for == "model"  # type: ignore[attr-defined]
         second.openai.batches.cancel(ids[1])
         cancelled = second.until_over(ids[1])
         assert cancelled.request_counts.completed >= 5

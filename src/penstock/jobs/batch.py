@@ -25,6 +25,11 @@ OVER = ("completed", "failed", "cancelled", "expired")
 LOOK_EVERY = 2.0  # seconds
 SAY_EVERY = 10.0  # seconds between lines where nobody looks at a terminal
 LONGEST_LINE = 32 << 20  # bytes of the line that says the endpoint
+WAITS = {  # for what, in the words of our server
+    "disk": "held up by the server's disk: its log says why",
+    "model": "waits for a server of its model",
+    "turn": "waits for its turn",
+}
 MOST_TOLD = 20  # bad lines that are named on the screen
 
 
@@ -113,6 +118,9 @@ def line_of(batch: Json) -> str:
     expected = batch.get("expected_at")
     if isinstance(expected, int):
         parts.append(f"done in about {duration(max(0.0, expected - time.time()))}")
+    waits = batch.get("waits_for")
+    if isinstance(waits, str) and waits in WAITS:
+        parts.append(WAITS[waits])
     return ", ".join(parts)
 
 

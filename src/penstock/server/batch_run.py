@@ -46,6 +46,7 @@ class BatchRun:
         self.stopped = asyncio.Event()  # set when a client has cancelled the batch
         self._disk = Patience(row.id, state.folder)
         self._running: Compute | None = None  # while lines are at the engine
+        self._unserved = self._at_work = False
         self._progress = Progress()
         self.completed, self.failed = row.completed, row.failed
         if row.status == "cancelling":
@@ -78,6 +79,16 @@ class BatchRun:
         holds it up."""
         return None if self.stopped.is_set() or self._disk.waits else self._progress.expected_end(self._row.total)
 
+    @property
+    def waits_for(self) -> str | None:
+        """What holds it up, in a word: the state folder's disk, that this server has another model, or that others
+        have all places; None while it goes on."""
+        if self._disk.waits:
+            return "disk"
+        if self._unserved:
+            return "model"
+        return None if self._at_work else "turn"
+
     def end(self) -> None:
         """The server ends: nothing is tried again. Whoever says it cancels `run` next."""
         self._disk.end()
@@ -89,7 +100,9 @@ class BatchRun:
         if model == self._tools.caller.service.model or self._named or self.stopped.is_set():
             return
         print(f"penstock: {self.id} waits for a server of {model}", file=sys.stderr)
+        self._unserved = True
         await self.stopped.wait()
+        self._unserved = False
 
     async def check(self) -> None:
         """Says which lines are bad; the batch goes on if any is good."""
@@ -100,6 +113,7 @@ class BatchRun:
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """One batch's fault is not the server's end."""
+        self._at_work = True
         try:
             await work()
         except (EngineError, ShuttingDownError):
@@ -116,6 +130,8 @@ class BatchRun:
             print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
             traceback.print_exception(error)
             await self._fail_with_rows()
+        finally:
+            self._at_work = False
 
     async def _run(self) -> None:
         if not self._named:

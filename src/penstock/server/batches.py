@@ -139,7 +139,8 @@ async def _known(desk: Desk, batch_id: str, owner: str) -> BatchRow:
 
 
 def batch_object(desk: Desk, row: BatchRow) -> dict[str, Any]:
-    """OpenAI's batch object, its counts as of now; `expected_at` is ours: Unix seconds, by the measured rate."""
+    """OpenAI's batch object, its counts as of now. Ours are `expected_at`, Unix seconds by the measured rate, and
+    `waits_for`, what holds it up: "disk", "model", "turn"."""
     run = None if row.over else desk.run_of(row.id)
     completed, failed = (row.completed, row.failed) if run is None else (run.completed, run.failed)
     return {
@@ -165,4 +166,5 @@ def batch_object(desk: Desk, row: BatchRow) -> dict[str, Any]:
         "request_counts": {"total": row.total, "completed": completed, "failed": failed},
         "metadata": None if row.metadata is None else json.loads(row.metadata),
         "expected_at": None if run is None else run.expected_end,
+        "waits_for": None if run is None else run.waits_for,
     }

@@ -236,6 +236,7 @@ ANSWERS: dict[str, Json] = {
         request_counts=_object(total=_WHOLE, completed=_WHOLE, failed=_WHOLE),
         metadata=_or_null({"type": "object"}),
         expected_at=_or_null(_REAL),
+        waits_for={"enum": ["disk", "model", "turn", None]},
     ),
     "Batches": _list("Batch", **_PAGE),
     "Live": _object(live={"const": True}),

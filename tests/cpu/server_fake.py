@@ -242,7 +242,7 @@ def running_server(
     try:
         yield made[0]
     finally:
-        made[0].loop.call_soon_threadsafe(made[0].service.closing.set)
+        made[0].loop.call_soon_threadsafe(made[0].service.close)
         made[1].should_exit = True
         thread.join(30)
         assert not thread.is_alive()

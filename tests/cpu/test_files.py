@@ -218,6 +218,19 @@ def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Pa
         server.running.wait_for(lambda: not on_disk(tmp_path))
 
 
+def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path: Path) -> None:
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=30) as connection:
+        connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
+        server.running.wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir()))
+        server.running.loop.call_soon_threadsafe(server.running.service.close)
+        answer = b""
+        while b"}}" not in answer:
+            answer += connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
+    server.running.wait_for(lambda: not on_disk(tmp_path))
+
+
 def test_one_byte_at_a_time(server: Batching) -> None:
     body = form(("file", "a", b"line\r\n--edg\r\n" * 20), PURPOSE)
 

@@ -149,7 +149,10 @@ def test_a_text_counts_in_the_queue_however_short() -> None:
     chat = json.dumps({"messages": [{"role": "user", "content": ""}] * 100}).encode()
     assert size_of(read_chat(chat)) == (1, 100)
     for prompt, size in ((["", ""], (2, 3)), ([[1, 2], [3]], (2, 4)), ([1, 2, 3], (1, 4)), ("abcde", (1, 2))):
-        assert size_of(read_completion(json.dumps({"prompt": prompt}).encode())) == size
+        body = {"prompt": prompt}
+        assert size_of(read_completion(json.dumps(body).encode())) == size
+        body["logit_bias"] = {str(token): 1 for token in range(7)}
+        assert size_of(read_completion(json.dumps(body).encode())) == (size[0], size[1] + 7)
 
 
 # -- whole answers

@@ -25,7 +25,8 @@ import pytest
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.errors import CapacityError, UsageError
-from penstock.server import exchange
+from penstock.server import exchange, forms
+from penstock.server.limits import Limits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -118,6 +119,7 @@ def test_a_dead_engine_ends_who_waits_and_who_comes(server: Running) -> None:
     for waiter in waiters:
         waiter.join(30)
     assert answers[False].status_code == 500 and answers[False].json()["error"]["code"] == "engine_dead"
+    assert "told to" not in answers[False].text + answers[True].text, "the engine's own words are for the log"
     assert (
         answers[True].status_code == 200
         and '"engine_dead"' in answers[True].text
@@ -153,10 +155,48 @@ def test_a_shutdown_tells_who_waits(server: Running) -> None:
     )
     waiter.start()
     server.wait_for(lambda: server.engine.open)
-    server.loop.call_soon_threadsafe(server.service.closing.set)
+    server.loop.call_soon_threadsafe(server.service.close)
     waiter.join(30)
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "shutting_down"
     assert not server.engine.open and httpx.get(server.url + "/health/ready").status_code == 503
+
+
+@pytest.mark.parametrize("more_comes", [False, True])
+def test_a_shutdown_tells_who_still_sends_a_body(server: Running, more_comes: bool) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as sender:
+        sender.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9000\r\n\r\n{")
+        server.wait_for(lambda: server.service.intake.bytes == 1)
+        server.loop.call_soon_threadsafe(server.service.close)
+        if more_comes:
+            sender.sendall(b" ")
+        answer = b""
+        while b"}}" not in answer:
+            answer += sender.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).json()["error"]["code"] == "shutting_down"
+
+
+def test_what_a_body_had_beyond_its_call_goes_while_it_is_answered(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def read(body: bytearray, limits: Limits) -> Any:
+        seen.append(forms.read_completion(body, limits))
+        return seen[-1]
+
+    monkeypatch.setattr(exchange, "read_completion", read)
+    server.hold(True)
+    asking = threading.Thread(
+        target=httpx.post, args=(server.url + COMPLETIONS,), kwargs={"json": {"prompt": "x"}, "timeout": 30}
+    )
+    asking.start()
+    server.wait_for(lambda: server.engine.open)
+    held = sys.getrefcount(seen[0])
+    assert held == 2, "by this test's list, and by the call that counts"
+    server.hold(False)
+    asking.join(30)
 
 
 def test_a_fault_of_ours_is_a_500_in_shape(server: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import weakref
 
 import pytest
 
@@ -92,6 +94,46 @@ def test_no_key_keeps_another_out() -> None:
         queue.enter(modest, 1, 1)
     with pytest.raises(QueueFullError):
         queue.enter(modest, 1, 1)
+
+
+@pytest.mark.parametrize("keys", [9, 16])
+def test_one_of_many_keys_leaves_every_other_a_place(keys: int) -> None:
+    queue = Queue(64, 10**6, keys=keys, servers=4)
+    with pytest.raises(QueueFullError):
+        while True:
+            queue.enter(key("greedy"), 1, 1)
+    for number in range(keys - 1):
+        queue.enter(key(f"modest{number}"), 1, 1)
+    assert queue.reqs.total == 16
+
+
+def test_more_keys_than_places_share_all_of_them() -> None:
+    queue = Queue(16, 10**6, keys=17)
+    for _ in range(16):
+        queue.enter(key("greedy"), 1, 1)
+    with pytest.raises(QueueFullError):
+        queue.enter(key("modest"), 1, 1)
+
+
+def test_a_ticket_keeps_nothing_of_the_work_that_it_waited_for() -> None:
+    class Ids(list[int]):
+        """A list that can be watched."""
+
+    async def play() -> None:
+        work: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
+        queue = Queue(10, 100)
+        ticket = queue.enter(None, 1, 1)
+        ticket.stay(work)
+        made = Ids([1] * 1000)
+        gone = weakref.ref(made)
+        work.set_result(made)
+        await asyncio.sleep(0)
+        del made, work
+        assert gone() is None and queue.reqs.total == 1
+        ticket.leave()
+        assert queue.reqs.total == 0
+
+    asyncio.run(play())
 
 
 def test_limits_of_a_key() -> None:

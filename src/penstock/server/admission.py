@@ -49,8 +49,9 @@ class Pool:
         self._worked = 0.0  # seconds with anything open, up to the last time that nothing was
         self._since = 0.0  # where anything is open: since when
         self.drain = Drain(self.worked)
-        self._own = most // (2 * max(keys, 1))  # each key's alone
-        self._shared = most - self._own * max(keys, 1)
+        keys = max(keys, 1)
+        self._own = max(most // (2 * keys), min(most // keys, 1))  # each key's alone; of many keys 1, if it can be
+        self._shared = most - self._own * keys
         self._held: dict[str, int] = {}
 
     def worked(self) -> float:
@@ -195,6 +196,11 @@ class Ticket:
     def stay(self, work: Future[Any]) -> None:
         """It leaves when this has ended, if it would leave before: work that goes on for nobody takes its place too."""
         self._work = work
+        work.add_done_callback(lambda _: self._let_go(work))  # its result may be much longer than what is used of it
+
+    def _let_go(self, work: Future[Any]) -> None:
+        if self._work is work:
+            self._work = None
 
     def leave(self) -> None:
         """It is answered, however that went."""

@@ -146,8 +146,9 @@ async def _post(
 
     try:
         call = await call_of(form, service.client.facts, service.client.tokenizer, aside)
+        del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
         call.tenant = NO_TENANT if key is None else key.number
-        ticket.settle(call.prompt_tokens)
+        ticket.settle(call.size)
         answer = answer_of(call, service.model, service.spellings)
         return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
     except ClientGoneError:

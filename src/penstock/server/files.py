@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,6 @@ from penstock.server.batch_desk import Desk
 from penstock.server.batch_patience import close_behind
 from penstock.server.batch_shelf import FILE_ID, Draft, StorageError, new_file_id, storage_error
 from penstock.server.batch_store import FileRow, Store
-from penstock.server.limits import BODY_RATE, BodyTooSlowError
 from penstock.server.refusals import HttpError
 from penstock.server.upload import Upload, UploadParser, one_more, receive, too_large
 from penstock.server.whole import JSON, PIECE
@@ -105,25 +104,20 @@ def _check_room(desk: Desk, owner: str) -> None:
 
 
 async def _receive(desk: Desk, request: Request, parser: UploadParser, draft: Draft) -> Upload:
-    """The body's form, its file in the draft. Raises HttpError, StorageError."""
-    most, seconds = desk.limits.max_file_bytes, desk.body_seconds
-    try:
-        async with asyncio.timeout(seconds) as patience:
-            return await receive(_bounded(request, most, seconds, patience), parser, draft, asyncio.to_thread)
-    except TimeoutError:  # the disk gives none
-        message = f"the file took longer than {seconds:g} s, and a second more for each 16 KiB"
-        raise BodyTooSlowError(f"{message}: send it faster", headers={"connection": "close"}) from None
+    """The body's form, its file in the draft. Raises HttpError, StorageError, ShuttingDownError."""
+    most = desk.limits.max_file_bytes
+    async with desk.arrivals.within(desk.body_seconds, "the file") as more_time:
+        return await receive(_bounded(request, most, more_time), parser, draft, asyncio.to_thread)
 
 
-async def _bounded(request: Request, most: int, seconds: float, patience: asyncio.Timeout) -> AsyncIterator[bytes]:
+async def _bounded(request: Request, most: int, more_time: Callable[[int], None]) -> AsyncIterator[bytes]:
     """The body's pieces, up to what a file and its form may have, as long as they keep coming."""
-    begun = asyncio.get_running_loop().time()
     size = 0
     async for piece in request.stream():
         size += len(piece)
         if size > most + FORM_BYTES:
             raise too_large(most)
-        patience.reschedule(begun + seconds + size / BODY_RATE)
+        more_time(size)
         yield piece
 
 

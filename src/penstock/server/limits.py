@@ -6,7 +6,6 @@ It knows HTTP messages; no form, no engine.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass
 
@@ -15,9 +14,9 @@ from starlette.requests import Request
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import UsageError
 from penstock.server.admission import QueueFullError
-from penstock.server.refusals import BodyTooLargeError, HttpError
+from penstock.server.arrivals import Arrivals
+from penstock.server.refusals import BodyTooLargeError
 
-BODY_RATE = 16 * 1024  # bytes a second that a body has to come with, once body_seconds are over
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
 
 
@@ -68,29 +67,23 @@ class Limits:
 USUAL = Limits()
 
 
-class BodyTooSlowError(HttpError):
-    """A body that didn't come in its time."""
-
-    status, code = 408, "body_too_slow"
-
-
 class Intake:
     """Bodies on their way in."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, arrivals: Arrivals) -> None:
+        self._limits, self._arrivals = limits, arrivals
         self.bytes = 0  # of bodies that are being received
 
     async def read(self, request: Request) -> bytearray:
-        """The whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError, QueueFullError."""
+        """The whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError, QueueFullError,
+        ShuttingDownError."""
         limits = self._limits
         declared = request.headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
             raise self._too_large()
         body = bytearray()
         try:
-            async with asyncio.timeout(limits.body_seconds) as patience:
-                begun = asyncio.get_running_loop().time()
+            async with self._arrivals.within(limits.body_seconds, "the body") as more_time:
                 async for piece in request.stream():
                     body += piece
                     self.bytes += len(piece)
@@ -98,10 +91,7 @@ class Intake:
                         raise self._too_large()
                     if self.bytes > limits.max_reading_bytes:
                         raise QueueFullError("the server is receiving as much as it takes: send it again", TRY_AGAIN)
-                    patience.reschedule(begun + limits.body_seconds + len(body) / BODY_RATE)
-        except TimeoutError:
-            message = f"the body took longer than {limits.body_seconds:g} s, and a second more for each 16 KiB"
-            raise BodyTooSlowError(f"{message}: send it faster", headers={"connection": "close"}) from None
+                    more_time(len(body))
         finally:
             self.bytes -= len(body)
         return body

@@ -14,6 +14,7 @@ from penstock.errors import CapacityError, ContextLengthError, EngineError, Faul
 
 LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
 FAILED = "the server failed at this request; its log says how"  # a FaultError's words
+DIED = "the engine died, and the server ends: send the request again once it runs, or to another one"
 CLOSED_BY_CLIENT = 499  # the client left before its answer began, as nginx has it: nobody reads it, it is for logs
 
 
@@ -82,6 +83,11 @@ class ShuttingDownError(PenstockError):
     """The server is on its way out; the request was not finished."""
 
 
+def shutting_down() -> ShuttingDownError:
+    """What whoever still waits hears."""
+    return ShuttingDownError("the server is shutting down: send the request again, to another one")
+
+
 class SampleError(PenstockError):
     """A sample that the engine gave up, with what it said."""
 
@@ -123,7 +129,8 @@ def body_of(error: PenstockError) -> bytes:
     """The JSON body of any error of ours."""
     status = status_of(error)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return error_body(str(error), kind=kind, param=error.param, code=code_of(error))
+    message = DIED if isinstance(error, EngineError) else str(error)  # its own words may name paths, for the log alone
+    return error_body(message, kind=kind, param=error.param, code=code_of(error))
 
 
 def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> bytes:

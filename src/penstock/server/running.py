@@ -15,7 +15,7 @@ from starlette.types import Receive
 from penstock.request import Delta
 from penstock.server.account import Account
 from penstock.server.admission import Ticket
-from penstock.server.refusals import SampleError, ShuttingDownError, TooLateError
+from penstock.server.refusals import SampleError, TooLateError, shutting_down
 from penstock.server.service import Service
 from penstock.server.translate import Call
 
@@ -148,7 +148,7 @@ async def until_gone(
             raise ClientGoneError
         if deadline is not None and not shut.done():
             raise TooLateError
-        raise ShuttingDownError("the server is shutting down: send the request again, to another one")
+        raise shutting_down()
     finally:
         for each in (task, gone, shut):
             each.cancel()

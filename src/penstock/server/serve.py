@@ -244,7 +244,7 @@ async def _end(service: Service, server: _Server, serving: asyncio.Task[None], s
     second = asyncio.ensure_future(stop.second.wait())
     patience = LAST_WORDS if died else service.limits.drain_seconds
     await asyncio.wait((serving, second), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-    service.closing.set()  # whoever still waits hears of it
+    service.close()
     await asyncio.wait((serving,), timeout=LAST_WORDS)
     second.cancel()
     server.force_exit = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engine.watchdog import DUMP_AT
 from penstock.server.admission import QUEUED_A_ROW, QUEUED_TOKENS, Queue
+from penstock.server.arrivals import Arrivals
 from penstock.server.keys import Key
 from penstock.server.limits import Intake, Limits
 from penstock.server.metrics import Metrics
@@ -30,8 +31,8 @@ NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
 
 @dataclass(slots=True, kw_only=True)
 class Service:
-    """What every route is handed. `closing` is set when running requests have to end. `servers`: how many processes
-    share the engine; `keys`: the API keys that share it, and the queue."""
+    """What every route is handed. `closing` is set, by `close`, when running requests have to end. `servers`: how many
+    processes share the engine; `keys`: the API keys that share it, and the queue."""
 
     client: AsyncClient
     model: str
@@ -42,6 +43,7 @@ class Service:
     servers: int = 1
     keys: Sequence[Key] = ()
     queue: Queue = field(init=False)
+    arrivals: Arrivals = field(default_factory=Arrivals, init=False)
     intake: Intake = field(init=False)
     spellings: Spellings = field(init=False)
     wholes: Wholes = field(init=False)
@@ -52,7 +54,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
-        self.intake = Intake(self.limits)
+        self.intake = Intake(self.limits, self.arrivals)
         self.wholes = Wholes(self.limits.max_answer_bytes // self.servers)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
@@ -62,6 +64,11 @@ class Service:
     @property
     def ready(self) -> bool:
         return self.client.alive and not self.closing.is_set()
+
+    def close(self) -> None:
+        """Whoever still waits hears of the end."""
+        self.closing.set()
+        self.arrivals.close()
 
     def engine_state(self) -> tuple[dict[str, Any], bool]:
         """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""

@@ -62,10 +62,21 @@ class Call:
     def prompt_tokens(self) -> int:
         return sum(len(prompt.ids) for prompt in self.prompts)
 
+    @property
+    def size(self) -> int:
+        """What the queue counts as prompt tokens."""
+        return self.prompt_tokens + len(self.sampling.logit_bias or ())
+
 
 def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
     """Choices that a form asks for, and about how many prompt tokens it has: for the queue, before anything is checked
-    or tokenised. Four characters are a token, about, in any language that has words."""
+    or tokenised. Four characters are a token, about, in any language that has words; an entry of logit_bias takes more
+    memory than a token, and counts as one."""
+    choices, tokens = _prompts_size(form)
+    return choices, tokens + len(form.logit_bias or ())
+
+
+def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
     n = form.n if form.n is not None and 1 <= form.n <= MAX_SAMPLES else 1
     if isinstance(form, ChatForm):
         return n, sum(1 + len(message.text) // 4 for message in form.messages)

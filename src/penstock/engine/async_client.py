@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, News
 from penstock.engine.client import Asked, Client, error_of
 from penstock.engine.engine import Refused
+from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.open import EngineFacts
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError
@@ -29,6 +30,7 @@ END_PATIENCE = 10.0  # seconds that an engine gets to end when it is told to
 HURRIED = 1.0  # seconds that it gets where it is to end now
 LOOKS = 10  # at the engine's steps, within a step timeout; at most one a second
 BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
+SCORED = 16  # tokens with logprobs from which on a merged delta grows no more: no merge copies all that waits
 CUT_KNOWN = 3  # stats heard since a request was cut: the engine is at it no more
 PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
 
@@ -87,6 +89,9 @@ class Stream:
     def push(self, news: list[Delta]) -> None:
         """News; the list is the stream's from here on. None come after the end."""
         if self._news:
+            for delta in news:
+                if isinstance(delta.logprobs, LazyLogprobs):  # a reader that is behind keeps no message after message
+                    delta.logprobs = delta.logprobs.apart()
             self._news += news
             if len(self._news) > self._merge_at:
                 self._merge()
@@ -101,27 +106,40 @@ class Stream:
         self._wake()
 
     def _merge(self) -> None:
-        """The reader is far behind: a sample's deltas become one, so that what waits is bounded by the samples and
-        their tokens. Those with logprobs stay: their columns are shared with others', and cost as much in one piece."""
+        """The reader is far behind: a sample's deltas become one, with logprobs one for about SCORED tokens. So what
+        waits is bounded by the samples and their tokens."""
         last: dict[int, Delta] = {}
+        scores: dict[int, list[LazyLogprobs]] = {}  # of the last deltas, in parts
         kept: list[Delta] = []
         for delta in self._news:
-            before = last.get(delta.index)
-            if before is None or before.logprobs is not None or delta.logprobs is not None:
+            before, mine = last.get(delta.index), delta.logprobs
+            assert mine is None or isinstance(mine, LazyLogprobs)
+            if before is None or (mine is not None and len(before.token_ids) >= SCORED):
+                _join(before, scores.pop(delta.index, []))
                 last[delta.index] = delta
                 kept.append(delta)
-                continue
-            before.text += delta.text
-            before.token_ids += delta.token_ids
-            before.finish_reason, before.stop_reason, before.error = (
-                delta.finish_reason, delta.stop_reason, delta.error,
-            )  # fmt: skip
+            else:
+                before.text += delta.text
+                before.token_ids += delta.token_ids
+                before.finish_reason, before.stop_reason, before.error = (
+                    delta.finish_reason, delta.stop_reason, delta.error,
+                )  # fmt: skip
+            if mine is not None:
+                scores.setdefault(delta.index, []).append(mine)
+        for index, parts in scores.items():
+            _join(last[index], parts)
         self._news = kept
         self._merge_at = max(BEHIND, 2 * len(kept))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _join(delta: Delta | None, parts: list[LazyLogprobs]) -> None:
+    """A delta's logprobs, of the deltas that it was merged from."""
+    if delta is not None and parts:
+        delta.logprobs = LazyLogprobs.joined(parts)
 
 
 class EngineProcess(Protocol):

@@ -58,6 +58,10 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         columns = zip(*(part._columns for part in parts), strict=True)
         return cls(tuple(np.concatenate(column) for column in columns), parts[0]._spell)
 
+    def apart(self) -> LazyLogprobs:
+        """A copy that keeps no message alive: for `brief` ones that wait after all."""
+        return LazyLogprobs(tuple(column.copy() for column in self._columns), self._spell)
+
     @property
     def columns(self) -> Columns:
         """For writers of many tokens, who want no object a token. Not to be changed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
@@ -94,9 +95,18 @@ class Running:
                 self.ticket.ended(1)
 
 
+@dataclass(slots=True)
+class _Came:
+    """What one of several streams had to say: deltas, or its end, by an error where there is one."""
+
+    at: int
+    what: list[Delta] | BaseException | None
+    taken: asyncio.Event  # set when the reader has done with it
+
+
 async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
     """The deltas of several streams; what came in one turn of the loop is handed on together."""
-    queue: asyncio.Queue[tuple[int, list[Delta] | BaseException | None]] = asyncio.Queue()
+    queue: asyncio.Queue[_Came] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(at, stream, queue)) for at, stream in enumerate(streams)]
     running = len(streams)
     try:
@@ -105,28 +115,35 @@ async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, li
             while not queue.empty():
                 came.append(queue.get_nowait())
             step: list[tuple[int, list[Delta]]] = []
-            for at, what in came:
-                if isinstance(what, BaseException):
-                    raise what
-                if what is None:
+            for each in came:
+                if isinstance(each.what, BaseException):
+                    raise each.what
+                if each.what is None:
                     running -= 1
                 else:
-                    step.append((at, what))
+                    step.append((each.at, each.what))
             if step:
                 yield step
+            for each in came:
+                each.taken.set()
     finally:
         for pump in pumps:
             pump.cancel()
 
 
-async def _pump(at: int, stream: Stream, queue: asyncio.Queue[tuple[int, list[Delta] | BaseException | None]]) -> None:
+async def _pump(at: int, stream: Stream, queue: asyncio.Queue[_Came]) -> None:
+    """Hands on no more before its last was taken: meanwhile it is the stream that keeps what comes, and merges it."""
+    taken = asyncio.Event()
+    taken.set()
     try:
         async for deltas in stream:
-            queue.put_nowait((at, deltas))
+            await taken.wait()
+            taken.clear()
+            queue.put_nowait(_Came(at, deltas, taken))
     except Exception as error:  # noqa: BLE001 - handed on, and raised where the streams are read
-        queue.put_nowait((at, error))
+        queue.put_nowait(_Came(at, error, taken))
     else:
-        queue.put_nowait((at, None))
+        queue.put_nowait(_Came(at, None, taken))
 
 
 async def until_gone(

@@ -19,6 +19,8 @@ FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerical_error", "error")
 
 MAX_STOP_IDS = 8  # stop ids a row keeps on the device; further ones are looked at by the host
+MAX_STOPS = 64  # stop strings; all are looked for in each text that may hold one, and token by token in a stream
+MAX_STOP_CHARACTERS = 2_048  # of all stop strings together
 MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
 MAX_SAMPLES = 65_536
 MAX_SEED = 2**63 - 1
@@ -36,7 +38,8 @@ class SamplingParams:
     presence_penalty, frequency_penalty: OpenAI's, over output tokens.
     logit_bias: token id -> value added to its logit.
     min_tokens: no end id, stop id or stop string within that many tokens.   max_tokens: None is up to the context.
-    stop: strings that end a sample; the text is cut before them unless include_stop_str_in_output.
+    stop: strings that end a sample, up to 64 with 2,048 characters together; the text is cut before them unless
+        include_stop_str_in_output.
     stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
     seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.
     logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
@@ -113,6 +116,9 @@ class SamplingParams:
                 raise _wrong(name, "a list", getattr(self, name))
         if any(not isinstance(s, str) or not s for s in self.stop or ()):
             raise UsageError("stop holds an empty string or something that is no string: leave it out", param="stop")
+        if len(self.stop or ()) > MAX_STOPS or sum(map(len, self.stop or ())) > MAX_STOP_CHARACTERS:
+            most = f"at most {MAX_STOPS} strings, of {MAX_STOP_CHARACTERS:,} characters together"
+            raise UsageError(f"stop holds {most}: send fewer or shorter ones", param="stop")
         for token in self.stop_token_ids or ():
             _whole("stop_token_ids", token, 0, 2**31 - 1)
         if self.stop and not self.detokenize:

@@ -184,7 +184,9 @@ def _fields() -> list[Case]:
                 (7, "stop"),
                 ([7], "stop[0]"),
                 ({}, "stop"),
-                ([CANARY] * 1025, "stop"),
+                ([CANARY] * 65, "stop"),
+                (["s" * 32] * 65, "stop"),
+                (["s" * 1025, "t" * 1024], "stop"),
                 (long, "stop"),
                 ([long], "stop"),
             )
@@ -517,6 +519,7 @@ def _served() -> list[Case]:
         _completion(200, ..., seed=-(2**63)),
         _completion(200, ..., temperature=0, top_k=10**12),
         _completion(200, ..., stop=[]),
+        _completion(200, ..., stop=["\x00" * 32] * 64),
         _completion(200, ..., logit_bias={}),
         _completion(200, ..., logit_bias={"0": -100}),
         _completion(200, ..., user=CANARY),

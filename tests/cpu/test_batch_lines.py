@@ -90,6 +90,8 @@ BAD = {
     "temperature": (body(temperature=-1), "invalid_request", "body.temperature"),
     "n": (body(n=0), "invalid_request", "body.n"),
     "n too large": (json.dumps(line("bad")).replace('"prompt"', '"n": 1e400, "prompt"').encode(), None, None),
+    "stops": (body(stop=["a"] * 65), "invalid_request", "body.stop"),
+    "long stops": (body(stop=["a" * 1_024, "b" * 1_025]), "invalid_request", "body.stop"),
     "max_tokens": (body(max_tokens=0), "invalid_request", "body.max_tokens"),
     "unknown field": (body(colour="red"), "unknown_parameter", "body.colour"),
     "tools": (body(response_format={"type": "json_object"}), "unsupported_parameter", "body.response_format"),

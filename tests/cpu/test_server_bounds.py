@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from penstock.server.keys import gather_keys
 from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
 from penstock.server.service import Service
-from penstock.server.translate import completion_call, size_of
+from penstock.server.translate import chat_call, completion_call, size_of
 from penstock.server.whole import AnswerTooLargeError, Whole, Wholes
 from penstock.text.tokenizer import Tokenizer
 
@@ -133,6 +133,38 @@ def test_the_loop_turns_while_many_ids_are_looked_at(monkeypatch: pytest.MonkeyP
 
     assert asyncio.run(look()) == 1_000
     assert turns >= 49
+
+
+def test_the_tokens_that_end_a_stop_string_are_found_aside_and_once(tokenizer: Tokenizer) -> None:
+    """The engine's client asks for them on the loop: by then they are there."""
+    works = 0
+
+    async def aside(work: Callable[[], Any]) -> Any:
+        nonlocal works
+        works += 1
+        return await asyncio.to_thread(work)
+
+    async def ask(prompt: dict[str, Any], **more: Any) -> int:
+        before, facts = works, Facts()
+        body = json.dumps(prompt | more).encode()
+        if "messages" in prompt:
+            await chat_call(read_chat(body), facts, tokenizer, aside)  # type: ignore[arg-type]
+        else:
+            await completion_call(read_completion(body), facts, tokenizer, aside)  # type: ignore[arg-type]
+        return works - before
+
+    async def run() -> None:
+        text, ids = {"prompt": "a"}, {"prompt": [[1], [2]]}
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        assert await ask(text) == 0
+        assert await ask(text, stop=["b", "cd"]) == 1
+        assert tokenizer.has_stops(["b", "cd"])
+        assert await ask(ids, stop=["b", "cd"]) == await ask(chat, stop=["b", "cd"]) == 0
+        assert await ask(chat, stop="e", skip_special_tokens=False) == 1
+        assert tokenizer.has_stops(["e"], skip_special_tokens=False)
+        assert await ask(ids, stop="e") == 1
+
+    asyncio.run(run())
 
 
 def test_what_is_cut_off_is_not_looked_at(server: Running) -> None:

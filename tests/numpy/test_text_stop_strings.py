@@ -109,10 +109,17 @@ def test_special_tokens_end_a_stop_only_when_they_are_shown(tmp_path: Path) -> N
 
 def test_equal_stops_are_made_once(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(llama3(tmp_path))
+    assert not tokenizer.has_stops(["a"])
     assert tokenizer.stop_strings(["a"]) is tokenizer.stop_strings(("a",))
+    assert not tokenizer.has_stops(["a"])  # its watch bits are not made
+    bits = tokenizer.stop_strings(["a"]).watch_bits()
+    assert tokenizer.has_stops(["a"]) and not tokenizer.has_stops(["a"], skip_special_tokens=False)
+    twice = tokenizer.stop_strings(["a", "b", "a"])
+    assert twice.stops == ("a", "b") and (twice.watch_bits() >= bits).all()
     for number in range(600):
         tokenizer.stop_strings([str(number)])
     assert len(tokenizer._stops) <= 256
+    assert tokenizer.stop_strings(["599"]).stops == ("599",) and not tokenizer.has_stops(["a"])  # the oldest went
 
 
 @pytest.mark.skipif(not BIG.exists(), reason="needs the 128k tokenizer of the benchmarks in ../shared/data")

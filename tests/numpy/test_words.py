@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config import MAX_ROWS, Config
 from penstock.errors import UsageError
-from penstock.request import SamplingParams
+from penstock.request import MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,9 @@ from penstock.request import SamplingParams
         ({"stop": 3}, "stop must be a list"),
         ({"stop": {"a": 1}}, "stop must be a list"),
         ({"stop": [1]}, "stop holds"),
+        ({"stop": ["a"] * (MAX_STOPS + 1)}, "stop holds at most 64 strings, of 2,048 characters together: send fewer"),
+        ({"stop": "a" * (MAX_STOP_CHARACTERS + 1)}, "stop holds at most 64 strings, of 2,048 characters together"),
+        ({"stop": ["a", "b" * MAX_STOP_CHARACTERS]}, "stop holds at most 64 strings, of 2,048 characters together"),
         ({"stop_token_ids": 3}, "stop_token_ids must be a list"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids must be a whole number"),
         ({"logit_bias": {"a": 1}}, "logit_bias must map"),
@@ -62,6 +65,8 @@ def test_forms_of_stops_and_biases_that_are_taken() -> None:
     params = SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2), logit_bias={"7": 1})  # type: ignore[arg-type, dict-item]
     assert (params.stop_strings, params.logit_bias) == (("a", "b"), {7: 1.0})
     assert SamplingParams(stop="a").stop_strings == ("a",)
+    most = ["é" * (MAX_STOP_CHARACTERS // MAX_STOPS)] * MAX_STOPS
+    assert SamplingParams(stop=most).stop_strings == tuple(most)
 
 
 def test_a_whole_number_is_a_number() -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.request import FINISH_REASONS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED
+from penstock.request import FINISH_REASONS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOPS
 from penstock.server import batches, fields
 from penstock.server.batch_lines import ENDPOINTS
 from penstock.server.batch_shelf import FILE_ID
 from penstock.server.fields import Fate
 from penstock.server.forms import ChatForm, CompletionForm
-from penstock.server.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_LENGTH, MAX_STOPS
+from penstock.server.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
 
 Json = dict[str, Any]
 _PREFIX = "#/components/schemas/"
@@ -79,8 +79,8 @@ def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
         },
         "min_tokens": _whole(0, longest - 1),
         "max_tokens": _whole(1),
-        "stop": _one_or_more({**_TEXT, "minLength": 1, "maxLength": MAX_STOP_LENGTH}, maxItems=MAX_STOPS),
-        "stop_token_ids": {"type": "array", "items": _whole(0, vocabulary - 1), "maxItems": MAX_STOPS},
+        "stop": _one_or_more({**_TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}, maxItems=MAX_STOPS),
+        "stop_token_ids": {"type": "array", "items": _whole(0, vocabulary - 1), "maxItems": MAX_STOP_TOKENS},
         "seed": _whole(-(2**63), MAX_SEED),
         "prompt_logprobs": _whole(0, MAX_LOGPROBS),
         "truncate_prompt_tokens": _whole(1),

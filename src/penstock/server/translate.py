@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 MAX_CHOICES = 65_536  # prompts x n of one body
 LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
-MAX_STOPS = 1_024  # stop strings, and stop ids
-MAX_STOP_LENGTH = 1_024  # characters
+MAX_STOP_TOKENS = 1_024  # stop_token_ids
 MAX_SALT_LENGTH = 1_024  # characters
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
@@ -103,6 +102,7 @@ async def completion_call(
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
     prompts = await completion_prompts(form, facts, tokenizer, aside)
+    await _make_stops(given, tokenizer, aside)
     call = _call(form, given, prompts, facts)
     call.echo, call.only_prompt = form.echo, only_prompt
     return call
@@ -115,7 +115,9 @@ async def chat_call(
     if tokenizer is None:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
     given = _chat_sampling(form, facts)
-    return _call(form, given, [await chat_prompt(form, tokenizer, aside)], facts)
+    prompt = await chat_prompt(form, tokenizer, aside)
+    await _make_stops(given, tokenizer, aside)
+    return _call(form, given, [prompt], facts)
 
 
 def check_sampling(form: CompletionForm | ChatForm, facts: EngineFacts) -> None:
@@ -179,14 +181,20 @@ def _check_asked(form: Form) -> None:
 
 def _check_sizes(form: Form, vocab_size: int) -> None:
     """What the body's own limit leaves room for, and no answer needs."""
-    stops = [form.stop] if isinstance(form.stop, str) else form.stop or []
-    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
-        message = f"stop holds at most {MAX_STOPS} strings of {MAX_STOP_LENGTH} characters: send fewer"
-        raise HttpError(message, param="stop")
-    if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOPS:
-        raise HttpError(f"stop_token_ids holds at most {MAX_STOPS} ids: send fewer", param="stop_token_ids")
+    if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOP_TOKENS:
+        raise HttpError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids: send fewer", param="stop_token_ids")
     if form.logit_bias is not None and len(form.logit_bias) > vocab_size:
         raise HttpError("logit_bias names more ids than the vocabulary has: name each once", param="logit_bias")
+
+
+async def _make_stops(sampling: SamplingParams, tokenizer: Tokenizer | None, aside: Aside) -> None:
+    """Has the tokens that can end a stop string found off the loop, where that was not done before: the engine's client
+    asks for them on it, and a body's worst take 200 ms. Raises UsageError."""
+    if tokenizer is None or not sampling.stop:
+        return
+    stops, skip = sampling.stop_strings, sampling.skip_special_tokens
+    if not tokenizer.has_stops(stops, skip_special_tokens=skip):
+        await aside(lambda: tokenizer.stop_strings(stops, skip_special_tokens=skip).watch_bits())
 
 
 def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[Prompt], facts: EngineFacts) -> Call:

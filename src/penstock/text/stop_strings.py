@@ -80,16 +80,21 @@ class StopStrings:
     ) -> None:
         if any(not isinstance(stop, str) or not stop for stop in stops):
             raise UsageError("a stop string must be text of at least one character; leave empty ones out", param="stop")
+        self.stops = tuple(dict.fromkeys(stops))
         try:
-            self._bytes = tuple(stop.encode() for stop in stops)
+            self._bytes = tuple(stop.encode() for stop in self.stops)
         except UnicodeEncodeError as error:
             raise UsageError("a stop string has half a surrogate pair; send valid Unicode", param="stop") from error
-        self.stops = tuple(stops)
         self.max_bytes = max(map(len, self._bytes), default=0)
         self._index = token_bytes if isinstance(token_bytes, StopIndex) else StopIndex(token_bytes)
         self._skip_special = skip_special_tokens
         self._bits: Bits | None = None
         self._inner = frozenset(letter for stop in stops for letter in stop[:-1])  # what a beginning can end with
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether the watch bits are made."""
+        return self._bits is not None
 
     def watch_bits(self) -> Bits:
         """[vocabulary] bool: True where a token can complete a stop string, given some text before it. Read-only.

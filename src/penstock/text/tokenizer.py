@@ -132,10 +132,15 @@ class Tokenizer:
         found = self._stops.get(key)
         if found is None:
             found = StopStrings(key[0], self.stop_index, skip_special_tokens=skip_special_tokens)
-            while len(self._stops) >= 256:  # 128 KB of bits each; oldest out
-                self._stops.pop(next(iter(self._stops)), None)
+            for oldest in tuple(self._stops)[:-255]:  # 128 KB of bits each
+                self._stops.pop(oldest, None)
             self._stops[key] = found
         return found
+
+    def has_stops(self, stops: Sequence[str], *, skip_special_tokens: bool = True) -> bool:
+        """Whether these were made before, with their watch bits."""
+        found = self._stops.get((tuple(stops), skip_special_tokens))
+        return found is not None and found.has_bits
 
     @property
     def chat_template(self) -> str | None:

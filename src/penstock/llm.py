@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.engine.logprobs import LazyLogprobs
-from penstock.errors import EngineError, UsageError
+from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -108,10 +108,17 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template."""
+        """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template.
+
+        Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
+        """
+        from penstock.text.chat import check_template
+
         listed: list[Any] = list(messages)
         if listed and isinstance(listed[0], dict):
             listed = [listed]
+        if listed and self._tokenizer is not None:
+            check_template(self._tokenizer)
         each = _params_for(listed, sampling_params)
         asked = [Prompt(key=i, messages=m, params=s) for i, (m, s) in enumerate(zip(listed, each, strict=True))]
         return self._run(asked, use_tqdm)
@@ -219,7 +226,7 @@ class LLM:
                         with held_interrupts():
                             asked = self._client.submit(self._ids(prompt), prompt.params, samples=prompt.samples)
                             known[asked.request_id] = asked, prompt
-                    except UsageError as error:
+                    except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
                         yield Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt
                         continue
                     room -= asked.remaining

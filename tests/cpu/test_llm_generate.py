@@ -7,17 +7,20 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_model import CONTEXT, END, VOCABULARY, Twin, logits_of, make_folder
 from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
-from penstock.errors import CheckpointError, UsageError
+from penstock.errors import CheckpointError, TokenizerError, UsageError
+from penstock.jobs.run import run_file
 from penstock.llm import Prompt
-from penstock.request import RequestOutput
+from penstock.request import Request, RequestOutput
 
 PROMPTS = [[40 + i * 7 % 200 for i in range(n)] for n in (30, 1, 17, 16)] + [[9, 8, 7]]
 
@@ -204,6 +207,85 @@ def test_a_prompt_that_cannot_run_says_why_and_the_others_go_on(llm: LLM, twin: 
         assert out.outputs == [] and out.error and "\n" not in out.error
     assert str(CONTEXT) in (outs[1].error or "")
     assert not llm._client.asked
+
+
+def fails_at(llm: LLM, fault: str, monkeypatch: pytest.MonkeyPatch) -> Prompt:
+    """A prompt whose own error comes from the chat template, the tokenizers library or the engine."""
+    text, scheduler = "a text that something fails at", llm.engine.scheduler
+    ids = llm.tokenizer.encode(text)
+    plain_encode, plain_submit = llm.tokenizer._fast.encode_batch_fast, scheduler.submit
+
+    class PanicError(BaseException):
+        """As pyo3's, which is no Exception."""
+
+    def encode(texts: list[str], **how: bool) -> Any:
+        if text in texts:
+            raise PanicError
+        return plain_encode(texts, **how)
+
+    def submit(request: Request) -> None:
+        if list(np.frombuffer(request.prompt, np.int32)) == ids:
+            raise ZeroDivisionError
+        plain_submit(request)
+
+    if fault == "template":
+        return Prompt(key="bad", messages=[{"role": "user", "content": text}], params=greedy())
+    if fault == "library":
+        monkeypatch.setattr(llm.tokenizer, "_fast", SimpleNamespace(encode_batch_fast=encode))
+    else:
+        monkeypatch.setattr(scheduler, "submit", submit)
+    return Prompt(key="bad", prompt=text, params=greedy())
+
+
+OWN_FAULTS = {
+    "template": "this model has no chat template",
+    "library": "the tokenizers library failed at this text",
+    "engine": "the engine failed at this request",
+}
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_a_fault_of_one_prompt_is_its_own(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_llm(folder) as llm:
+        bad = fails_at(llm, fault, monkeypatch)
+        good = [Prompt(key=key, prompt="the pump", params=greedy(n=2)) for key in "ab"]
+        ended = list(llm.stream([good[0], bad, good[1]]))
+        assert sorted(f.key for f in ended if f.output is not None) == ["a", "a", "b", "b"]
+        (error,) = [f for f in ended if f.output is None]
+        assert error.key == "bad" and (error.error or "").startswith(OWN_FAULTS[fault])
+        assert not llm._client.asked and not llm.engine.has_work
+        if bad.prompt is not None:
+            outs = run(llm, ["the pump", bad.prompt, "the pump"], greedy())
+            assert [len(out.outputs) for out in outs] == [1, 0, 1]
+            assert [out.error for out in outs] == [None, error.error, None]
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_a_row_that_fails_does_not_end_a_file_of_rows(
+    folder: Path, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    llm = open_llm(folder)
+    bad = fails_at(llm, fault, monkeypatch)
+    middle = {"prompt": bad.prompt} if bad.messages is None else {"messages": bad.messages}
+    rows = [{"id": 0, "prompt": "the pump"}, {"id": 1, **middle}, {"id": 2, "prompt": "the river"}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = run_file(source, out, llm.config, lambda config: llm)
+    found = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    assert (outcome.done, outcome.failed) == (3, 1)
+    assert found[1].keys() == {"id", "error"} and found[1]["error"].startswith(OWN_FAULTS[fault])
+    assert len(found[0]["outputs"]) == len(found[2]["outputs"]) == 1
+
+
+def test_a_model_that_cannot_chat_says_so_at_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = [{"role": "user", "content": "hello"}]
+    for given in (talk, [talk, talk]):
+        with pytest.raises(TokenizerError, match="this model has no chat template"):
+            llm.chat(given, use_tqdm=False)
+    assert llm.chat([], use_tqdm=False) == []
+    monkeypatch.setattr(llm.tokenizer, "chat_templates", {"default": "{% if %}"})
+    with pytest.raises(TokenizerError, match="not valid Jinja"):
+        llm.chat(talk, use_tqdm=False)
 
 
 def test_what_makes_no_sense_at_all_is_raised(llm: LLM, tmp_path: Path) -> None:

@@ -60,6 +60,11 @@ def render(
     return _run(source, variables, max_characters, max_seconds)
 
 
+def check_template(tokenizer: HasTemplates) -> None:
+    """Raises TokenizerError where no messages at all can be rendered: no template, or one that isn't valid."""
+    _compile(_pick_template(tokenizer.chat_templates, with_tools=False))
+
+
 def _run(source: str, variables: dict[str, Any], characters: int, seconds: float) -> str:
     import jinja2
 

@@ -13,11 +13,9 @@ Jobs and the server's batches share it. It knows neither: keys and rows are JSON
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import stat
 import time
 import zlib
 from array import array
@@ -27,7 +25,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from penstock.errors import CapacityError, JournalError, PenstockError
+from penstock.disk import file_at, sync_folder, why_not_written
+from penstock.errors import JournalError
 
 VERSION = 1
 COMMIT_SECONDS = 0.5
@@ -103,7 +102,7 @@ class Journal:
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
         self.path = path
-        self.journal_path = path.with_name(path.name + ".journal")
+        self.journal_path = journal_of(path)
         self.keys = KeySet()
         self._state = _State()
         self._pending_bytes = 0
@@ -157,14 +156,25 @@ class Journal:
         return not self._state.pending
 
     def commit(self) -> None:
-        """Brings the rows that wait to the disk, then their lines. Where that fails, both files go back to before.
+        """Brings the rows that wait to the disk. Where that fails, both files go back to before.
+
+        Raises JournalError too where `path` names this file no more: nobody would find there what was written.
+        """
+        if self._state.pending:
+            self._bring()
+        if not _is_at(self._data, self.path):
+            raise JournalError(
+                f"{self.path} was moved, deleted or replaced while its run wrote it: put it back and start the same "
+                "command again, or name another output"
+            ) from FileNotFoundError(f"{self.path} is not the file that was opened there")
+
+    def _bring(self) -> None:
+        """The rows to the disk, then their lines.
 
         Ctrl-C may come at any line of this: what was written without being vouched for is cut, and the rows still
         wait. The new state is taken up in one assignment, so there is no half of it.
         """
         state = self._state
-        if not state.pending:
-            return
         rows = b"".join(data for data, _ in state.pending)
         lines = b"".join(line for _, line in state.pending)
         try:
@@ -304,30 +314,27 @@ class Journal:
             raise why_not_written(error, self.path) from error
 
     def _take_away(self) -> None:
-        """While the lock is held: nobody has begun in these files. A link, or an empty file, that was there stays."""
-        if self._may_unlink:
+        """While the lock is held: nobody has begun in these files. A link, or an empty file, that was there stays, and
+        so does what came in their place."""
+        if self._may_unlink and _is_at(self._data, self.path):
             self.path.unlink(missing_ok=True)
-        self.journal_path.unlink(missing_ok=True)
+        if _is_at(self._journal, self.journal_path):
+            self.journal_path.unlink(missing_ok=True)
 
     def _close_files(self) -> None:
         self._data.close()
         self._journal.close()
 
 
-def file_at(path: Path) -> os.stat_result | None:
-    """What is at `path`, links followed; None for nothing. Raises JournalError for anything but a file: opening a pipe
-    may hang, and nobody means a device to be replaced."""
-    try:
-        there = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise why_not_written(error, path) from error
-    if stat.S_ISDIR(there.st_mode):
-        raise JournalError(f"{path} is a folder: name a file")
-    if not stat.S_ISREG(there.st_mode):
-        raise JournalError(f"{path} is a device, a pipe or a socket: name a file")
-    return there
+def journal_of(path: Path) -> Path:
+    """Where the journal of a run's output lies, or would lie."""
+    return path.with_name(path.name + ".journal")
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether the open file is the one that stands at `path`, links followed. Raises JournalError."""
+    there = file_at(path)
+    return there is not None and os.path.samestat(os.fstat(file.fileno()), there)
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -378,19 +385,3 @@ def _write(file: BinaryIO, data: bytes) -> None:
     while view:
         view = view[file.write(view) :]
     os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def why_not_written(error: OSError, path: Path) -> PenstockError:
-    """The error to raise where a file could not be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CapacityError(f"the disk of {path} is full: make room and start the same command again")
-    return JournalError(f"{path} cannot be written ({(error.strerror or str(error)).lower()}): name another output")

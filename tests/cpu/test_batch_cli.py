@@ -22,6 +22,7 @@ from penstock.cli import main
 from penstock.errors import JournalError, UsageError
 from penstock.jobs.batch import fetch, line_of, submit, troubles_of, watch
 from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
+from penstock.journal import Journal
 from penstock.server.batch_lines import BatchLimits
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
@@ -218,6 +219,20 @@ def test_fetch_refuses_what_is_no_file_before_it_asks(tmp_path: Path, name: str)
     assert (tmp_path / name).is_fifo()
     with pytest.raises(UsageError, match="- is no OUT"):
         fetch(Remote("http://127.0.0.1:1"), "batch_x", Path("-"))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_fetch_takes_no_name_of_a_run(tmp_path: Path, name: str, overwrite: bool) -> None:
+    """An OUT without a byte is as free as any, were it not for its journal."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / name).symlink_to(tmp_path / name)
+    with Journal(tmp_path / name, {}) as journal:
+        for folder in (tmp_path, tmp_path / "elsewhere"):
+            with pytest.raises(JournalError, match=rf"{name} belongs to the run of {name}\.journal: name another OUT"):
+                fetch(Remote("http://127.0.0.1:1"), "batch_x", folder / "out.jsonl", overwrite=overwrite)
+        journal.add(1, {"id": 1})
+    assert json.loads((tmp_path / name).read_text()) == {"id": 1}
 
 
 def test_fetch_writes_through_a_link_and_keeps_a_draft_s_namesake(server: Batching, tmp_path: Path) -> None:

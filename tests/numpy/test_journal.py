@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import journal as journal_room
+from penstock.disk import why_not_written
 from penstock.errors import CapacityError, JournalError
 from penstock.jobs import outputs as outputs_room
 from penstock.jobs.outputs import check_writable, write_whole
@@ -223,7 +224,7 @@ def test_ctrl_c_whenever_it_comes(tmp_path: Path) -> None:
 def test_a_full_device_is_named() -> None:
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space") as caught:
         journal_room._write(full, b"x")
-    assert isinstance(journal_room.why_not_written(caught.value, Path("/dev/full")), CapacityError)
+    assert isinstance(why_not_written(caught.value, Path("/dev/full")), CapacityError)
 
 
 def test_text_of_any_kind_stays_on_its_line(tmp_path: Path) -> None:
@@ -374,6 +375,43 @@ def test_files_that_were_taken_away_are_not_written_to(tmp_path: Path, monkeypat
     monkeypatch.undo()
     fill(out, 2)
     assert len(read(out)) == 2
+
+
+@pytest.mark.parametrize("put", ["moved", "deleted", "replaced"])
+def test_rows_that_nobody_would_find_are_told(tmp_path: Path, put: str) -> None:
+    """The file goes while a run writes it; nothing waits when the run asks whether all of it is there."""
+    out, there = tmp_path / "out.jsonl", tmp_path / "there.jsonl"
+    with pytest.raises(JournalError, match=r"out\.jsonl was moved, deleted or replaced"), Journal(out, RUN) as journal:
+        journal.add(1, {"id": 1})
+        journal.commit()
+        journal.commit()
+        if put == "deleted":
+            out.unlink()
+        else:
+            out.rename(there)
+        if put == "replaced":
+            out.write_text("somebody's\n")
+        journal.commit()
+    if put == "replaced":
+        assert out.read_text() == "somebody's\n"
+        out.unlink()
+    if put != "deleted":
+        there.rename(out)
+        assert [row["id"] for row in read(out)] == [1]
+        with Journal(out, RUN) as journal:
+            assert 1 in journal
+
+
+def test_what_came_in_the_place_of_a_run_s_files_is_not_taken_away(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(JournalError, match="replaced"), Journal(out, RUN):
+        for name in ("new.jsonl", "new.journal"):
+            (tmp_path / name).write_text("somebody's\n")
+        (tmp_path / "new.jsonl").rename(out)
+        (tmp_path / "new.journal").rename(tmp_path / "out.jsonl.journal")
+        raise ZeroDivisionError
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"somebody's\n"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.journal"]
 
 
 def test_files_are_taken_away_while_they_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.disk import file_at, sync_folder, why_not_written
 from penstock.errors import JournalError
-from penstock.journal import file_at, sync_folder, why_not_written
+from penstock.journal import journal_of
 
 
 def check_writable(path: Path) -> None:
@@ -47,7 +48,7 @@ class Landing:
     """A name at which content lands in two moves: `write` puts it beside, whole and synced; `take` moves it there.
 
     Left without `take`, the draft goes and what stood there stays. A link is written through, as a shell's > does.
-    Raises JournalError where the name can be none, CapacityError for a full disk.
+    Raises JournalError where the name can be none or is a journal's, CapacityError for a full disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,6 +56,9 @@ class Landing:
         self.path = path
         self._there = Path(os.path.realpath(path))
         self._draft: Path | None = None
+        for journal in (journal_of(path), journal_of(self._there)):
+            if file_at(journal) is not None:  # a run that is under way would write on into a file without a name
+                raise JournalError(f"{path} belongs to the run of {journal.name}: name another OUT")
 
     def __enter__(self) -> Landing:
         return self

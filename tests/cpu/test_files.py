@@ -80,6 +80,23 @@ def test_files_are_listed_in_pages(server: Batching) -> None:
     assert list(server.openai.files.list(purpose="fine-tune")) == []
 
 
+def test_a_list_behind_what_is_gone_is_no_list_s_end(server: Batching) -> None:
+    """Whoever deletes what they list hears of it: an empty page would leave the rest without a word."""
+    ids = [server.upload(b"%d" % i) for i in range(5)]
+    with pytest.raises(openai.NotFoundError, match=r"no file of this id.*list from the start again") as gone:
+        for file in server.openai.files.list(limit=2):
+            server.openai.files.delete(file.id)
+    assert gone.value.param == "after" and gone.value.code == "not_found"
+    assert [file.id for file in server.openai.files.list()] == ids[:3][::-1]
+    for order in ("asc", "desc"):
+        with pytest.raises(openai.NotFoundError):
+            server.openai.files.list(after=ids[4], order=order)  # type: ignore[arg-type]
+    assert server.openai.files.list(after=ids[0]).data == []  # behind the last of them
+    with pytest.raises(openai.NotFoundError, match="no batch of this id") as unknown:
+        server.openai.batches.list(after=ids[0])
+    assert unknown.value.param == "after"
+
+
 def test_a_file_that_a_batch_reads_stays(server: Batching) -> None:
     server.running.hold(True)
     file_id = server.upload(jsonl([line("a")]))
@@ -226,7 +243,9 @@ def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path
         server.running.loop.call_soon_threadsafe(server.running.service.close)
         answer = b""
         while b"}}" not in answer:
-            answer += connection.recv(4096)
+            piece = connection.recv(4096)
+            assert piece, answer
+            answer += piece
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
     server.running.wait_for(lambda: not on_disk(tmp_path))
 

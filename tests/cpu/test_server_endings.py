@@ -172,7 +172,9 @@ def test_a_shutdown_tells_who_still_sends_a_body(server: Running, more_comes: bo
             sender.sendall(b" ")
         answer = b""
         while b"}}" not in answer:
-            answer += sender.recv(4096)
+            piece = sender.recv(4096)
+            assert piece, answer
+            answer += piece
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).json()["error"]["code"] == "shutting_down"
 

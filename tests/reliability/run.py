@@ -32,6 +32,7 @@ import cut_streams
 import deaths
 import flood
 import fuzz_schema
+import large_batch
 import slow_readers
 import soak
 
@@ -81,6 +82,11 @@ def readers(folder: Path, size: float) -> Outcome:
     ratio = made.beside / made.alone
     said = f"p99 between events {made.beside * 1000:.1f} ms beside them, {made.alone * 1000:.1f} alone: {ratio:.2f}"
     return said, made.faults()
+
+
+def large(folder: Path, size: float) -> Outcome:
+    made = large_batch.run(folder, int(large_batch.LINES * size))
+    return made.line(), made.faults()
 
 
 def cut(folder: Path, size: float) -> Outcome:
@@ -200,7 +206,8 @@ PARTS = (
     Part("load held", "overload", "ten times what it can do, 2 minutes", overloaded),
     Part("load held", "slow readers", "200 that hardly read beside 50 that do", readers),
     Part("load held", "cross-talk", "500 in parallel, with aborts and preemption", cross_talk),
-    Part("load held", "soak", "2 minutes of whole answers, streams, cuts; `make soak` takes 60", soaked),
+    Part("load held", "large batch", "50,000 lines, 200 MB, ten of them bad; memory grows by 64 MB at most", large),
+    Part("load held", "soak", "2 minutes of whole answers, streams, cuts, batches; `make soak` takes 60", soaked),
     Part("faults survived", "cut streams", "2,000 requests cut at random states", cut),
     Part("faults survived", "engine killed", "kill -9 of the engine under load", dies("engine", 1, 20)),
     Part("faults survived", "server killed", "kill -9 of the server", dies("server", 1, 20)),

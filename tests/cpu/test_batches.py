@@ -8,6 +8,7 @@ import itertools
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -556,6 +557,10 @@ def test_files_belong_to_their_key(tokenizer: Tokenizer, tmp_path: Path) -> None
         made = first.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")
         assert first.files.retrieve(file_id).id == file_id
         assert list(second.files.list()) == list(second.batches.list()) == []
+        for behind in (partial(second.files.list, after=file_id), partial(second.batches.list, after=made.id)):
+            with pytest.raises(openai.NotFoundError, match="list from the start again"):
+                behind()
+        assert first.files.list(after=file_id).data == first.batches.list(after=made.id).data == []
         with pytest.raises(openai.NotFoundError):
             second.files.content(file_id)
         with pytest.raises(openai.NotFoundError):

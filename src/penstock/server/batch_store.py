@@ -150,8 +150,10 @@ class Store:
     def file(self, file_id: str, owner: str) -> FileRow | None:
         return self._one(FileRow, "SELECT * FROM files WHERE id = ? AND owner = ?", (file_id, owner))
 
-    def list_files(self, owner: str, purpose: str | None, after: str | None, limit: int, order: str) -> list[FileRow]:
-        """In the order of their making (`order` asc or desc), behind `after`."""
+    def list_files(
+        self, owner: str, purpose: str | None, after: str | None, limit: int, order: str
+    ) -> list[FileRow] | None:
+        """In the order of their making (`order` asc or desc), behind `after`; None where that is no file of theirs."""
         where, values = "owner = ?", [owner]
         if purpose is not None:
             where, values = where + " AND purpose = ?", [*values, purpose]
@@ -181,8 +183,8 @@ class Store:
             return self._one(BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
         return self._one(BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner))
 
-    def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow]:
-        """The youngest first, each with the first HEAD characters of its errors."""
+    def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow] | None:
+        """The youngest first, each with the first HEAD characters of its errors; None as of list_files."""
         return self._page(BatchRow, "batches", "owner = ?", [owner], after, limit, "desc", _IN_PAGES)
 
     def standing(self, batch_id: str) -> BatchRow | None:
@@ -284,12 +286,15 @@ class Store:
         limit: int,
         order: str,
         columns: str = "*",
-    ) -> list[Row]:
+    ) -> list[Row] | None:
         bound: list[Any] = [*values]
         if after is not None:
-            side = ">" if order == "asc" else "<"
-            where += f" AND number {side} (SELECT number FROM {table} WHERE id = ? AND owner = ?)"
-            bound += [after, values[0]]
+            place = self._db.execute(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", (after, values[0]))
+            found = place.fetchone()
+            if found is None:
+                return None
+            where += f" AND number {'>' if order == 'asc' else '<'} ?"
+            bound.append(found["number"])
         direction = "ASC" if order == "asc" else "DESC"
         statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY number {direction} LIMIT ?"
         return [_row(kind, row) for row in self._db.execute(statement, (*bound, limit))]

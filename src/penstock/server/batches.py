@@ -22,7 +22,7 @@ from penstock.server.batch_lines import ENDPOINTS
 from penstock.server.batch_shelf import BATCH_ID, new_batch_id
 from penstock.server.batch_store import BatchRow, encoded
 from penstock.server.fields import Fate
-from penstock.server.files import ConflictError, NotFoundError, file_in, limit_of, page, query, reply
+from penstock.server.files import ConflictError, NotFoundError, file_in, limit_of, no_place, page, query, reply
 from penstock.server.forms import read_object
 from penstock.server.limits import Intake, Limits
 from penstock.server.refusals import HttpError
@@ -100,10 +100,12 @@ def _metadata(given: Any) -> dict[str, str] | None:
 
 
 async def list_batches(desk: Desk, request: Request, owner: str) -> Response:
-    """GET /v1/batches, with a few errors of each: all of a hundred may be 50 MB. Raises HttpError."""
+    """GET /v1/batches, with a few errors of each: all of a hundred may be 50 MB. Raises as list_files."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
     rows = await desk.state.call(desk.state.store.list_batches, owner, asked.get("after"), limit + 1)
+    if rows is None:
+        raise no_place("batch")
     for row in rows:
         row.errors = None if row.errors is None else few_of(row.errors, row.id)
     return page([batch_object(desk, row) for row in rows], limit)

@@ -140,7 +140,7 @@ def _check_upload(upload: Upload) -> str:
 
 
 async def list_files(desk: Desk, request: Request, owner: str) -> Response:
-    """GET /v1/files. Raises HttpError."""
+    """GET /v1/files. Raises HttpError, NotFoundError for an `after` that isn't there."""
     asked = query(request, {"after", "limit", "order", "purpose"})
     limit = limit_of(asked, MOST_LISTED, MOST_LISTED)
     order = asked.get("order", "desc")
@@ -148,6 +148,8 @@ async def list_files(desk: Desk, request: Request, owner: str) -> Response:
         raise HttpError("order must be asc or desc", param="order")
     after, purpose = asked.get("after"), asked.get("purpose")
     rows = await desk.state.call(desk.state.store.list_files, owner, purpose, after, limit + 1, order)
+    if rows is None:
+        raise no_place("file")
     return page([file_object(row) for row in rows], limit)
 
 
@@ -263,6 +265,11 @@ def page(found: list[dict[str, Any]], limit: int) -> Response:
     ids = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     more = len(found) > limit
     return reply({"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[1], "has_more": more})
+
+
+def no_place(kind: str) -> NotFoundError:
+    """Of a list behind something that was taken away, or never was: an empty one would look like its end."""
+    return NotFoundError(f"there is no {kind} of this id to go on behind: list from the start again", param="after")
 
 
 def query(request: Request, known: set[str]) -> dict[str, str]:

@@ -71,6 +71,21 @@ def test_rows_in_rows_out(tmp_path: Path) -> None:
     assert llm.closed
 
 
+def test_an_output_that_is_moved_away_is_not_told_as_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out, away = write(tmp_path / "in.jsonl", many(40)), tmp_path / "out.jsonl", tmp_path / "away.jsonl"
+
+    def moved(config: Config) -> FakeLLM:
+        out.rename(away)
+        return FakeLLM()
+
+    with pytest.raises(JournalError, match="moved, deleted or replaced"):
+        run_file(source, out, Config(), cast(OpenLLM, moved))
+    assert "are in" not in capsys.readouterr().err
+    away.rename(out)
+    run_file(source, out, Config(), opener(FakeLLM()))
+    assert read(out).keys() == {f"row-{i}" for i in range(40)}
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.journal"])
 def test_an_output_that_is_no_file_stays(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

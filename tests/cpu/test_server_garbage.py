@@ -24,6 +24,7 @@ from fake_runner import Orders
 from in_loop import Here, raw, serving_here
 from service import make_folder
 
+from penstock.server.batch_state import opened
 from penstock.server.limits import Limits
 
 ROUNDS = 20
@@ -103,9 +104,61 @@ def two_at_once(port: int) -> None:
         time.sleep(0.005)
 
 
+def uploaded(port: int) -> None:
+    _delete(port, _upload(port))
+
+
+def badly_uploaded(port: int) -> None:
+    """A form that breaks off, and one that is none."""
+    assert _said(port, _form(FORM[:-10])).startswith(b"HTTP/1.1 400 ")
+    assert _said(port, _form(FORM.replace(b'name="purpose"', b"purpose"))).startswith(b"HTTP/1.1 400 ")
+
+
+def batch(port: int) -> None:
+    """Run to its end, a good line and then bad ones; looked at, its files fetched and deleted."""
+    given = _upload(port)
+    wish = {"input_file_id": given, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch_id = json.loads(_body(_said(port, raw(wish, "/v1/batches"))))["id"]
+    while (said := json.loads(_body(_said(port, _bare("GET", f"/v1/batches/{batch_id}")))))["status"] != "completed":
+        time.sleep(0.01)
+    for file_id in (given, said["output_file_id"], said["error_file_id"]):
+        assert b"custom_id" in _body(_said(port, _bare("GET", f"/v1/files/{file_id}/content")))
+        _delete(port, file_id)
+
+
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "fake", **ASKED}}
+FORM = (
+    b'--X\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--X\r\ncontent-disposition: form-data; name="file"; filename="in"\r\n\r\n'
+    + (json.dumps(LINE).encode() + b"\n") * 2 + b'{"custom_id": 5}\n\r\n--X--\r\n'
+)  # fmt: skip
+
+
+def _form(data: bytes) -> bytes:
+    head = f"content-type: multipart/form-data; boundary=X\r\ncontent-length: {len(data)}\r\n\r\n"
+    return _bare("POST", "/v1/files")[:-2] + head.encode() + data
+
+
+def _bare(method: str, path: str) -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+
+
+def _body(answer: bytes) -> bytes:
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+def _upload(port: int) -> str:
+    return str(json.loads(_body(_said(port, _form(FORM))))["id"])
+
+
+def _delete(port: int, file_id: str) -> None:
+    _body(_said(port, _bare("DELETE", f"/v1/files/{file_id}")))
+
+
 KINDS = (
     whole, streamed, several_prompts, kept, bad, nowhere, not_http, too_large, more_than_there_is_room_for, turned_away,
-    cut, too_late, two_at_once,
+    cut, too_late, two_at_once, uploaded, badly_uploaded, batch,
 )  # fmt: skip
 
 
@@ -164,9 +217,10 @@ def test_nothing_waits_for_the_collector(tmp_path: Path, caplog: pytest.LogCaptu
 
     async def main() -> None:
         limits = Limits(drain_seconds=1, max_num_queued_reqs=QUEUE)
-        async with serving_here(tmp_path, limits) as here:
-            for kind in KINDS:
-                found[kind.__name__] = await _left_by(here, kind)
+        with opened(tmp_path / "state") as state:
+            async with serving_here(tmp_path, limits, state) as here:
+                for kind in KINDS:
+                    found[kind.__name__] = await _left_by(here, kind)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -19,6 +19,7 @@ from fake_process import COMMAND
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.launch import launch
+from penstock.server.batch_state import State
 from penstock.server.doors import Doors
 from penstock.server.limits import Limits
 from penstock.server.port import bind
@@ -57,12 +58,14 @@ class Here:
 
 
 @contextlib.asynccontextmanager
-async def serving_here(folder: Path, limits: Limits | None = None, **knobs: Any) -> AsyncIterator[Here]:
+async def serving_here(
+    folder: Path, limits: Limits | None = None, state: State | None = None, **knobs: Any
+) -> AsyncIterator[Here]:
     client = await launch(Config.of(model=str(folder), **knobs), COMMAND)
     stop, ready = Stop(), asyncio.Event()
     with contextlib.closing(bind("127.0.0.1", 0)) as listener:
         site = Site("fake", Doors(), limits or Limits(drain_seconds=1, max_num_queued_reqs=1_000_000))
-        serving = asyncio.create_task(serve_engine(client, listener, site, stop, ready.set))
+        serving = asyncio.create_task(serve_engine(client, listener, site, stop, ready.set, state=state))
         try:
             await asyncio.wait((serving, asyncio.ensure_future(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
             port = listener.getsockname()[1]

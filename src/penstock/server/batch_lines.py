@@ -266,11 +266,21 @@ async def verdicts(path: Path, check: Check, limits: BatchLimits) -> AsyncIterat
         try:
             found = check.line(data)
         except LineError as error:
-            found = error
+            found = _without_frames(error)
         yield number, found
         if time.perf_counter() - turn > SLICE:
             await asyncio.sleep(0)
             turn = time.perf_counter()
+
+
+def _without_frames(error: LineError) -> LineError:
+    """The error and those it came from, without their tracebacks: frames that hold an error which holds them stay, and
+    the whole check with them, until the garbage collector comes, and that comes seldom."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__context__
+    return error
 
 
 async def survey(path: Path, check: Check, limits: BatchLimits) -> Survey:

@@ -45,23 +45,22 @@ class _Part:
     data: bytearray = field(default_factory=bytearray)
 
 
-class UploadParser:
-    """Takes a body piece by piece; what belongs to the file gathers in `pending`."""
+class _Form:
+    """What the parser has found; it doesn't know the parser: two that held each other would hold what is pending until
+    the garbage collector comes, and that comes seldom."""
 
-    def __init__(self, content_type: str, max_bytes: int) -> None:
-        kind, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if kind != b"multipart/form-data" or not boundary:
-            raise HttpError("the body must be multipart/form-data with a file and its purpose")
+    def __init__(self, max_bytes: int) -> None:
         self.upload = Upload()
         self.pending = bytearray()
+        self.over = False
         self._max_bytes, self._size = max_bytes, 0
         self._parts = 0
         self._part: _Part | None = None
         self._headers: dict[bytes, bytes] = {}
         self._header, self._value = bytearray(), bytearray()
-        self._over = False
-        callbacks: Any = {
+
+    def callbacks(self) -> Any:
+        return {
             "on_part_begin": self._begin,
             "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
             "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
@@ -71,23 +70,6 @@ class UploadParser:
             "on_part_end": self._end,
             "on_end": self._finish,
         }
-        try:
-            self._parser = MultipartParser(boundary, callbacks, max_header_count=8, max_header_size=2048)
-        except FormParserError as error:
-            raise _malformed() from error
-
-    def write(self, data: bytes) -> None:
-        """Raises HttpError."""
-        try:
-            self._parser.write(data)
-        except FormParserError as error:
-            raise _malformed() from error
-
-    def end(self) -> Upload:
-        """After the last piece. Raises HttpError where parts are missing."""
-        if not self._over:
-            raise _malformed()
-        return self.upload
 
     def _begin(self) -> None:
         self._parts += 1
@@ -132,7 +114,45 @@ class UploadParser:
             self.upload.fields[part.name] = part.data.decode("utf-8", "replace")
 
     def _finish(self) -> None:
-        self._over = True
+        self.over = True
+
+
+class UploadParser:
+    """Takes a body piece by piece; what belongs to the file gathers until it is taken."""
+
+    def __init__(self, content_type: str, max_bytes: int) -> None:
+        kind, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary")
+        if kind != b"multipart/form-data" or not boundary:
+            raise HttpError("the body must be multipart/form-data with a file and its purpose")
+        self._form = _Form(max_bytes)
+        try:
+            self._parser = MultipartParser(boundary, self._form.callbacks(), max_header_count=8, max_header_size=2048)
+        except FormParserError as error:
+            raise _malformed() from error
+
+    def write(self, data: bytes) -> None:
+        """Raises HttpError."""
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise _malformed() from error
+
+    @property
+    def pending(self) -> int:
+        """Bytes of the file that have gathered."""
+        return len(self._form.pending)
+
+    def take(self) -> bytes:
+        """What has gathered."""
+        data, self._form.pending = bytes(self._form.pending), bytearray()
+        return data
+
+    def end(self) -> Upload:
+        """After the last piece. Raises HttpError where parts are missing."""
+        if not self._form.over:
+            raise _malformed()
+        return self._form.upload
 
 
 @contextlib.contextmanager
@@ -158,12 +178,11 @@ async def receive(
     """Reads a body to its end; the file's content goes into the draft WRITE_BYTES at a time. Raises HttpError."""
     async for piece in body:
         parser.write(piece)
-        if len(parser.pending) >= WRITE_BYTES:
-            data, parser.pending = bytes(parser.pending), bytearray()
-            await off_loop(draft.write, data)
+        if parser.pending >= WRITE_BYTES:
+            await off_loop(draft.write, parser.take())
     upload = parser.end()
     if parser.pending:
-        await off_loop(draft.write, bytes(parser.pending))
+        await off_loop(draft.write, parser.take())
     return upload
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from fuzz_bounds import bounded
 
 from penstock.errors import TokenizerError, UsageError
 from penstock.text.chat import render
@@ -156,8 +157,110 @@ MILLION = "{% set s = 'a' * 1000000 %}"
     ],
 )
 def test_bombs_are_refused(template: str) -> None:
-    with pytest.raises(UsageError):
+    with bounded(), pytest.raises(UsageError):
         render(by(template), USER, max_characters=2_000_000, max_seconds=1.0)
+
+
+TEXT, MADE, BITS = "a text of more than", "bytes of values", "4096 bits"
+NESTED = "{% set ns = namespace(a=FIRST, b=FIRST) %}{% for i in range(TIMES) %}{% set ns.a = NEXT %}{% endfor %}"
+DOUBLE = NESTED.replace("FIRST", "[1]").replace("TIMES", "40").replace("NEXT", "[ns.a, ns.a]")
+TUPLES = NESTED.replace("FIRST", "(1,)").replace("TIMES", "40").replace("NEXT", "(ns.a, ns.a)")
+SPACES = NESTED.replace("FIRST", "1").replace("TIMES", "40").replace("NEXT", "namespace(l=ns.a, r=ns.a)")
+DEEP = NESTED.replace("FIRST", "(1,)").replace("TIMES", "2000").replace("NEXT", "(ns.a,)")
+GROWING = "{% set ns = namespace(l=[]) %}" + MILLION + "{% for i in range(5000) %}{% set ns.l = NEXT %}{% endfor %}"
+SHARED = "([s] * 1000)"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        # a sort makes a key of each item
+        *((MILLION + "{{ " + SHARED + f" | {how} | length }}}}", TEXT) for how in ("sort", "unique | list", "max")),
+        (MILLION + "{{ " + SHARED + " | select | sort | length }}", TEXT),
+        ("{{ [{'a': s}, {'a': s}] | groupby('a') | length }}".replace("s}", "'a' * 1999999}"), TEXT),
+        ("{{ {'a': 'A' * 1999999, 'b': 'A' * 1999999} | dictsort(by='value') | length }}", TEXT),
+        (MILLION + "{{ [{'a': s}] | sort(attribute='a' ~ ',a' * 3000) | length }}", MADE),
+        # numbers
+        ("{% set x = 2 ** 399999 %}{{ (x * x - 1) // (x - 1) > 0 }}", BITS),
+        ("{{ 2 ** 5000 }}", BITS),
+        ("{{ ('f' * 9999) | int(0, 16) > 0 }}", BITS),
+        ("{{ (1).from_bytes(('f' * 9999).encode(), 'big') - 1 > 0 }}", BITS),
+        ("{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}", BITS),
+        ("{{ ([2 ** 2000] * 100000) | string | length }}", TEXT),
+        # each text is short, all of them are not
+        (GROWING.replace("NEXT", "ns.l + [s ~ i]"), MADE),
+        (GROWING.replace("NEXT", "ns.l + [s + 'b']"), MADE),
+        (GROWING.replace("NEXT", "ns.l + [s[i:]]"), MADE),
+        (GROWING.replace("NEXT", "ns.l + [s | upper]"), MADE),
+        (GROWING.replace("NEXT", "ns.l + [s.upper()]"), MADE),
+        (GROWING.replace("NEXT", "ns.l + [s.split('a', 1)]"), MADE),
+        (GROWING.replace("NEXT", "[ns.l, [1] * 100000]"), MADE),
+        (MILLION + "{{ " + SHARED + " | map('upper') | list | length }}", MADE),
+        (MILLION + "{% macro f() %}{% for i in range(999) %}{{ [s] }}{% endfor %}{% endmacro %}{{ f() }}", MADE),
+        ("{{ ([[1] * 1000] * 1999) | sum(start=[]) | length }}", MADE),
+        # nested lists double at each level: written, compared, hashed
+        (DOUBLE + "{{ {'a': ns.a}.values() | string | length }}", TEXT),
+        (DOUBLE + "{{ ns.a is lower }}", TEXT),
+        (DOUBLE + DOUBLE.replace("ns", "os") + "{{ ns.a == os.a }}", TEXT),
+        (DOUBLE + DOUBLE.replace("ns", "os") + "{{ [ns.a].count(os.a) }}", TEXT),
+        (DOUBLE + DOUBLE.replace("ns", "os") + "{{ [ns.a] | select('eq', os.a) | list | length }}", TEXT),
+        (SPACES + "{{ ns.a }}", TEXT),
+        (TUPLES + "{{ {ns.a: 1} | length }}", TEXT),
+        (TUPLES + "{{ {}[ns.a] }}", TEXT),
+        (DEEP + "{{ {ns.a: 1} | length }}", "1000 deep"),
+        # what a filter or a method is handed beside its text
+        ("{{ ('%(a)s' * 10000) % {'a': 'a' * 9000} }}", TEXT),
+        ("{{ ('{0:>9999}' * 10000).format(1) | length }}", TEXT),
+        ("{{ ('a' * 10000) | replace(new='b' * 10000, old='a') | length }}", TEXT),
+        (MILLION + "{{ 'a' | replace('a', " + SHARED + ") | length }}", TEXT),
+        ("{{ ('a\u2028' * 10000) | indent(9999) | length }}", TEXT),
+        ("{{ ('a ' * 9999) | wordwrap(1, wrapstring='b' * 9999) | length }}", TEXT),
+        ("{{ [[1]] | tojson(indent='a' * 100000) | length }}", TEXT),
+        ("{{ ('a' * 10000).translate(['b' * 10000] * 128) | length }}", TEXT),
+        ("{{ ('<!---->' * 60000) | striptags | length }}", "striptags meets"),
+        # what takes the square of a text's length
+        ("{{ ('a' * 1000000).rfind('ab' ~ 'a' * 100000) }}", "looks for"),
+        ("{{ ('b' * 1000000).strip('a' * 1000000 ~ 'b') | length }}", "looks for"),
+        ("{{ ('b' * 1000000) | trim('a' * 1000000 ~ 'b') | length }}", "looks for"),
+        ("{{ ('a' * 1000).encode('punycode') | length }}", "encodes to"),
+        ("{{ strftime_now('%p' * 1000) }}", "asks for a date"),
+    ],
+)
+def test_bombs_are_refused_before_they_go_off(template: str, says: str) -> None:
+    """By what they would make: no clock is near."""
+    with bounded(), pytest.raises(UsageError, match=says):
+        render(by(template), USER, max_characters=2_000_000, max_seconds=1000.0)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in [1] recursive %}{{ loop([1] * 1999999) if loop.depth == 1 }}{% endfor %}",
+        "{{ range(99999) | select('odd') | list | length }}",
+    ],
+)
+def test_every_round_looks_at_the_clock(template: str) -> None:
+    with bounded(), pytest.raises(UsageError, match="runs too long"):
+        render(by(template), USER, max_seconds=-1.0)
+
+
+def test_a_template_that_adds_up_a_long_conversation_is_served() -> None:
+    template = (
+        "{% set ns = namespace(x='') %}{% for m in messages %}"
+        "{% set ns.x = ns.x + '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' %}{% endfor %}{{ ns.x }}"
+    )
+    messages = [{"role": "user", "content": "word " * 200}] * 1000
+    assert render(by(template), messages) == ("<|im_start|>user\n" + "word " * 200 + "<|im_end|>\n") * 1000
+
+
+def test_guarded_operators_are_pythons() -> None:
+    template = (
+        "{{ 7 // 2 }} {{ -7 % 3 }} {{ 2 ** 10 }} {{ 1 - 2.5 }} {{ 'a' + 'b' + 'c' }} {{ [1] + [2] + [3] }} "
+        "{{ 1 + 2 + 3.5 }} {{ 'abc'[::-1] }} {{ [1, 2, 3][1:] }} {{ [3, 1] | sort }} {{ [[1], [2]] | sum(start=[]) }} "
+        "{{ [1, 2] == [1, 2] }} {{ 1 < 2 < 3 }} {{ 'B' in ['A', 'B'] }} {{ {'a': (1, 2)} }} {{ ['B', 'a'] | sort }}"
+    )
+    expected = "3 2 1024 -1.5 abc [1, 2, 3] 6.5 cba [2, 3] [1, 3] [1, 2] True True True {'a': (1, 2)} ['a', 'B']"
+    assert render(by(template), USER) == expected
 
 
 def test_long_messages_are_refused_before_they_are_rendered() -> None:

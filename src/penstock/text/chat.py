@@ -1,7 +1,7 @@
 """Chat messages to one prompt text, by the model's own template and nothing else.
 
 Checks the messages, flattens content parts, renders. It knows no tokenizer beyond its templates and special tokens'
-texts, and no HTTP. The bounds of a rendering are in `chat_sandbox`.
+texts, and no HTTP. The bounds of a rendering are in `chat_sandbox` and beside it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def check_template(tokenizer: HasTemplates) -> None:
 def _run(source: str, variables: dict[str, Any], characters: int, seconds: float) -> str:
     import jinja2
 
-    from penstock.text.chat_sandbox import Budget
+    from penstock.text.chat_budget import Budget
 
     environment, template = _compile(source)
     budget = Budget(characters, seconds)

@@ -2,121 +2,77 @@
 
 Templates come with models and messages from anybody, so nothing here may reach Python's insides (Jinja's immutable
 sandbox sees to that), make a text that doesn't fit in memory, or run for long. Every way in which a template makes
-text or repeats work passes a `Budget` first: joined output, loops, + * % **, filters, methods of strings. It knows no
-messages.
+text, keeps values or repeats work passes a `Budget` first: joined output, loops, operators, comparisons, slices,
+literals, filters, tests, calls. It knows no messages.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextvars import ContextVar
-from datetime import datetime
 from functools import wraps
-from typing import Any
+from sys import getsizeof
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
+from jinja2.ext import loopcontrols
 from jinja2.filters import make_attrgetter
-from jinja2.parser import Parser
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.errors import UsageError
+from penstock.text.chat_budget import BoundedLoop, Budget, check_bits, check_power
+from penstock.text.chat_guards import (
+    CHECKED,
+    check_filter,
+    check_format,
+    check_ints,
+    check_method,
+    check_replace,
+    strftime_now,
+)
+from penstock.text.chat_rewrites import GenerationTag, Rewrites
 
-_MOST_WRAPPED = 100_000  # characters; one long word takes the square of its length (100,000: 0.4 s)
-_MOST_INT = 10_000  # no template pads, indents or repeats by more than that
-_WIDE_FORMAT = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 # Filters that hand on what they are given; all others may write it out as text first.
 _HANDS_ON = frozenset(
-    """length count list first last select reject selectattr rejectattr map items dictsort tojson default d join attr
-    unique sort reverse min max sum groupby joined_text bounded_loop""".split()  # noqa: SIM905 - a list to be read
+    """length count list first last select reject selectattr rejectattr map items tojson default d join attr reverse sum
+    joined_text""".split()  # noqa: SIM905 - a list to be read
 )
-
-
-class Budget:
-    """What one rendering may use: characters of any text it makes, seconds. Raises UsageError past either."""
-
-    __slots__ = ("_deadline", "_steps", "characters")
-
-    def __init__(self, characters: int, seconds: float) -> None:
-        self.characters = characters
-        self._deadline = time.monotonic() + seconds
-        self._steps = 0
-
-    def size(self, characters: int) -> None:
-        if characters > self.characters:
-            raise UsageError(
-                f"the chat template makes a text of more than {self.characters} characters of these messages; "
-                "send less, or ids of a prompt rendered elsewhere",
-                param="messages",
-            )
-
-    def step(self) -> None:
-        self._steps += 1
-        if self._steps & 63 == 0 and time.monotonic() > self._deadline:
-            raise UsageError("the chat template runs too long on these messages; send fewer", param="messages")
-
-    def written(self, value: Any) -> None:
-        """Bounds what `value` would be as text; shared parts of nested lists count each time, as they do when
-        written."""
-        total, waiting = 0, [value]
-        while waiting:
-            item = waiting.pop()
-            if isinstance(item, (str, bytes)):
-                total += len(item)
-            elif isinstance(item, dict):
-                waiting += [*item.keys(), *item.values()]
-            elif isinstance(item, (list, tuple, set, frozenset)):
-                waiting += item
-            total += 1
-            self.size(total + len(waiting))
-
-
-class _BoundedLoop:
-    """What a for loop runs over, counted."""
-
-    def __init__(self, inner: Any, budget: Budget) -> None:
-        self._inner = inner
-        self._budget = budget
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._inner:
-            self._budget.step()
-            yield item
-
-    def __len__(self) -> int:
-        return len(self._inner)  # a TypeError where there is no length is what Jinja looks for
-
-
-class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks the assistant's part for training; here its body alone counts."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own class attribute
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+_HANDS_BACK = frozenset(["default", "d", "first", "last", "attr", "random", "min", "max"])  # a value that there was
+_SORTS = frozenset(["sort", "unique", "groupby", "dictsort", "min", "max"])  # those make a key of each item
+_COMPARING = frozenset(
+    """lower upper divisibleby in == eq equalto != ne > gt greaterthan ge >= < lt lessthan <= le""".split()  # noqa: SIM905
+)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """The environment that chat templates are compiled in (`template`) and run in (`render`)."""
 
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    intercepted_binops = frozenset(["-", "*", "/", "//", "%", "**"])
+    intercepted_unops = frozenset(["+", "-"])
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols], finalize=self._finalize
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, loopcontrols],
+            finalize=self._finalize,
+            optimized=False,  # a folded list is a literal again, built anew each time, past the budget
         )
         self._budget: ContextVar[Budget] = ContextVar("budget")
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self.filters.update(tojson=self._to_json, join=self._join, joined_text=self.concat)
+        self.globals["strftime_now"] = strftime_now
+        self.filters.update(tojson=self._to_json, join=self._join, sum=self._sum, joined_text=self.concat)
         self.filters = {name: self._bounded_filter(name, function) for name, function in self.filters.items()}
-        self.filters["bounded_loop"] = lambda inner: _BoundedLoop(inner, self._budget.get())
+        self.filters["bounded_loop"] = lambda inner: BoundedLoop(inner, self._budget.get())
+        self.filters["measured"] = self._measured
+        self.filters["added"] = self._added
+        self.filters["held"] = self._held
+        self.filters["sliced"] = self._sliced
+        for name in _COMPARING:
+            self.tests[name] = self._bounded_test(cast("Callable[..., Any]", self.tests[name]))
 
     def template(self, source: str) -> jinja2.Template:
         """Compiles a template. Jinja folds constants meanwhile; that has a budget too, past which it doesn't fold."""
@@ -143,19 +99,54 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         total = 0
         for part in parts:
             if not isinstance(part, str):
-                budget.written(part)
-            text = str(part)
-            total += len(text)
-            budget.step()
-            budget.size(total)
-            kept.append(text)
-        return "".join(kept)
+                budget.made(budget.written(part))
+                part = str(part)
+            total += len(part)
+            if total > budget.characters:
+                budget.size(total)
+            if len(kept) & 63 == 0:  # JSON comes in thousands of pieces, each of which is nothing
+                budget.step()
+            kept.append(part)
+        joined = "".join(kept)
+        budget.made(getsizeof(joined))
+        return joined
 
     def _finalize(self, value: Any) -> Any:
-        budget = self._budget.get()
-        if isinstance(value, (list, tuple, dict, set, frozenset)):
-            budget.written(value)
+        if not isinstance(value, str):
+            budget = self._budget.get()
+            budget.made(budget.written(value))
         return value
+
+    def _added(self, parts: list[Any]) -> Any:
+        budget = self._budget.get()
+        if all(type(part) is str for part in parts):
+            budget.size(sum(map(len, parts)))
+            total = "".join(parts)
+        else:
+            total = parts[0]
+            for part in parts[1:]:
+                total = self._plus(budget, total, part)
+        budget.made(getsizeof(total))
+        return total
+
+    def _plus(self, budget: Budget, left: Any, right: Any) -> Any:
+        if isinstance(left, Sized) and isinstance(right, Sized):
+            budget.size(len(left) + len(right))
+        check_bits(left, right)
+        return left + right
+
+    def _measured(self, value: Any) -> Any:
+        return value if isinstance(value, (str, int)) else self._budget.get().measured(value)
+
+    def _held(self, value: Any) -> Any:
+        self._budget.get().made(getsizeof(value))
+        return value
+
+    def _sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        part = value[start:stop:step]
+        if part is not value:
+            self._budget.get().made(getsizeof(part))
+        return part
 
     def _to_json(
         self,
@@ -165,6 +156,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
+        if isinstance(indent, str):
+            self._budget.get().size(len(indent) * 1000)  # repeated at each level
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         return self.concat(encoder.iterencode(value))
 
@@ -172,23 +165,44 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         items = value if attribute is None else map(make_attrgetter(self, attribute), value)
         return self.concat(_between(d, items))
 
+    def _sum(self, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+        """As Jinja's, each addition guarded: of lists it takes the square of their number."""
+        if isinstance(start, (str, bytes)):
+            raise TypeError("sum() adds no texts")
+        items = iterable if attribute is None else map(make_attrgetter(self, attribute), iterable)
+        for item in items:
+            self._budget.get().step()
+            start = self._added([start, item])
+        return start
+
     # -- guards
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            check_bits(left, right)
+            if operator == "**":
+                check_power(left, right)
+            return super().call_binop(context, operator, left, right)
         budget = self._budget.get()
-        if operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
-            budget.size(len(left) + len(right))
+        if operator == "%" and isinstance(left, (str, bytes)):
+            check_format(budget, left if isinstance(left, str) else left.decode("latin-1"), right)
         elif operator == "*":
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int):
                     budget.size(len(one) * other)
-            if isinstance(left, int) and isinstance(right, int):
-                budget.size(left.bit_length() + right.bit_length())
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            budget.size(left.bit_length() * abs(right))
-        elif operator == "%" and isinstance(left, (str, bytes)):
-            self._check_format(left if isinstance(left, str) else left.decode("latin-1"), right)
-        return super().call_binop(context, operator, left, right)
+        check_bits(left, right)
+        result = super().call_binop(context, operator, left, right)
+        budget.made(getsizeof(result))
+        return result
+
+    def call_unop(self, context: Any, operator: str, arg: Any) -> Any:
+        check_bits(arg)
+        return super().call_unop(context, operator, arg)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            self._budget.get().written(argument)
+        return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         inner = super().wrap_str_format(value)
@@ -197,91 +211,87 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         found = inner
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            self._check_format(value.__self__, [*args, *kwargs.values()])
+            check_format(self._budget.get(), value.__self__, [*args, *kwargs.values()])
             return found(*args, **kwargs)
 
         return bounded
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as Jinja has it
-        owner = getattr(__obj, "__self__", None)
+        budget = __self._budget.get()
+        budget.step()
+        budget.made(64 + 8 * len(args) + 100 * len(kwargs))
+        if isinstance(__obj, LoopContext):
+            args = tuple(BoundedLoop(items, budget) for items in args)
+        if isinstance(__obj, (LoopContext, Macro)):
+            return super().call(__context, __obj, *args, **kwargs)  # what it writes is counted where it is joined
+        values = args
+        if kwargs:  # Jinja hands on a loop's variables among them
+            values = (*args, *(kwargs[name] for name in kwargs if name not in ("_loop_vars", "_block_vars")))
+        for value in values:
+            if type(value) is not str:
+                budget.measured(value)
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, (str, bytes, int, list, tuple)):
-            _check_ints([*args, *kwargs.values()])
-            name = getattr(__obj, "__name__", "")
-            if isinstance(owner, (str, bytes)):
-                __self._check_method(owner, name, [*args, *kwargs.values()])
+            check_ints(values)
+        if isinstance(owner, (str, bytes)):
+            check_method(budget, owner, name, values)
             if name == "join" and isinstance(owner, str) and args:
                 return __self.concat(_between(owner, args[0]))
             if name == "replace" and len(args) >= 2:
-                __self._check_replace(owner, args[0], args[1])
-        return super().call(__context, __obj, *args, **kwargs)
+                check_replace(budget, owner, args[0], args[1])
+        result = super().call(__context, __obj, *args, **kwargs)
+        if result is owner or (isinstance(owner, dict) and name not in ("copy", "fromkeys")):
+            return result
+        return budget.result(result)
 
     def _bounded_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The filter behind guards; `wraps` keeps Jinja's mark that says whether it takes the context first."""
         leading = 1 if hasattr(function, "jinja_pass_arg") else 0
+        sorts, writes, checked = name in _SORTS, name not in _HANDS_ON, name in CHECKED
+        back, width = name in _HANDS_BACK, name != "truncate"
 
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             budget = self._budget.get()
             budget.step()
             value, others = args[leading], [*args[leading + 1 :], *kwargs.values()]
-            if name not in _HANDS_ON:
-                budget.written(value)
-            if name != "truncate":
-                _check_ints(others)
-            if name == "replace" and len(others) >= 2:
-                self._check_replace(value, others[0], others[1])
-            elif name == "wordwrap" and len(str(value)) > _MOST_WRAPPED:
-                raise UsageError(f"the chat template wraps a text of more than {_MOST_WRAPPED} characters; send less")
-            elif name == "format":
-                self._check_format(str(value), others)
-            elif name == "indent":
-                widths = [len(by) if isinstance(by, str) else by for by in others if isinstance(by, (int, str))]
-                budget.size(len(str(value)) + (str(value).count("\n") + 1) * max(widths, default=4))
-            return function(*args, **kwargs)
+            if sorts:
+                value = self._keys(value, others)
+                args = (*args[:leading], value, *args[leading + 1 :])
+            elif writes:
+                budget.measured(value)
+                for other in others:
+                    budget.measured(other)
+            if width:
+                check_ints(others)
+            if checked:
+                check_filter(budget, name, value, args[leading + 1 :], kwargs)
+            result = function(*args, **kwargs)
+            return result if result is value or back else budget.result(result)
 
         return bounded
 
-    def _check_method(self, owner: str | bytes, name: str, values: list[Any]) -> None:
-        """What a method makes of a text is bounded by the text: some encode it to a few times its size."""
-        budget = self._budget.get()
-        budget.step()
-        budget.size(len(owner))
-        if name == "expandtabs":
-            tabs = owner.count("\t") if isinstance(owner, str) else owner.count(b"\t")
-            budget.size(len(owner) + tabs * max([8, *(value for value in values if isinstance(value, int))]))
-        elif name == "translate" and values and isinstance(values[0], dict):
-            longest = max((len(new) for new in values[0].values() if isinstance(new, str)), default=1)
-            budget.size(len(owner) * max(longest, 1))
+    def _bounded_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def bounded(value: Any, *args: Any) -> Any:
+            budget = self._budget.get()
+            check_bits(value, *args)
+            return function(budget.measured(value), *map(budget.measured, args))
 
-    def _check_replace(self, text: Any, old: Any, new: Any) -> None:
-        text, old, new = str(text), str(old), str(new)
-        self._budget.get().size(len(text) + text.count(old) * len(new))
+        return bounded
 
-    def _check_format(self, form: str, values: Any) -> None:
+    def _keys(self, value: Any, others: list[Any]) -> Any:
+        """What is to be sorted, as a list. The keys are counted: they may be copies of all of it, once an attribute."""
         budget = self._budget.get()
-        if _WIDE_FORMAT.search(form):
-            raise UsageError(
-                "the chat template formats to a width of its own making, which is not served", param="messages"
-            )
-        fields = form.count("%") + form.count("{")
-        budget.written([values] * min(fields, 1000))
+        value = value if isinstance(value, Sized) else list(value)
+        keys = 1 + max([other.count(",") for other in others if isinstance(other, str)], default=0)
+        budget.made(keys * (budget.written(value) + 100 * len(value)))
+        return value
 
     # -- compiling
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "bounded_loop", [], [], None, None, lineno=loop.lineno)
-        return _Concats().visit(tree)  # type: ignore[no-any-return]
-
-
-class _Concats(jinja2.visitor.NodeTransformer):
-    """`a ~ b` becomes a filter over the list of its parts, so that it is measured before it is made."""
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802 - the visitor's naming
-        parts = [self.visit(part) for part in node.nodes]
-        listed = nodes.List(parts, lineno=node.lineno)
-        return nodes.Filter(listed, "joined_text", [], [], None, None, lineno=node.lineno)
+        return Rewrites().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
 
 
 def _between(separator: str, items: Iterable[Any]) -> Iterator[Any]:
@@ -289,11 +299,6 @@ def _between(separator: str, items: Iterable[Any]) -> Iterator[Any]:
         if place and separator:
             yield separator
         yield item
-
-
-def _check_ints(values: Iterable[Any]) -> None:
-    if any(isinstance(value, int) and abs(value) > _MOST_INT for value in values):
-        raise UsageError(f"the chat template calls a function with a number over {_MOST_INT}, which is not served")
 
 
 def _raise_exception(message: str) -> None:

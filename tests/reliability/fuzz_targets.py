@@ -100,7 +100,7 @@ def form(kind: bytes, body: Sequence[bytes]) -> tuple[dict[str, str], str | None
         except HttpError as error:
             check_error(error)
             return None
-    return upload.fields, upload.filename, bytes(parser.pending)
+    return upload.fields, upload.filename, parser.take()
 
 
 # --- a model's files

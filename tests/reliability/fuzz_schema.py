@@ -29,6 +29,9 @@ TEMPLATE = (
 )
 REQUEST_SECONDS = 2.0  # the service's own limit, since a body may ask for 65,536 samples
 PATIENCE = 20  # seconds after which an answer is a hang
+# Further seeds of operations one after another, at most: whether one of them draws an upload that fits, a batch of it
+# and a look at that one is luck; most do, with 40 examples.
+MORE_SEEDS = 10
 # What a context holds, a template takes and several fields mean together stands in no schema: fitting data may be
 # refused. That it is refused in the documented way is still checked.
 LEFT_OUT = "positive_data_acceptance"
@@ -53,15 +56,19 @@ class Tried:
     def broken(self) -> int:
         return sum(count for status, count in self.statuses.items() if status >= 500)
 
+    @property
+    def missed(self) -> set[str]:
+        """Operations of the API that should have been reached, and were not."""
+        return {name for name in self.described - self.reached if self.linked and " /v1/" in name}
+
     def faults(self) -> list[str]:
         found = list(self.wrong)
         if self.broken:
             found.append(f"{self.broken} x 5xx")
         if self.slowest > PATIENCE:
             found.append(f"an answer took {self.slowest:.0f} s")
-        missed = {name for name in self.described - self.reached if " /v1/" in name}
-        if self.linked and missed:
-            found.append(f"never reached: {', '.join(sorted(missed))}")
+        if self.missed:
+            found.append(f"never reached: {', '.join(sorted(self.missed))}")
         if self.operations != len(self.described):
             found.append(f"{self.operations} of {len(self.described)} operations were tried")
         return found
@@ -86,17 +93,29 @@ def run(folder: Path, examples: int, *, seed: int = 1, phases: str = "examples,c
         described = {f"{method.upper()} {path}" for path in paths for method in paths[path]}
         tried = Tried(described=described, linked="stateful" in phases)
         _schemathesis(tried, folder, service.url, examples, seed, phases)
+        _look(tried, log)
+        for more in range(1, MORE_SEEDS + 1):
+            if tried.missed:
+                _schemathesis(tried, folder, service.url, examples, seed + more, "stateful")
+                _look(tried, log)
         _afterwards(tried, service)
+    _look(tried, log)
+    return tried
+
+
+def _look(tried: Tried, log: Path) -> None:
+    """At all that the log says so far."""
+    tried.statuses.clear()
     for line in map(json.loads, log.read_text().splitlines()):
         tried.statuses[line["status"]] += 1
         tried.slowest = max(tried.slowest, line["seconds"])
         if (200 <= line["status"] < 300 or line["status"] == 409) and line["route"] is not None:
             tried.reached.add(f"{line['method']} {line['route'].replace(':path', '')}")
-    return tried
 
 
 def _schemathesis(tried: Tried, folder: Path, url: str, examples: int, seed: int, phases: str) -> None:
     report = folder / "report.json"
+    report.unlink(missing_ok=True)
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", url + "/openapi.json",
         "--header", f"Authorization: Bearer {KEY}", "--mode", "all", "--phases", phases, "--checks", "all",
@@ -111,7 +130,8 @@ def _schemathesis(tried: Tried, folder: Path, url: str, examples: int, seed: int
         tried.wrong.append(f"schemathesis said: {tried.said.strip()[-300:]}")
         return
     found = json.loads(report.read_text())
-    tried.cases, tried.operations = found["test_cases"]["generated"], (found["operations"] or {}).get("tested", 0)
+    tried.cases += found["test_cases"]["generated"]
+    tried.operations = max(tried.operations, (found["operations"] or {}).get("tested", 0))
     for each in found["failures"]:
         tried.wrong.append(f"{each['count']} x {each['title']} at {', '.join(each['operations'])[:200]}")
     tried.wrong += [f"{each['count']} x {each['title']}" for each in found["errors"]]

@@ -85,6 +85,7 @@ def test_an_end_is_expected_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(batch_progress, "time", clock)
     progress = Progress()
     assert progress.expected_end(100) is None
+    assert progress.expected_end(100, 30.0, 50) == 51_060, "before anything is counted, too"
     progress.note(0)
     assert progress.expected_end(100) is None, "nothing is done yet"
     now[0] += 10
@@ -98,6 +99,10 @@ def test_an_end_is_expected_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None
         now[0] += 1
         progress.note(20)
     assert progress.expected_end(100) is None, "none in the last minute"
+    assert progress.expected_end(100, 30.0, 16) == round(50_000 + now[0] + 30 * 80 / 16), "as the scheduler expects"
+    assert progress.expected_end(100, 30.0, 200) == 50_000 + now[0] + 30, "no sooner than what is at the engine"
+    assert progress.expected_end(100, 30.0, 0) is None and progress.expected_end(100, 0.0, 16) is None
     now[0] += 1
     progress.note(21)
+    assert progress.expected_end(100, 30.0, 16) == progress.expected_end(100), "what was measured comes first"
     assert progress.expected_end(100) == pytest.approx(50_000 + now[0] + 79 * 60, abs=79)

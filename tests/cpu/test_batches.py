@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -123,6 +124,17 @@ def test_counts_grow_and_an_end_is_expected(server: Batching) -> None:
     assert counts == sorted(counts) and len(set(counts)) > 3
     expected = [at for _, at in seen if at is not None]
     assert expected and abs(expected[-1] - batch.completed_at) <= 2
+
+
+def test_an_end_is_expected_before_any_line_is_done(server: Batching) -> None:
+    server.running.hold(True)
+    batch_id = server.submit(jsonl([line(str(i), n=2) for i in range(120)]))
+    server.running.wait_for(lambda: len(server.engine.open) == 12)
+    began, batch = time.time(), server.openai.batches.retrieve(batch_id)
+    seconds = server.engine.stats()["expected_seconds_left"] * 120 / 12
+    assert batch.request_counts.completed == 0
+    assert began + seconds - 1 <= batch.expected_at <= time.time() + seconds + 1  # type: ignore[attr-defined]
+    server.running.hold(False)
 
 
 def test_a_cancelled_batch_keeps_what_is_done(server: Batching) -> None:

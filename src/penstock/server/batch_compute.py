@@ -75,6 +75,11 @@ class Compute:
         self._there: dict[int, LineCall] = {}  # at the engine
         self.suspects, self.evidence = suspects, dict[int, int]()
 
+    @property
+    def there(self) -> int:
+        """Lines at the engine."""
+        return len(self._there)
+
     async def run(self, stopped: asyncio.Event) -> None:
         """Until all lines have a result, or `stopped`. However it ends, what was computed is written first, if that
         can be. Raises EngineError where the engine died."""

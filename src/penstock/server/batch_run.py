@@ -75,9 +75,12 @@ class BatchRun:
 
     @property
     def expected_end(self) -> int | None:
-        """Unix seconds, by the rate of the last minute; None where nothing is known: not yet, or not while the disk
-        holds it up."""
-        return None if self.stopped.is_set() or self._disk.waits else self._progress.expected_end(self._row.total)
+        """Unix seconds, by the rate of the last minute or the scheduler's forecast; None where nothing is known: not
+        yet, or not while the disk holds it up."""
+        if self.stopped.is_set() or self._disk.waits:
+            return None
+        forecast = self._tools.caller.service.client.stats().get("expected_seconds_left", 0.0)
+        return self._progress.expected_end(self._row.total, forecast, self._running.there if self._running else 0)
 
     @property
     def waits_for(self) -> str | None:

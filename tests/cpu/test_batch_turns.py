@@ -104,5 +104,8 @@ def test_an_end_is_expected_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert progress.expected_end(100, 30.0, 0) is None and progress.expected_end(100, 0.0, 16) is None
     now[0] += 1
     progress.note(21)
-    assert progress.expected_end(100, 30.0, 16) == progress.expected_end(100), "what was measured comes first"
     assert progress.expected_end(100) == pytest.approx(50_000 + now[0] + 79 * 60, abs=79)
+    assert progress.expected_end(100, 30.0, 16) == progress.expected_end(100), "by the rate it is later"
+    progress.note(70)
+    assert progress.expected_end(100) < 50_000 + now[0] + 60, "a wave of lines has ended"
+    assert progress.expected_end(100, 60.0, 20) == 50_000 + now[0] + 90, "and the next takes longer than it seems"

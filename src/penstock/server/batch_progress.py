@@ -1,4 +1,4 @@
-"""How far a batch is, and when it may end: by the rate of the last minute, as of now, or by what the scheduler expects.
+"""How far a batch is, and when it may end: by the rate of the last minute and by what the scheduler expects, as of now.
 It knows a clock and counts."""
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Progress:
         leaves a batch nothing, its end goes away.
 
         forecast: seconds until all that the engine has is done, as its scheduler expects, with `there` lines of this
-        batch among it. It counts while no line was done in the last minute; those to come take as long, as many at
-        once."""
+        batch among it; those to come take as long, as many at once. Of rate and forecast the later end counts: long
+        lines end in waves, and just behind one the rate is far too good; half done, they look too short to the other.
+        """
         (first, before), (_, done) = (self._seen[0], self._seen[-1]) if self._seen else ((0.0, 0), (0.0, 0))
+        seconds = [forecast * max((total - done) / there, 1.0)] if forecast and there else []
         if done > before:
-            return round(time.time() + (total - done) * (time.monotonic() - first) / (done - before))
-        if not (forecast and there):
-            return None
-        return round(time.time() + forecast * max((total - done) / there, 1.0))
+            seconds.append((total - done) * (time.monotonic() - first) / (done - before))
+        return round(time.time() + max(seconds)) if seconds else None

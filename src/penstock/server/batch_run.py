@@ -75,7 +75,7 @@ class BatchRun:
 
     @property
     def expected_end(self) -> int | None:
-        """Unix seconds, by the rate of the last minute or the scheduler's forecast; None where nothing is known: not
+        """Unix seconds, by the rate of the last minute and the scheduler's forecast; None where nothing is known: not
         yet, or not while the disk holds it up."""
         if self.stopped.is_set() or self._disk.waits:
             return None

@@ -79,8 +79,10 @@ class BatchRun:
         yet, or not while the disk holds it up."""
         if self.stopped.is_set() or self._disk.waits:
             return None
+        if self._running is None:
+            return self._progress.expected_end(self._row.total)
         forecast = self._tools.caller.service.client.stats().get("expected_seconds_left", 0.0)
-        return self._progress.expected_end(self._row.total, forecast, self._running.there if self._running else 0)
+        return self._progress.expected_end(self._row.total, forecast, self._running.there)
 
     @property
     def waits_for(self) -> str | None:

@@ -15,7 +15,7 @@ from penstock.engine.async_client import AsyncClient, SharedEngine
 from penstock.engine.channel import Failed, News
 from penstock.errors import EngineError
 from penstock.request import Delta, SamplingParams
-from penstock.server import batch_compute, batch_desk
+from penstock.server import batch_compute
 from penstock.server.batch_suspects import ALONE_FROM, FEW, FEW_FROM, KILLER
 from penstock.text.tokenizer import Tokenizer
 
@@ -184,7 +184,6 @@ def test_a_good_line_beside_an_online_killer_is_not_blamed(
         server.running.on_loop(server.desk.end(died=True))
 
     monkeypatch.setattr(batch_compute, "SETTLED", 1000.0)
-    monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.2)
     for count in range(1, 6):
         assert lives.live(ids, ask)
         assert points(tmp_path, ids[0]) == {1: min(count, ALONE_FROM)}

@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_fake import Running, make_tokenizer, running_server
+from server_fake import Running, make_tokenizer, read_error, running_server
 
 from penstock.errors import CapacityError, UsageError
 from penstock.server import exchange, forms
@@ -170,11 +170,7 @@ def test_a_shutdown_tells_who_still_sends_a_body(server: Running, more_comes: bo
         server.loop.call_soon_threadsafe(server.service.close)
         if more_comes:
             sender.sendall(b" ")
-        answer = b""
-        while b"}}" not in answer:
-            piece = sender.recv(4096)
-            assert piece, answer
-            answer += piece
+        answer = read_error(sender)
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).json()["error"]["code"] == "shutting_down"
 
@@ -318,7 +314,9 @@ def test_a_second_signal_does_not_wait_for_running_requests(tmp_path: Path) -> N
     serving = Serving(tmp_path, step=1000)
     waiter, answers = running_request(serving.url())
     os.kill(serving.process.pid, signal.SIGINT)
-    status, out, err = serving.end(signal.SIGTERM)  # another number: two of one kind could count once
+    assert serving.process.stderr is not None
+    assert serving.process.stderr.readline().startswith("penstock: lets 1 running request end, for 30 s at most;")
+    status, out, err = serving.end(signal.SIGTERM)
     waiter.join(30)
     assert (status, out, err) == (0, "closed now\n", "") and answers[0].status_code == 503
 

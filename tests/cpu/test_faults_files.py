@@ -90,6 +90,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
     monkeypatch.setattr(batch_shelf, "open", opened, raising=False)
     monkeypatch.setattr(batch_shelf, "os", Os(made))
+    monkeypatch.setattr("penstock.disk.os", Os(made))  # folders are synced there
     monkeypatch.setattr(Store, "add_file", lambda *values: made.add_file(add_file, *values))
     return made
 

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 from batch_fake import Batching, StuckRead, batching, jsonl, line
-from server_fake import make_tokenizer
+from server_fake import make_tokenizer, read_error
 
 from penstock.server import batches, files
 from penstock.server.batch_lines import BatchLimits
@@ -241,11 +241,7 @@ def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path
         connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
         server.running.wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir()))
         server.running.loop.call_soon_threadsafe(server.running.service.close)
-        answer = b""
-        while b"}}" not in answer:
-            piece = connection.recv(4096)
-            assert piece, answer
-            answer += piece
+        answer = read_error(connection)
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
     server.running.wait_for(lambda: not on_disk(tmp_path))
 

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.disk import sync_folder
 from penstock.errors import PenstockError
 from penstock.server.batch_patience import why
 from penstock.server.batch_reserve import is_full
@@ -207,11 +208,3 @@ def storage_error(error: OSError) -> PenstockError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return StorageError("the server has as many files open as it may: try again, with less at once")
     return StorageError("the server's disk failed at this: try again, and tell whoever runs it")
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

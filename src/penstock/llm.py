@@ -24,6 +24,9 @@ from penstock.config import Config
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
+from penstock.text.chat import check_messages
+from penstock.text.sandbox import Sandbox
+from penstock.text.sandbox_process import ChatJob
 
 if TYPE_CHECKING:
     from penstock.engine.client import Asked
@@ -78,6 +81,7 @@ class LLM:
             self._engine.runner.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
+        self._sandbox: Sandbox | None = None
         self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
         # An LLM that is dropped without close() gives its memory back too; so does the end of the interpreter.
         self._finalizer = weakref.finalize(self, self._engine.runner.close)
@@ -112,13 +116,11 @@ class LLM:
 
         Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
         """
-        from penstock.text.chat import check_template
-
         listed: list[Any] = list(messages)
         if listed and isinstance(listed[0], dict):
             listed = [listed]
-        if listed and self._tokenizer is not None:
-            check_template(self._tokenizer)
+        if listed and (fault := self._chat_sandbox().chat_fault) is not None:
+            raise fault
         each = _params_for(listed, sampling_params)
         asked = [Prompt(key=i, messages=m, params=s) for i, (m, s) in enumerate(zip(listed, each, strict=True))]
         return self._run(asked, use_tqdm)
@@ -165,6 +167,8 @@ class LLM:
     def close(self) -> None:
         """Stops the device and gives the memory back. Idempotent."""
         self._finalizer()
+        if self._sandbox is not None:
+            self._sandbox.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -188,15 +192,19 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if prompt.messages is not None:
-            from penstock.text import chat
-
-            text = chat.render(self._needs_tokenizer("chat"), prompt.messages)
-            return list(self._needs_tokenizer("chat").encode(text, add_special_tokens=False))
+            return self._chat_sandbox().run(ChatJob(messages=check_messages(prompt.messages))).ids[0]
         if isinstance(prompt.prompt, str):
-            return list(self._needs_tokenizer("a text prompt").encode(prompt.prompt))
+            return list(self._needs_tokenizer("a text prompt").encode_prompt(prompt.prompt, self.facts.max_model_len))
         if prompt.prompt is None:
             raise UsageError("a prompt needs `prompt` or `messages`", param="prompt")
         return [_token(t) for t in prompt.prompt]
+
+    def _chat_sandbox(self) -> Sandbox:
+        """The process that renders chats, started for the first, and again where one of them ended it."""
+        if self._sandbox is None or not self._sandbox.usable:
+            self._sandbox = Sandbox.open(self._needs_tokenizer("chat"), self.facts.max_model_len)
+            weakref.finalize(self, self._sandbox.close)
+        return self._sandbox
 
     def _needs_tokenizer(self, what: str) -> Any:
         if self._tokenizer is None:

@@ -11,7 +11,8 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from array import array
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from penstock.server.limits import Limits
 from penstock.server.metrics import Metrics
 from penstock.server.porter import Porter
 from penstock.server.service import Service
+from penstock.text.chat_template import render
+from penstock.text.sandbox import Done, SandboxPool
+from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -171,6 +175,34 @@ class FakeEngine:
         self.alive = False
 
 
+class SandboxesHere:
+    """SandboxPool's interface, in threads of this process: no test has to wait for another."""
+
+    def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
+        self.tokenizer, self.limit = tokenizer, limit
+
+    async def run(self, jobs: Sequence[Job]) -> list[Done]:
+        return [await asyncio.to_thread(self._do, job) for job in jobs]
+
+    def _do(self, job: Job) -> Done:
+        texts, text = (job.texts, "") if isinstance(job, TextJob) else ([self._render(job)], "")
+        encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
+        ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
+        return Done(Reply([array("i", each).tobytes() for each in ids], text))
+
+    def _render(self, job: ChatJob) -> str:
+        return render(
+            self.tokenizer,
+            job.messages,
+            add_generation_prompt=job.add_generation_prompt,
+            continue_final_message=job.continue_final_message,
+            template_kwargs=job.template_kwargs,
+        )
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
 class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -219,6 +251,7 @@ def running_server(
     api_key: str | None = None,
     doors: Doors | None = None,
     limits: Limits | None = None,
+    sandboxes: SandboxPool | None = None,
     **facts: Any,
 ) -> Iterator[Running]:
     ready, made = threading.Event(), []
@@ -232,6 +265,7 @@ def running_server(
             metrics=Metrics(engine, "fake"),
             limits=limits or Limits(),
             keys=doors_.keys,
+            sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
         app = build_app(service, doors_)
         protocol = connection_of(service.limits, Porter(service.queue, doors_))
@@ -245,6 +279,7 @@ def running_server(
             await asyncio.sleep(0.005)
         ready.set()
         await task
+        service.close_sandboxes()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()

@@ -16,7 +16,7 @@ from batch_fake import Batching, StuckDisk, batching, jsonl, line
 from server_fake import make_tokenizer
 
 from penstock.server import batch_compute, batch_desk
-from penstock.server.batch_call import ID_BYTES, TOKENISED_AT_ONCE, Caller
+from penstock.server.batch_call import ID_BYTES, PREPARED_AT_ONCE, Caller
 from penstock.server.batch_compute import LARGE_AT_ONCE
 from penstock.server.batch_lines import Line
 from penstock.server.limits import Limits
@@ -136,15 +136,15 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
         return plain(["ab"] if len(texts[0]) > 1000 else texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
-    with batching(tokenizer, tmp_path) as server:
+    with batching(tokenizer, tmp_path, max_model_len=100_000) as server:
         ids = [server.submit(jsonl([line("a", prompt="batch" * 1000)])) for _ in range(8)]
-        server.running.wait_for(lambda: len(begun) == TOKENISED_AT_ONCE)
+        server.running.wait_for(lambda: len(begun) == PREPARED_AT_ONCE)
         for each in ids:
             while server.openai.batches.retrieve(each).status != "in_progress":
                 pass
         body = {"model": "fake", "prompt": "online" * 1000, "max_tokens": 1}
         assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=30).status_code == 200
-        assert len(begun) == TOKENISED_AT_ONCE
+        assert len(begun) == PREPARED_AT_ONCE
         going.set()
         assert {server.until_over(each).request_counts.completed for each in ids} == {1}
 

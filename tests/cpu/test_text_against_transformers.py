@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from penstock.text.chat import render
+from penstock.text.chat_template import render
 from penstock.text.tokenizer import Tokenizer
 
 _path = Path(__file__).parent.parent / "numpy" / "text_samples.py"

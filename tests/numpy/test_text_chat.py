@@ -1,5 +1,5 @@
-"""Chat: messages are checked, templates are the model's own, and no template or message can blow up the process.
-(That rendering equals transformers' is in tests/cpu.)"""
+"""Chat: messages are checked, templates are the model's own. (That rendering equals transformers' is in tests/cpu, what
+a template may take in test_text_sandbox.)"""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fuzz_bounds import bounded
 
 from penstock.errors import TokenizerError, UsageError
-from penstock.text.chat import render
+from penstock.text.chat_template import render
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -110,138 +109,25 @@ def test_a_templates_words_of_a_message_are_no_rule(template: str, says: str, ki
     assert caught.value.rule == f"the model's chat template refuses these messages ({kind})"
 
 
-DOUBLING = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}{{ ns.x OUT }}"
-MILLION = "{% set s = 'a' * 1000000 %}"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ 'x' * 1000000000 }}",
-        "{{ 1000000000 * 'x' }}",
-        "{{ [1] * 99999999999 }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '%*d' % (1000000000, 1) }}",
-        "{{ '%1000000000d' | format(1) }}",
-        "{{ '{:>1000000000}'.format(1) }}",
-        "{{ '{:>{w}}'.format(1, w=1000000000) }}",
-        "{{ 'a'.ljust(1000000000) }}",
-        "{{ 'a' | center(1000000000) }}",
-        "{{ 'a\nb' | indent(1000000000) }}",
-        "{{ (1).to_bytes(1000000000, 'big') }}",
-        "{{ 10 ** (10 ** 9) }}",
-        DOUBLING.replace("START", "'ab'").replace("STEP", "ns.x ~ ns.x").replace("OUT", ""),
-        DOUBLING.replace("START", "'ab'").replace("STEP", "ns.x + ns.x").replace("OUT", ""),
-        DOUBLING.replace("START", "'ab'").replace("STEP", "'%s%s' % (ns.x, ns.x)").replace("OUT", ""),
-        DOUBLING.replace("START", "'ab'").replace("STEP", "ns.x.replace('a', ns.x)").replace("OUT", ""),
-        DOUBLING.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("OUT", ""),
-        DOUBLING.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("OUT", "| string | length"),
-        DOUBLING.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]").replace("OUT", "| tojson | length"),
-        "{% set ns = namespace(x='a') %}"
-        "{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-        MILLION + "{{ ([s] * 1000) | join }}",
-        MILLION + "{{ ''.join([s] * 1000) }}",
-        MILLION + "{{ s | replace('a', s) }}",
-        MILLION + "{% for i in range(1000) %}{{ s }}{% endfor %}",
-        MILLION + "{% macro f() %}{% for i in range(1000) %}{{ s }}{% endfor %}{% endmacro %}{{ f() | length }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-        "{{ messages.append(1) }}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ lipsum(1000) }}",
-        "{{ 'a' * 300000000 }}",
-        MILLION + "{{ s.translate({97: 'x' * 1000}) | length }}",
-        MILLION + "{{ ('\t' * 1000000).expandtabs(9999) | length }}",
-        MILLION + "{{ s.encode('utf-32').decode('latin1').encode('utf-32').decode('latin1') | length }}",
-        MILLION + "{{ s | wordwrap(1) | length }}",
-    ],
-)
-def test_bombs_are_refused(template: str) -> None:
-    with bounded(), pytest.raises(UsageError):
-        render(by(template), USER, max_characters=2_000_000, max_seconds=1.0)
-
-
-TEXT, MADE, BITS = "a text of more than", "bytes of values", "4096 bits"
-NESTED = "{% set ns = namespace(a=FIRST, b=FIRST) %}{% for i in range(TIMES) %}{% set ns.a = NEXT %}{% endfor %}"
-DOUBLE = NESTED.replace("FIRST", "[1]").replace("TIMES", "40").replace("NEXT", "[ns.a, ns.a]")
-TUPLES = NESTED.replace("FIRST", "(1,)").replace("TIMES", "40").replace("NEXT", "(ns.a, ns.a)")
-SPACES = NESTED.replace("FIRST", "1").replace("TIMES", "40").replace("NEXT", "namespace(l=ns.a, r=ns.a)")
-DEEP = NESTED.replace("FIRST", "(1,)").replace("TIMES", "2000").replace("NEXT", "(ns.a,)")
-GROWING = "{% set ns = namespace(l=[]) %}" + MILLION + "{% for i in range(5000) %}{% set ns.l = NEXT %}{% endfor %}"
-SHARED = "([s] * 1000)"
-
-
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        # a sort makes a key of each item
-        *((MILLION + "{{ " + SHARED + f" | {how} | length }}}}", TEXT) for how in ("sort", "unique | list", "max")),
-        (MILLION + "{{ " + SHARED + " | select | sort | length }}", TEXT),
-        ("{{ [{'a': s}, {'a': s}] | groupby('a') | length }}".replace("s}", "'a' * 1999999}"), TEXT),
-        ("{{ {'a': 'A' * 1999999, 'b': 'A' * 1999999} | dictsort(by='value') | length }}", TEXT),
-        (MILLION + "{{ [{'a': s}] | sort(attribute='a' ~ ',a' * 3000) | length }}", MADE),
-        # numbers
-        ("{% set x = 2 ** 399999 %}{{ (x * x - 1) // (x - 1) > 0 }}", BITS),
-        ("{{ 2 ** 5000 }}", BITS),
-        ("{{ ('f' * 9999) | int(0, 16) > 0 }}", BITS),
-        ("{{ (1).from_bytes(('f' * 9999).encode(), 'big') - 1 > 0 }}", BITS),
-        ("{% set ns = namespace(x=3) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}", BITS),
-        ("{{ ([2 ** 2000] * 100000) | string | length }}", TEXT),
-        # each text is short, all of them are not
-        (GROWING.replace("NEXT", "ns.l + [s ~ i]"), MADE),
-        (GROWING.replace("NEXT", "ns.l + [s + 'b']"), MADE),
-        (GROWING.replace("NEXT", "ns.l + [s[i:]]"), MADE),
-        (GROWING.replace("NEXT", "ns.l + [s | upper]"), MADE),
-        (GROWING.replace("NEXT", "ns.l + [s.upper()]"), MADE),
-        (GROWING.replace("NEXT", "ns.l + [s.split('a', 1)]"), MADE),
-        (GROWING.replace("NEXT", "[ns.l, [1] * 100000]"), MADE),
-        (MILLION + "{{ " + SHARED + " | map('upper') | list | length }}", MADE),
-        (MILLION + "{% macro f() %}{% for i in range(999) %}{{ [s] }}{% endfor %}{% endmacro %}{{ f() }}", MADE),
-        ("{{ ([[1] * 1000] * 1999) | sum(start=[]) | length }}", MADE),
-        # nested lists double at each level: written, compared, hashed
-        (DOUBLE + "{{ {'a': ns.a}.values() | string | length }}", TEXT),
-        (DOUBLE + "{{ ns.a is lower }}", TEXT),
-        (DOUBLE + DOUBLE.replace("ns", "os") + "{{ ns.a == os.a }}", TEXT),
-        (DOUBLE + DOUBLE.replace("ns", "os") + "{{ [ns.a].count(os.a) }}", TEXT),
-        (DOUBLE + DOUBLE.replace("ns", "os") + "{{ [ns.a] | select('eq', os.a) | list | length }}", TEXT),
-        (SPACES + "{{ ns.a }}", TEXT),
-        (TUPLES + "{{ {ns.a: 1} | length }}", TEXT),
-        (TUPLES + "{{ {}[ns.a] }}", TEXT),
-        (DEEP + "{{ {ns.a: 1} | length }}", "1000 deep"),
-        # what a filter or a method is handed beside its text
-        ("{{ (('%(a)s' * 10000) % {'a': 'a' * 1000}) | length }}", TEXT),
-        ("{{ ('{0:>9999}' * 10000).format(1) | length }}", TEXT),
-        ("{{ ('a' * 10000) | replace(new='b' * 10000, old='a') | length }}", TEXT),
-        (MILLION + "{{ 'a' | replace('a', [s] * 1999) | length }}", TEXT),
-        ("{{ ('a\u2028' * 10000) | indent(9999) | length }}", TEXT),
-        ("{{ ('a ' * 9999) | wordwrap(1, wrapstring='b' * 9999) | length }}", TEXT),
-        ("{{ [[1]] | tojson(indent='a' * 100000) | length }}", TEXT),
-        ("{{ ('a' * 10000).translate(['b' * 10000] * 128) | length }}", TEXT),
-        ("{{ ('<!---->' * 60000) | striptags | length }}", "striptags meets"),
-        # what takes the square of a text's length
-        ("{{ ('a' * 1000000).rfind('ab' ~ 'a' * 100000) }}", "looks for"),
-        ("{{ ('b' * 1000000).strip('a' * 1000000 ~ 'b') | length }}", "looks for"),
-        ("{{ ('b' * 1000000) | trim('a' * 1000000 ~ 'b') | length }}", "looks for"),
-        ("{{ ('a' * 1000).encode('punycode') | length }}", "encodes to"),
-        ("{{ strftime_now('%p' * 1000) }}", "asks for a date"),
+        ("a\n{% for", "at line 2"),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+        ("{% break %}", "outside loop"),
+        ("{{ " + "9" * 5000 + " }}", "digits"),
+        ("{{ 1 | no_such_filter }}", "no_such_filter"),
     ],
 )
-def test_bombs_are_refused_before_they_go_off(template: str, says: str) -> None:
-    """By what they would make: no clock is near."""
-    with bounded(), pytest.raises(UsageError, match=says):
-        render(by(template), USER, max_characters=2_000_000, max_seconds=1000.0)
+def test_what_compiles_badly_is_no_valid_template(template: str, says: str) -> None:
+    with pytest.raises(TokenizerError, match="not valid Jinja.*" + says):
+        render(by(template), USER)
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for i in [1] recursive %}{{ loop([1] * 1999999) if loop.depth == 1 }}{% endfor %}",
-        "{{ range(99999) | select('odd') | list | length }}",
-    ],
-)
-def test_every_round_looks_at_the_clock(template: str) -> None:
-    with bounded(), pytest.raises(UsageError, match="runs too long"):
-        render(by(template), USER, max_seconds=-1.0)
+@pytest.mark.parametrize("template", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ open('x') }}"])
+def test_what_reaches_beyond_the_messages_is_refused(template: str) -> None:
+    with pytest.raises(UsageError):
+        render(by(template), USER)
 
 
 def test_a_template_that_adds_up_a_long_conversation_is_served() -> None:
@@ -253,19 +139,22 @@ def test_a_template_that_adds_up_a_long_conversation_is_served() -> None:
     assert render(by(template), messages) == ("<|im_start|>user\n" + "word " * 200 + "<|im_end|>\n") * 1000
 
 
-def test_guarded_operators_are_pythons() -> None:
-    template = (
-        "{{ 7 // 2 }} {{ -7 % 3 }} {{ 2 ** 10 }} {{ 1 - 2.5 }} {{ 'a' + 'b' + 'c' }} {{ [1] + [2] + [3] }} "
-        "{{ 1 + 2 + 3.5 }} {{ 'abc'[::-1] }} {{ [1, 2, 3][1:] }} {{ [3, 1] | sort }} {{ [[1], [2]] | sum(start=[]) }} "
-        "{{ [1, 2] == [1, 2] }} {{ 1 < 2 < 3 }} {{ 'B' in ['A', 'B'] }} {{ {'a': (1, 2)} }} {{ ['B', 'a'] | sort }}"
-    )
-    expected = "3 2 1024 -1.5 abc [1, 2, 3] 6.5 cba [2, 3] [1, 3] [1, 2] True True True {'a': (1, 2)} ['a', 'B']"
-    assert render(by(template), USER) == expected
+def test_a_final_message_is_continued() -> None:
+    messages = [*USER, {"role": "assistant", "content": "The answer is "}]
 
+    def continued(template: str, messages: Any = messages, *, generate: bool = False) -> str:
+        return render(by(template), messages, add_generation_prompt=generate, continue_final_message=True)
 
-def test_long_messages_are_refused_before_they_are_rendered() -> None:
-    with pytest.raises(UsageError, match="more than 1000 characters"):
-        render(by("short"), [{"role": "user", "content": "x" * 1001}], max_characters=1000)
+    assert continued(LINES) == "<s>[user:hi][assistant:The answer is "
+    assert continued(LINES.replace("m.content", "m.content | trim")) == "<s>[user:hi][assistant:The answer is"
+    for template, wrong, generate, says in (
+        (LINES, messages, True, "exclude each other"),
+        (LINES, [*USER, {"role": "assistant", "content": " "}], False, "some text"),
+        ("none of it", messages, False, "changes the last message"),
+    ):
+        with pytest.raises(UsageError, match=says) as caught:
+            continued(template, wrong, generate=generate)
+        assert caught.value.param == "continue_final_message"
 
 
 def test_user_text_is_never_a_template() -> None:

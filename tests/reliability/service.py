@@ -82,7 +82,11 @@ class Serving:
             self.process.kill()
             raise AssertionError(f"the service said {line!r} and {self.stderr()!r}")
         self.url = line.split()[-1].removesuffix("/v1")
-        named = {pid: words for pid, words in commands().items() if parent_of(pid) == self.process.pid}
+        named = {
+            pid: words
+            for pid, words in commands().items()
+            if parent_of(pid) == self.process.pid and "text.sandbox_process" not in words
+        }
         (self.engine,) = (pid for pid, words in named.items() if "fake_process" in words)
         self.workers = [pid for pid, words in named.items() if "server.worker" in words]
         assert len(self.workers) == (servers if servers > 1 else 0) and len(named) == len(self.workers) + 1

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -27,11 +27,13 @@ from penstock.server.running import Running
 from penstock.server.service import Service
 from penstock.server.translate import Call, chat_call, completion_call
 from penstock.server.whole import AnswerTooLargeError, Wholes
+from penstock.text.sandbox import Done
+from penstock.text.sandbox_process import Job
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import Stream
 
-TOKENISED_AT_ONCE = 2  # lines of all batches, off the loop: a text of 32 MiB makes some hundred megabytes of ids
+PREPARED_AT_ONCE = 2  # lines of all batches, beside online ones: a text of 32 MiB makes some hundred megabytes of ids
 ID_BYTES = 40  # that a token's id takes in a list of Python's
 # What ends a task or the process. All else is a fault of what was done: a library in Rust that panics raises a
 # BaseException that is no Exception, and would end nothing and be heard by nobody.
@@ -114,7 +116,8 @@ class Caller:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.wholes = Wholes(service.wholes.most)
-        self._threads = ThreadPoolExecutor(TOKENISED_AT_ONCE, "penstock-batch")  # the end waits for none, as service's
+        self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
+        self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
     async def prepare(self, line: Line, owner: str) -> LineCall | Outcome:
@@ -126,10 +129,10 @@ class Caller:
             form = line.form()
             service.check_model(form.model)
             if isinstance(form, CompletionForm):
-                call = await completion_call(form, client.facts, client.tokenizer, self._aside)
+                call = await completion_call(form, client.facts, client.tokenizer, self._in_sandbox, self._aside)
                 answer = CompletionAnswer
             else:
-                call = await chat_call(form, client.facts, client.tokenizer, self._aside)
+                call = await chat_call(form, client.facts, client.tokenizer, self._in_sandbox, self._aside)
             call.tenant = service.tenant_of(owner)
             if call.logprobs is not None:
                 await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=answer is ChatAnswer)
@@ -139,9 +142,13 @@ class Caller:
             return self.failed(line, error)
         return LineCall(self, line, call, answer)
 
+    async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Done]:
+        """A few lines at a time: so few that their ids fit into memory, and that online texts come in between."""
+        async with self._sandboxed:
+            return await self.service.sandboxes.run(jobs)
+
     def _aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Long work, in threads of lines alone: so few that their ids fit into memory, and that online texts find
-        theirs free."""
+        """In a thread of lines alone, so that online work finds its own free."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def failed(self, line: Line, error: BaseException) -> Outcome:

@@ -43,7 +43,9 @@ class TooManyBatchesError(HttpError):
 
 async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
     """POST /v1/batches. Raises HttpError."""
-    asked = fields.sift(read_object(await Intake(_LIMITS, desk.arrivals).read(request)), _KNOWN, _FATES)
+    intake = Intake(_LIMITS, desk.arrivals)
+    with intake.place() as place:
+        asked = fields.sift(read_object(await intake.read(request, place)), _KNOWN, _FATES)
     endpoint, metadata = _check(asked)
     row = BatchRow(
         id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint,

@@ -20,12 +20,12 @@ from penstock.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from penstock.server.doors import key_of
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.limits import Limits
-from penstock.server.prompts import Aside
+from penstock.server.prompts import Sandboxed
 from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, HttpError, body_of, status_of
 from penstock.server.running import ClientGoneError, Running, until_gone
 from penstock.server.service import NO_TENANT, Service
 from penstock.server.spelling import Spellings
-from penstock.server.translate import Call, chat_call, completion_call, size_of
+from penstock.server.translate import Aside, Call, chat_call, completion_call, size_of
 from penstock.server.whole import JSON, PIECE, Whole, Wholes
 
 if TYPE_CHECKING:
@@ -120,35 +120,64 @@ async def _post(
     service: Service,
     request: Request,
     read: Callable[[bytearray, Limits], Form],
-    call_of: Callable[[Form, EngineFacts, Tokenizer | None, Aside], Awaitable[Call]],
+    call_of: Callable[[Form, EngineFacts, Tokenizer | None, Sandboxed, Aside], Awaitable[Call]],
     answer_of: Callable[[Call, str, Spellings], Answer],
 ) -> Response:
     """A request from its body on. The queue is asked before the body is read, and again before it is tokenised."""
     key = key_of(request.scope)
     service.queue.knock(key)
-    form = read(await service.intake.read(request), service.limits)
-    deadline = service.deadline(form.timeout)
-    service.check_model(form.model)
-    ticket = service.queue.enter(key, *size_of(form))
+    with service.intake.place() as place:  # until all that is left of the body is token ids
+        form = read(await service.intake.read(request, place), service.limits)
+        deadline = service.deadline(form.timeout)
+        service.check_model(form.model)
+        ticket = service.queue.enter(key, *size_of(form))
 
-    async def aside(work: Callable[[], Result]) -> Result:
-        """Work that has begun goes on if nobody waits for it any more; what hasn't is dropped, and all that it holds:
-        the threads' own line keeps what was cancelled until its turn comes."""
-        kept = [work]
-        job = service.threads.submit(lambda: kept.pop()())
-        del work
-        ticket.stay(thread := asyncio.wrap_future(job))
+        def waited(work: Awaitable[Result]) -> Awaitable[Result]:
+            return until_gone(work, request.receive, service.closing, deadline)
+
         try:
-            return await until_gone(asyncio.shield(thread), request.receive, service.closing, deadline)
-        finally:
-            if job.cancel():
-                kept.clear()
+            call = await call_of(
+                form,
+                service.client.facts,
+                service.client.tokenizer,
+                lambda jobs: waited(service.sandboxes.run(jobs)),
+                lambda work: waited(_in_thread(service, ticket, work)),
+            )
+            del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
+            call.tenant = NO_TENANT if key is None else key.number
+            ticket.settle(call.size)
+        except ClientGoneError:
+            ticket.leave()
+            return Response(status_code=CLOSED_BY_CLIENT)
+        except BaseException:
+            ticket.leave()
+            raise
+    return await _answered(service, request, call, answer_of, ticket, deadline)
 
+
+async def _in_thread(service: Service, ticket: Ticket, work: Callable[[], Result]) -> Result:
+    """Work that has begun goes on if nobody waits for it any more, and keeps its place in the queue; what hasn't is
+    dropped, and all that it holds: the threads' own line keeps what was cancelled until its turn comes."""
+    kept = [work]
+    job = service.threads.submit(lambda: kept.pop()())
+    del work
+    ticket.stay(thread := asyncio.wrap_future(job))
     try:
-        call = await call_of(form, service.client.facts, service.client.tokenizer, aside)
-        del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
-        call.tenant = NO_TENANT if key is None else key.number
-        ticket.settle(call.size)
+        return await asyncio.shield(thread)
+    finally:
+        if job.cancel():
+            kept.clear()
+
+
+async def _answered(
+    service: Service,
+    request: Request,
+    call: Call,
+    answer_of: Callable[[Call, str, Spellings], Answer],
+    ticket: Ticket,
+    deadline: float | None,
+) -> Response:
+    try:
         answer = answer_of(call, service.model, service.spellings)
         return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
     except ClientGoneError:

@@ -6,7 +6,9 @@ It knows HTTP messages; no form, no engine.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -15,8 +17,9 @@ from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import UsageError
 from penstock.server.admission import QueueFullError
 from penstock.server.arrivals import Arrivals
-from penstock.server.refusals import BodyTooLargeError
+from penstock.server.refusals import BodyTooLargeError, HttpError
 
+LARGE = 1024 * 1024  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
 
 
@@ -26,12 +29,13 @@ class Limits:
     texts and names; lists and objects. They are counted before it is parsed (values.py); 32 MiB hold 5 to 6 million
     token ids as models have them. max_prompts, max_messages, max_parts: of one body; parts are those of all messages.
     max_answer_bytes: of all whole answers that are being written or are on their way; past it the largest is given up.
-    max_reading_bytes: of all bodies that are being received. body_seconds: that a body may take, and one more for each
-    16 KiB of it. drain_seconds: what running requests get after the first signal. step_timeout: seconds that an engine
-    with work gets for a step, before it is ended. max_num_queued_reqs, max_num_queued_tokens: admission.py's bounds;
-    None: eight samples a row, and 16 Mi tokens. request_seconds: the longest that a request may take; None: as long as
-    it does. max_header_bytes, header_seconds: of a request line and its headers. stall_seconds: that a reader may leave
-    48 KiB of its answer untaken. max_connections: None: as many as the process may have.
+    max_reading_bytes: of all bodies that are being received. max_large_bytes: of all bodies above LARGE, from their
+    heads until they are token ids; past it they are told 503 by their heads. body_seconds: that a body may take, and
+    one more for each 16 KiB of it. drain_seconds: what running requests get after the first signal. step_timeout:
+    seconds that an engine with work gets for a step, before it is ended. max_num_queued_reqs, max_num_queued_tokens:
+    admission.py's bounds; None: eight samples a row, and 16 Mi tokens. request_seconds: the longest that a request may
+    take; None: as long as it does. max_header_bytes, header_seconds: of a request line and its headers. stall_seconds:
+    that a reader may leave 48 KiB of its answer untaken. max_connections: None: as many as the process may have.
     """
 
     max_body_bytes: int = 32 * 1024 * 1024
@@ -43,6 +47,7 @@ class Limits:
     max_parts: int = 65_536
     max_answer_bytes: int = 2 * 1024 * 1024 * 1024
     max_reading_bytes: int = 512 * 1024 * 1024
+    max_large_bytes: int = 64 * 1024 * 1024
     body_seconds: float = 30.0
     drain_seconds: float = 30.0
     step_timeout: float = STEP_TIMEOUT
@@ -67,20 +72,63 @@ class Limits:
 USUAL = Limits()
 
 
+class BusyError(HttpError):
+    """A large body while others take what room there is."""
+
+    status, code = 503, "server_busy"
+
+
+class Place:
+    """What a body takes until it is token ids, while it is a large one."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """The body has, or will have, so many bytes. Raises BusyError; what is alone may be larger than all room."""
+        intake = self._intake
+        if size <= max(LARGE, self._bytes):
+            return
+        if intake.large != self._bytes and intake.large - self._bytes + size > intake.limits.max_large_bytes:
+            message = (
+                "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
+            )
+            raise BusyError(message, headers={"retry-after": str(TRY_AGAIN)})
+        intake.large += size - self._bytes
+        self._bytes = size
+
+    def leave(self) -> None:
+        self._intake.large -= self._bytes
+        self._bytes = 0
+
+
 class Intake:
     """Bodies on their way in."""
 
     def __init__(self, limits: Limits, arrivals: Arrivals) -> None:
-        self._limits, self._arrivals = limits, arrivals
+        self.limits, self._arrivals = limits, arrivals
         self.bytes = 0  # of bodies that are being received
+        self.large = 0  # of large ones that are not token ids yet
 
-    async def read(self, request: Request) -> bytearray:
+    @contextlib.contextmanager
+    def place(self) -> Iterator[Place]:
+        """Around what is done with one body."""
+        place = Place(self)
+        try:
+            yield place
+        finally:
+            place.leave()
+
+    async def read(self, request: Request, place: Place) -> bytearray:
         """The whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError, QueueFullError,
-        ShuttingDownError."""
-        limits = self._limits
+        BusyError, ShuttingDownError."""
+        limits = self.limits
         declared = request.headers.get("content-length", "")
-        if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
-            raise self._too_large()
+        if declared.isascii() and declared.isdigit():
+            if len(declared) > 18 or int(declared) > limits.max_body_bytes:
+                raise self._too_large()
+            place.take(int(declared))
         body = bytearray()
         try:
             async with self._arrivals.within(limits.body_seconds, "the body") as more_time:
@@ -89,6 +137,7 @@ class Intake:
                     self.bytes += len(piece)
                     if len(body) > limits.max_body_bytes:
                         raise self._too_large()
+                    place.take(len(body))
                     if self.bytes > limits.max_reading_bytes:
                         raise QueueFullError("the server is receiving as much as it takes: send it again", TRY_AGAIN)
                     more_time(len(body))
@@ -97,4 +146,4 @@ class Intake:
         return body
 
     def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"the body is larger than {self._limits.max_body_bytes} bytes: send it in parts")
+        return BodyTooLargeError(f"the body is larger than {self.limits.max_body_bytes} bytes: send it in parts")

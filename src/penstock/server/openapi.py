@@ -31,7 +31,7 @@ _STATUSES = {
     429: "As much as is taken is under way: send it again after the seconds in Retry-After.",
     431: "The headers are too large.",
     500: "A fault of the server, or of the engine at this request.",
-    503: "Not at this moment: the server or its engine is on its way out.",
+    503: "Not at this moment: the server or its engine is on its way out, or has no room for a large body.",
     507: "The disk of the server's state folder is full, or fails.",
 }
 

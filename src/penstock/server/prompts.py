@@ -1,36 +1,32 @@
 """Prompts of bodies as token ids: texts, ids and chats.
 
-Long texts, and many, are rendered and tokenised in a thread, off the event loop; many ids are looked at in turns of it.
-It knows forms, the tokenizer and the model's facts; no sampling.
+Chats, long texts and many are rendered and tokenised in the sandbox, another process with limits of its own; many ids
+are looked at in turns of the event loop. It knows forms, the tokenizer and the model's facts; no sampling.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError
 from penstock.server.forms import ChatForm, CompletionForm, Form
 from penstock.server.refusals import HttpError
-from penstock.text.chat import render
+from penstock.text.sandbox import Done
+from penstock.text.sandbox_process import ChatJob, Job, TextJob
 
 if TYPE_CHECKING:
     from penstock.engine.open import EngineFacts
     from penstock.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
-A_TEXT = 64  # characters that a text or a message costs as much as, however short it is
+A_TEXT = 64  # characters that a text costs as much as, however short it is
+A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
 TURN = 32_768  # token ids that are looked at in one turn of the loop; about 3 ms
 
-Result = TypeVar("Result")
-
-
-class Aside(Protocol):
-    """Does long work off the loop."""
-
-    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
+Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Done]]]  # does jobs there, for as long as somebody waits for them
 
 
 @dataclass(slots=True)
@@ -42,38 +38,62 @@ class Prompt:
 
 
 async def completion_prompts(
-    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, aside: Aside
+    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed
 ) -> list[Prompt]:
     """Raises HttpError, ContextLengthError."""
     prompt = form.prompt
     if isinstance(prompt, str):
-        return await _text_prompts([prompt], form, tokenizer, aside)
+        return await _text_prompts([prompt], form, facts, tokenizer, sandboxed)
     if not prompt:
         raise HttpError("prompt is an empty list: give at least one prompt", param="prompt")
     if type(prompt[0]) is int:
         return await _id_prompts([prompt], form, facts)
     kinds = set(map(type, prompt))
     if kinds == {str}:
-        return await _text_prompts(prompt, form, tokenizer, aside)
+        return await _text_prompts(prompt, form, facts, tokenizer, sandboxed)
     if kinds == {list}:
         return await _id_prompts(prompt, form, facts)
     raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
 
 
 async def _text_prompts(
-    texts: list[str], form: CompletionForm, tokenizer: Tokenizer | None, aside: Aside
+    texts: list[str], form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed
 ) -> list[Prompt]:
     if tokenizer is None:
         raise HttpError("this server has no tokenizer: send token ids as prompt", param="prompt")
-    special = form.add_special_tokens is not False
-
-    def encode() -> list[list[int]]:
-        return tokenizer.encode_batch(texts, add_special_tokens=special)
-
-    batch = await aside(encode) if _long(texts) else encode()
+    special, keep = form.add_special_tokens is not False, _kept(form)
+    check_characters(max(map(len, texts)), form, facts, tokenizer)
+    if sum(map(len, texts)) + A_TEXT * len(texts) <= LONG_TEXT:
+        batch = tokenizer.encode_batch(texts, add_special_tokens=special)
+    else:
+        done = await _done([TextJob(part, special, keep) for part in _parts(texts)], form, sandboxed)
+        batch = [ids for part in done for ids in part.ids]
     if not all(batch):
         raise HttpError("a prompt is empty: give it at least one token", param="prompt")
     return [_cut(Prompt(ids, text), form) for ids, text in zip(batch, texts, strict=True)]
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        if part and size + len(text) > A_JOB:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    yield part
+
+
+async def _done(jobs: Sequence[Job], form: Form, sandboxed: Sandboxed) -> list[Done]:
+    try:
+        return await sandboxed(jobs)
+    except TokenizerError as error:  # no template in this model: asking it to chat is the fault
+        raise HttpError(str(error), param=_param(form)) from error
+    except ContextLengthError as error:
+        raise ContextLengthError(str(error), param=_param(form)) from error
+    except UsageError as error:
+        raise HttpError(error.rule, param=_param(form)) from error
 
 
 async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, facts: EngineFacts) -> list[Prompt]:
@@ -114,19 +134,35 @@ def _cut(prompt: Prompt, form: Form) -> Prompt:
     return prompt if keep is None or len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
 
 
-async def chat_prompt(form: ChatForm, tokenizer: Tokenizer, aside: Aside) -> Prompt:
-    """The messages, rendered by the model's template. Raises HttpError."""
-    messages = [_plain(message.role, message.text, message.name) for message in form.messages]
-
-    def prompt_ids() -> list[int]:
-        text = _render(tokenizer, messages, form)
-        return tokenizer.encode(text, add_special_tokens=bool(form.add_special_tokens))
-
-    long = _long([message["content"] for message in messages]) or form.chat_template_kwargs is not None
-    ids = await aside(prompt_ids) if long else prompt_ids()
-    if not ids:
+async def chat_prompt(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer, sandboxed: Sandboxed) -> Prompt:
+    """The messages, rendered by the model's template. Raises HttpError, ContextLengthError."""
+    check_characters(sum(len(message.text) for message in form.messages), form, facts, tokenizer)
+    job = ChatJob(
+        messages=[_plain(message.role, message.text, message.name) for message in form.messages],
+        add_generation_prompt=form.add_generation_prompt,
+        template_kwargs=form.chat_template_kwargs,
+        add_special_tokens=bool(form.add_special_tokens),
+        keep=_kept(form),
+    )
+    (done,) = await _done([job], form, sandboxed)
+    if not done.ids[0]:
         raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
-    return _cut(Prompt(ids), form)
+    return _cut(Prompt(done.ids[0]), form)
+
+
+def check_characters(size: int, form: Form, facts: EngineFacts, tokenizer: Tokenizer) -> None:
+    """Raises ContextLengthError for so many characters that no tokens can make them fit, where all are asked for."""
+    most = facts.max_model_len * tokenizer.longest
+    if form.truncate_prompt_tokens is None and size > most:
+        raise ContextLengthError(
+            f"a prompt has {size} characters, more than the context of {facts.max_model_len} tokens can hold: "
+            "shorten it, or cut it with truncate_prompt_tokens",
+            param=_param(form),
+        )
+
+
+def _param(form: Form) -> str:
+    return "prompt" if isinstance(form, CompletionForm) else "messages"
 
 
 def check_length(size: int, form: Form, facts: EngineFacts) -> None:
@@ -135,7 +171,7 @@ def check_length(size: int, form: Form, facts: EngineFacts) -> None:
         raise ContextLengthError(
             f"a prompt has {size} tokens and the context {facts.max_model_len}, with room for one at least to be made: "
             "shorten it, or cut it with truncate_prompt_tokens",
-            param="prompt" if isinstance(form, CompletionForm) else "messages",
+            param=_param(form),
         )
 
 
@@ -151,22 +187,3 @@ def _plain(role: str, content: str, name: str | None) -> dict[str, str]:
     if name is not None:
         message["name"] = name
     return message
-
-
-def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], form: ChatForm) -> str:
-    try:
-        return render(
-            tokenizer,
-            messages,
-            add_generation_prompt=form.add_generation_prompt,
-            template_kwargs=form.chat_template_kwargs,
-        )
-    except TokenizerError as error:  # no template in this model: asking it to chat is the fault
-        raise HttpError(str(error), param="messages") from error
-    except UsageError as error:
-        raise HttpError(error.rule, param=error.param) from error
-
-
-def _long(texts: Sequence[str]) -> bool:
-    """Whether it takes longer to tokenise these than others' streams can wait."""
-    return sum(map(len, texts)) + A_TEXT * len(texts) > LONG_TEXT

@@ -22,7 +22,7 @@ import uvloop
 
 from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
-from penstock.errors import EngineError, UsageError
+from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.server.access_log import open_log
 from penstock.server.app import build_app
 from penstock.server.batch_desk import Desk
@@ -157,7 +157,26 @@ async def serve_engine(
     with open_log(site.access_log) as log:
         protocol = connection_of(site.limits, Porter(service.queue, site.doors, log))
         server = _Server(_uvicorn_config(build_app(service, site.doors, log), protocol))
-        await _run(service, server, listener, stop, ready)
+        begun = asyncio.create_task(_begin_sandboxes(service, say=board is None or board.first))
+        try:
+            await _run(service, server, listener, stop, ready)
+        finally:
+            begun.cancel()
+            service.close_sandboxes()
+
+
+async def _begin_sandboxes(service: Service, *, say: bool) -> None:
+    """Has the first sandbox warm, which takes a second or less, and says where a template can't be served. What else is
+    wrong with it is told to the requests that need it."""
+    tokenizer = service.client.tokenizer
+    if tokenizer is None:
+        return
+    try:
+        fault = await service.sandboxes.begin()
+    except PenstockError as error:
+        fault = error
+    if say and fault is not None and tokenizer.chat_templates:
+        print(f"penstock: chats are refused: {fault}", file=sys.stderr)
 
 
 async def _run(

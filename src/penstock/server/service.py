@@ -6,6 +6,7 @@ It knows the engine's client, the queue, and what is bounded for all together; n
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,13 @@ from penstock.server.metrics import Metrics
 from penstock.server.refusals import ModelNotFoundError
 from penstock.server.spelling import Spellings
 from penstock.server.whole import Pace, Wholes
+from penstock.text.sandbox import SandboxPool
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient
     from penstock.server.batch_desk import Desk
 
+MOST_SANDBOXES = 8  # processes; a third of a core tokenises what an H200 prefills of a 1B model
 NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
 
 
@@ -50,6 +53,7 @@ class Service:
     _tenants: dict[str, int] = field(init=False)
     pace: Pace = field(default_factory=Pace, init=False)
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
+    sandbox_pool: SandboxPool | None = None  # made when it is first needed
     desk: Desk | None = None  # of files and batches, where there is a state folder
 
     def __post_init__(self) -> None:
@@ -65,10 +69,25 @@ class Service:
     def ready(self) -> bool:
         return self.client.alive and not self.closing.is_set()
 
+    @property
+    def sandboxes(self) -> SandboxPool:
+        """Where chats and long texts become token ids."""
+        if self.sandbox_pool is None:
+            tokenizer = self.client.tokenizer
+            assert tokenizer is not None, "whoever has text to tokenise has looked"
+            most = max(2, min(MOST_SANDBOXES, len(os.sched_getaffinity(0)) // (2 * self.servers)))
+            self.sandbox_pool = SandboxPool(tokenizer, self.client.facts.max_model_len, most)
+        return self.sandbox_pool
+
     def close(self) -> None:
         """Whoever still waits hears of the end."""
         self.closing.set()
         self.arrivals.close()
+
+    def close_sandboxes(self) -> None:
+        """Ends their processes, when nobody is left who waits for one."""
+        if self.sandbox_pool is not None:
+            self.sandbox_pool.close()
 
     def engine_state(self) -> tuple[dict[str, Any], bool]:
         """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""

@@ -6,16 +6,16 @@ submits nothing and builds no answer.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
 from penstock.server.forms import ChatForm, CompletionForm, Form, prompts_in
-from penstock.server.prompts import Aside, Prompt, chat_prompt, check_id, check_length, completion_prompts
+from penstock.server.prompts import Prompt, Sandboxed, chat_prompt, check_id, check_length, completion_prompts
 from penstock.server.refusals import HttpError
 
 if TYPE_CHECKING:
@@ -29,6 +29,14 @@ MAX_SALT_LENGTH = 1_024  # characters
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
 _SAMPLING = [knob.name for knob in fields(SamplingParams) if knob.name in set(Form.__struct_fields__) - {"logit_bias"}]
+
+Result = TypeVar("Result")
+
+
+class Aside(Protocol):
+    """Does work in a thread, off the loop."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +99,7 @@ def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
 
 
 async def completion_call(
-    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, aside: Aside = asyncio.to_thread
+    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed, aside: Aside
 ) -> Call:
     """Raises UsageError."""
     only_prompt = form.echo and form.max_tokens == 0
@@ -101,7 +109,7 @@ async def completion_call(
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
-    prompts = await completion_prompts(form, facts, tokenizer, aside)
+    prompts = await completion_prompts(form, facts, tokenizer, sandboxed)
     await _make_stops(given, tokenizer, aside)
     call = _call(form, given, prompts, facts)
     call.echo, call.only_prompt = form.echo, only_prompt
@@ -109,13 +117,13 @@ async def completion_call(
 
 
 async def chat_call(
-    form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | None, aside: Aside = asyncio.to_thread
+    form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed, aside: Aside
 ) -> Call:
     """Raises UsageError."""
     if tokenizer is None:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
     given = _chat_sampling(form, facts)
-    prompt = await chat_prompt(form, tokenizer, aside)
+    prompt = await chat_prompt(form, facts, tokenizer, sandboxed)
     await _make_stops(given, tokenizer, aside)
     return _call(form, given, [prompt], facts)
 

@@ -1,100 +1,22 @@
-"""Chat messages to one prompt text, by the model's own template and nothing else.
+"""Chat messages and templates, checked and picked, before the model's template makes one prompt text of them.
 
-Checks the messages, flattens content parts, renders. It knows no tokenizer beyond its templates and special tokens'
-texts, and no HTTP. The bounds of a rendering are in `chat_sandbox` and beside it.
+Rendering is `chat_template`'s, in the process that `sandbox` starts. It knows no Jinja, no tokenizer and no HTTP.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from penstock.errors import PenstockError, TokenizerError, UsageError
-
-if TYPE_CHECKING:
-    import jinja2
-
-    from penstock.text.chat_sandbox import ChatEnvironment
+from penstock.errors import TokenizerError, UsageError
 
 MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-MAX_CHARACTERS = 8_000_000  # of a rendered prompt: about 2 million tokens
-MAX_SECONDS = 10.0
 
 
-class HasTemplates(Protocol):
-    """What `render` needs of a tokenizer: templates by name, and the texts of bos_token, eos_token and the like."""
-
-    @property
-    def chat_templates(self) -> Mapping[str, str]: ...
-    @property
-    def special_tokens(self) -> Mapping[str, str]: ...
-
-
-def render(
-    tokenizer: HasTemplates,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-    max_characters: int = MAX_CHARACTERS,
-    max_seconds: float = MAX_SECONDS,
-) -> str:
-    """The prompt text of a conversation. Encode it with add_special_tokens=False: templates write BOS themselves.
-
-    `tools` picks a template named "tool_use" where the model has one; `template_kwargs` are further variables of the
-    template. Raises UsageError (messages that are malformed, that the template refuses, or whose text gets too long)
-    and TokenizerError (no template, or one that isn't valid).
-    """
-    source = _pick_template(tokenizer.chat_templates, with_tools=bool(tools))
-    checked = check_messages(messages)
-    variables: dict[str, Any] = {**tokenizer.special_tokens, **(template_kwargs or {})}
-    variables.update(
-        messages=checked,
-        tools=[dict(tool) for tool in tools] if tools else None,
-        documents=variables.get("documents"),
-        add_generation_prompt=add_generation_prompt,
-    )
-    return _run(source, variables, max_characters, max_seconds)
-
-
-def check_template(tokenizer: HasTemplates) -> None:
-    """Raises TokenizerError where no messages at all can be rendered: no template, or one that isn't valid."""
-    _compile(_pick_template(tokenizer.chat_templates, with_tools=False))
-
-
-def _run(source: str, variables: dict[str, Any], characters: int, seconds: float) -> str:
-    import jinja2
-
-    from penstock.text.chat_budget import Budget
-
-    environment, template = _compile(source)
-    budget = Budget(characters, seconds)
-    budget.written(variables)
-    try:
-        return environment.render(template, variables, budget)
-    except PenstockError:
-        raise
-    except jinja2.TemplateError as error:
-        raise _refusal(error, source) from error
-    except Exception as error:  # a template is a program: on messages it didn't foresee it fails in any way at all
-        # Its kind alone: what it says may hold what a message says.
-        message = f"the model's chat template fails on these messages ({type(error).__name__})"
-        raise UsageError(message, param="messages") from error
-
-
-def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
-    """What a template said by raise_exception, or Jinja of a name that isn't there. Words that stand in the template
-    are the model's; others may be built of a message, so that the rule is their kind alone."""
-    refuses, said = "the model's chat template refuses these messages", str(error)
-    kind = f"{refuses} ({type(error).__name__})"
-    message = f"{refuses}: {said}" if said else kind
-    return UsageError(message, param="messages", rule=message if said in source else kind)
-
-
-def _pick_template(templates: Mapping[str, str], *, with_tools: bool) -> str:
+def pick_template(templates: Mapping[str, str], *, with_tools: bool = False) -> str:
+    """Returns the template named "tool_use" where there are tools and the model has one, else its default one. Raises
+    TokenizerError where it has none."""
     if with_tools and "tool_use" in templates:
         return templates["tool_use"]
     if "default" in templates:
@@ -106,24 +28,8 @@ def _pick_template(templates: Mapping[str, str], *, with_tools: bool) -> str:
     )
 
 
-@lru_cache(maxsize=16)
-def _compile(source: str) -> tuple[ChatEnvironment, jinja2.Template]:
-    """Parsed once a template: some milliseconds each, and Jinja's import (40 ms) only where there is a chat."""
-    import jinja2
-
-    from penstock.text.chat_sandbox import ChatEnvironment
-
-    environment = ChatEnvironment()
-    try:
-        return environment, environment.template(source)
-    except (jinja2.TemplateError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        where = f" at line {line}" if line else ""
-        raise TokenizerError(f"the model's chat template is not valid Jinja{where}: {error}") from error
-
-
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages as a template gets them. Raises UsageError for a malformed one; needs no model."""
+    """Returns the messages as a template gets them. Raises UsageError for a malformed one; needs no model."""
     return [_check_message(place, message) for place, message in enumerate(_check_list(messages))]
 
 

@@ -8,6 +8,7 @@ from here so that their tables over the vocabulary are made once a tokenizer.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import TokenizerError, UsageError
+from penstock.errors import ContextLengthError, TokenizerError, UsageError
 from penstock.text.stop_strings import StopIndex, StopStrings
 from penstock.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from penstock.text.vocabulary import DecoderStyle, Vocabulary
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
+
+_USUAL = 6  # characters of a token, at most, in the first part of a long text that is looked at: prose has 3 to 5
+_WORD = re.compile(r"\S\s")  # a word's end
 
 
 class Tokenizer:
@@ -35,7 +39,7 @@ class Tokenizer:
 
     def __init__(self, fast: FastTokenizer, files: TokenizerFiles, vocab_size: int | None = None) -> None:
         self._fast = fast
-        self._folder = files.folder
+        self.folder = files.folder
         self._tokens = _tokens_by_id(fast, vocab_size, files.folder)
         self.vocab_size = len(self._tokens)
         self.special_ids = frozenset(i for i, token in fast.get_added_tokens_decoder().items() if token.special)
@@ -45,6 +49,7 @@ class Tokenizer:
         self.eos_token_id = self._named_id("eos_token")
         self._stops: dict[tuple[tuple[str, ...], bool], StopStrings] = {}
         self._style = DecoderStyle.read(_decoder_spec(fast))
+        self.longest = max(len(token) for token in self._tokens if token is not None)  # characters of a token
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int | None = None) -> Tokenizer:
@@ -73,6 +78,40 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; `add_special_tokens` adds BOS and the like as the model's tokenizer.json says."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_prompt(
+        self, text: str, limit: int, *, keep: int | None = None, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Returns the ids of a prompt for a context of `limit` tokens, without looking at much more text than that.
+
+        keep: where there are more than so many ids, the last keep + 1 will do. Of a long text the end is tokenised
+        from a word's beginning on, as far from what is kept as a token can reach. Raises ContextLengthError where the
+        text cannot fit, however far it goes on, and as `encode_batch`.
+        """
+        if keep is not None and keep < limit:
+            return self._last_ids(text, keep + 1, add_special_tokens)
+        if len(text) > limit * self.longest:
+            raise _too_long(limit)
+        enough = limit + self.longest  # more text could join the last few tokens of a part, at most
+        size = _USUAL * enough
+        while size < len(text):
+            if len(self.encode(text[:size], add_special_tokens=add_special_tokens)) >= enough:
+                raise _too_long(limit)
+            size *= 4
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def _last_ids(self, text: str, count: int, add_special_tokens: bool) -> list[int]:
+        """The last `count` ids of a text, or all where it has fewer."""
+        enough = count + self.longest  # ids; the first few of a part are not those that the whole text has there
+        size = _USUAL * enough
+        while size < len(text):
+            end = _WORD.search(text, len(text) - size)
+            start = len(text) - size if end is None else end.start() + 1
+            ids = self.encode(text[start:], add_special_tokens=add_special_tokens)
+            if len(ids) >= enough:
+                return ids[-count:]
+            size *= 4
+        return self.encode(text, add_special_tokens=add_special_tokens)[-count:]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """The ids of several texts, on several cores. Raises TokenizerError where the library gives up."""
@@ -150,6 +189,11 @@ class Tokenizer:
     def _named_id(self, name: str) -> int | None:
         word = self.special_tokens.get(name)
         return None if word is None else self._fast.token_to_id(word)
+
+
+def _too_long(limit: int) -> ContextLengthError:
+    message = f"a prompt has more tokens than the context, which is {limit}: shorten it, or cut it to its end"
+    return ContextLengthError(message, param="prompt")
 
 
 def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, folder: Path) -> list[str | None]:

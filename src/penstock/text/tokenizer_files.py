@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.errors import TokenizerError
+
+MOST_GROWTH = 256  # times as long as a text its normal form may be; served models' are 1 to 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         raise TokenizerError(
             f"{folder} has no tokenizer.json{hint}; add it, or start with skip_tokenizer_init and token ids"
         )
+    tokenizer_json = _read_bytes(path)
+    _check_growth(tokenizer_json, path)
     config = _read_json(folder / "tokenizer_config.json")
     named = _named_tokens(config)
     if "added_tokens_decoder" not in config:
@@ -55,12 +62,46 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         raise TokenizerError(f"{folder / 'tokenizer_config.json'} has special tokens that are no list: fetch it again")
     return TokenizerFiles(
         folder=folder,
-        tokenizer_json=_read_bytes(path),
+        tokenizer_json=tokenizer_json,
         named=named,
         extra_special=tuple(word for entry in words if (word := _content(entry)) is not None),
         added=_added_tokens(config.get("added_tokens_decoder") or {}, folder),
         templates=_chat_templates(config, folder),
     )
+
+
+class _Spec(msgspec.Struct):
+    """What is read here of tokenizer.json, whose vocabulary takes a tenth of a second to parse."""
+
+    normalizer: Any = None
+
+
+def _check_growth(tokenizer_json: bytes, path: Path) -> None:
+    """Raises TokenizerError for a normalizer that may make a text MOST_GROWTH times as long or longer: one that doubles
+    a letter thirty times over takes all memory there is for one word."""
+    try:
+        growth = _growth(msgspec.json.decode(tokenizer_json, type=_Spec).normalizer)
+    except (msgspec.DecodeError, RecursionError):
+        return  # no tokenizer at all, as the library will say
+    if growth > MOST_GROWTH:
+        raise TokenizerError(
+            f"{path} has a normalizer that may make texts over {MOST_GROWTH} times as long: not served"
+        )
+
+
+def _growth(normalizer: Any) -> float:
+    """How many characters one may become, at most, by the replacements of a normalizer as the library writes it."""
+    if not isinstance(normalizer, dict):
+        return 1
+    inner = normalizer.get("normalizers")
+    if isinstance(inner, list):
+        return prod(min(_growth(each), MOST_GROWTH + 1) for each in inner)
+    pattern, content = normalizer.get("pattern"), normalizer.get("content")
+    if not isinstance(pattern, dict) or not isinstance(content, str) or not content:
+        return 1
+    text = pattern.get("String")
+    # A regular expression may match nothing at all, so that its content comes between any two characters.
+    return max(len(content) / len(text), 1) if isinstance(text, str) and text else len(content) + 1
 
 
 def _read_bytes(path: Path) -> bytes:

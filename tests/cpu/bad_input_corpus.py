@@ -172,7 +172,7 @@ def _fields() -> list[Case]:
         *(_completion(400, "top_p", top_p=value) for value in (0, -1, 1.0001, CANARY)),
         *(_completion(400, "top_k", top_k=value) for value in (-2, 0.5, CANARY, -(2**62))),
         *(_completion(400, "min_p", min_p=value) for value in (-1, 2)),
-        *(_completion(400, "repetition_penalty", repetition_penalty=value) for value in (0, -1, 101)),
+        *(_completion(400, "repetition_penalty", repetition_penalty=value) for value in (0, -1, 1e-38, 9e-7, 101)),
         _completion(400, "presence_penalty", presence_penalty=2.1),
         _completion(400, "frequency_penalty", frequency_penalty=-3),
         *(_completion(400, "seed", seed=value) for value in (2**63, -(2**63) - 1, 1.5, CANARY)),

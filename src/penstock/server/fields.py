@@ -112,7 +112,6 @@ MESSAGE: dict[str, Fate] = {
 
 STREAM_OPTIONS: dict[str, Fate] = {
     "include_obfuscation": Fate((False,), "events are not padded; leave it out"),
-    "continuous_usage_stats": Fate((False,), "usage comes in the last event: include_usage"),
 }
 
 

@@ -24,9 +24,15 @@ Json = dict[str, Any]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """include_usage: one more event at the end, with the tokens' counts."""
+    """include_usage: one more event at the end, with the tokens' counts. continuous_usage_stats: counts in every event
+    too, as vLLM has it: only with include_usage, which it brings along where that isn't said."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool = False
+
+    @property
+    def usage(self) -> bool:
+        return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
 class Form(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
-from penstock.server.forms import ChatForm, CompletionForm, Form, prompts_in
+from penstock.server.forms import ChatForm, CompletionForm, Form, StreamOptions, prompts_in
 from penstock.server.prompts import Aside, Prompt, chat_prompt, check_id, check_length, completion_prompts
 from penstock.server.refusals import HttpError
 
@@ -37,12 +37,14 @@ class Call:
 
     echo: the prompt stands before the text.             only_prompt: max_tokens 0 with echo; the one token is dropped.
     logprobs: how many, or None.                         prompt_logprobs: asked for by name, beside those of echo.
+    include_usage: one more event tells the counts.      continuous_usage: every other event tells them too.
     """
 
     prompts: list[Prompt]
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
     echo: bool = False
     only_prompt: bool = False
     logprobs: int | None = None
@@ -200,11 +202,13 @@ async def _make_stops(sampling: SamplingParams, tokenizer: Tokenizer | None, asi
 def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[Prompt], facts: EngineFacts) -> Call:
     for prompt in prompts:
         check_length(len(prompt.ids), form, facts)
+    options = form.stream_options or StreamOptions()
     return Call(
         prompts=prompts,
         sampling=sampling,
         stream=form.stream,
-        include_usage=form.stream_options is not None and form.stream_options.include_usage,
+        include_usage=options.usage,
+        continuous_usage=options.usage and options.continuous_usage_stats,
         logprobs=sampling.logprobs,
         prompt_logprobs=form.prompt_logprobs,
         return_token_ids=form.return_token_ids,

@@ -115,6 +115,8 @@ def test_completion_fields(http: httpx.Client, server: Running, fields: dict[str
     answer = http.post(COMPLETIONS, content=json.dumps({"prompt": "x", **fields}))
     assert answer.status_code == 400, answer.text
     assert check_shape(answer)["param"] == param
+    # Told before its prompt is tokenised, amid which its time would be over.
+    ({"prompt": "x" * 90_000, "truncate_prompt_tokens": 5, "timeout": 1e-9, "cache_salt": ""}, "cache_salt"),
     assert len(server.engine.submitted) == before and not server.engine.open
 
 

@@ -179,6 +179,8 @@ def _check_asked(form: Form) -> None:
         raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
     if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
         raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
+    if form.cache_salt is not None and not 0 < len(form.cache_salt) <= MAX_SALT_LENGTH:
+        raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
 
 
 def _check_sizes(form: Form, vocab_size: int) -> None:
@@ -232,7 +234,5 @@ def _salt(text: str | None) -> int:
     """The engine's number of a salt: two texts have one by an accident of 1 in 2^62."""
     if text is None:
         return 0
-    if not 0 < len(text) <= MAX_SALT_LENGTH:
-        raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return 1 + int.from_bytes(digest, "big") % MAX_SALT

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.errors import ContextLengthError, UsageError
 
@@ -26,6 +26,27 @@ MAX_SAMPLES = 65_536
 MAX_SEED = 2**63 - 1
 MAX_SALT = 2**62 - 1
 _LARGEST = sys.float_info.max  # compared with, and never converted to: a whole number may be larger than any float
+
+
+class Range(NamedTuple):
+    """What a number may be: `low` to `high`, both among them but for an open low end."""
+
+    low: float
+    high: float
+    open_low: bool = False
+
+
+# Of the sampling numbers, a request's and a generation_config's: each value leaves a row's logits finite in float32, in
+# which rows are drawn. There 1e-38 is no normal number any more, and a logit of 35 divided by 1e-37 is infinite.
+RANGES = {
+    "temperature": Range(0.0, 100.0),  # below 1e-6, but for 0, a row is drawn at 1e-6
+    "top_p": Range(0.0, 1.0, open_low=True),  # one that float32 takes for 0 keeps the most likely token
+    "min_p": Range(0.0, 1.0),
+    "repetition_penalty": Range(1e-6, 100.0),
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+    "logit_bias": Range(-100.0, 100.0),
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,17 +119,17 @@ class SamplingParams:
         _whole("top_k", self.top_k, -1, None)
 
     def _check_numbers(self) -> None:
-        _real("temperature", self.temperature, 0.0, 100.0)
-        _real("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _real("min_p", self.min_p, 0.0, 1.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _real("temperature", self.temperature)
+        _real("top_p", self.top_p)
+        _real("min_p", self.min_p)
+        _real("repetition_penalty", self.repetition_penalty)
+        _real("presence_penalty", self.presence_penalty)
+        _real("frequency_penalty", self.frequency_penalty)
         for token, value in (self.logit_bias or {}).items():
             if token < 0:
                 rule = "logit_bias names a token below 0: ids are 0 and up"
                 raise UsageError(f"logit_bias names token {token}: ids are 0 and up", param="logit_bias", rule=rule)
-            _real(f"logit_bias[{token}]", value, -100.0, 100.0, param="logit_bias")
+            _real("logit_bias", value, f"logit_bias[{token}]")
 
     def _check_stops(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -144,13 +165,13 @@ def _whole(name: str, value: object, low: int, high: int | None) -> None:
         raise _wrong(name, f"between {low} and {high}" if high is not None else f"at least {low}", value)
 
 
-def _real(
-    name: str, value: object, low: float, high: float, *, open_low: bool = False, param: str | None = None
-) -> None:
+def _real(param: str, value: object, name: str | None = None) -> None:
+    low, high, open_low = RANGES[param]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
-        raise _wrong(name, "a finite number", value, param)
+        raise _wrong(name or param, "a finite number", value, param)
     if value < low or value > high or (open_low and value == low):
-        raise _wrong(name, f"above {low} and at most {high}" if open_low else f"between {low} and {high}", value, param)
+        must_be = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
+        raise _wrong(name or param, must_be, value, param)
 
 
 def _wrong(name: str, must_be: str, value: object, param: str | None = None) -> UsageError:

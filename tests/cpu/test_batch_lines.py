@@ -88,6 +88,9 @@ BAD = {
     "another model": (body(model="gpt-4"), "model_not_found", "body.model"),
     "stream": (body(stream=True), "unsupported_parameter", "body.stream"),
     "temperature": (body(temperature=-1), "invalid_request", "body.temperature"),
+    "penalty": (body(repetition_penalty=1e-38), "invalid_request", "body.repetition_penalty"),
+    "salt": (body(cache_salt=""), "invalid_request", "body.cache_salt"),
+    "empty model": (body(model=""), "missing_required_parameter", "body.model"),
     "n": (body(n=0), "invalid_request", "body.n"),
     "n too large": (json.dumps(line("bad")).replace('"prompt"', '"n": 1e400, "prompt"').encode(), None, None),
     "stops": (body(stop=["a"] * 65), "invalid_request", "body.stop"),
@@ -104,7 +107,7 @@ NAMELESS = set(list(BAD)[: list(BAD).index("no custom_id") + 1]) | {"too long"} 
     name for name in BAD if name.startswith("custom_id ")
 }  # fmt: skip
 OF_THE_BODY = list(BAD)[list(BAD).index("body a text") :]
-NOT_ONLINE = {"no model", "stream", "too long"}
+NOT_ONLINE = {"no model", "empty model", "stream", "too long"}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import product
+from math import isfinite, nextafter
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import transformers
 
 from penstock import LLM, SamplingParams, demo
 from penstock.llm import Prompt
+from penstock.request import RANGES
 
 ROWS = [json.loads(line) for line in demo.problems_file().read_text().splitlines()[:5]]
 QUESTIONS = [f"Question: {row['question']}\nAnswer:" for row in ROWS]
@@ -44,6 +48,30 @@ def test_a_forks_samples_are_those_drawn_one_by_one(llm: LLM) -> None:
         for index in (0, 3, 5):
             (one,) = llm.stream([Prompt(key=0, prompt=out.prompt_token_ids, params=params, samples=[index])])
             assert one.output == out.outputs[index]
+
+
+def test_every_number_up_to_its_ends_gives_tokens(llm: LLM) -> None:
+    """What float32 makes 0, subnormal or 1 of among them, and all ends at once."""
+    tiny = [5e-324, 1e-50, 1e-45, 1e-40, 1e-30]
+    taken: dict[str, list[float]] = {
+        "temperature": [*tiny, 1e-7, 1e-6],
+        "top_p": [*tiny, nextafter(1.0, 0.0)],
+        "min_p": [*tiny, nextafter(1.0, 0.0)],
+        "presence_penalty": tiny,
+        "frequency_penalty": tiny,
+        "logit_bias": tiny,
+    }
+    every = list(range(2048))
+    ends = {name: (nextafter(low, high) if open_low else low, high) for name, (low, high, open_low) in RANGES.items()}
+    asked: list[dict[str, Any]] = [{name: value} for name in ends for value in (*ends[name], *taken.get(name, ()))]
+    asked += [dict(zip(ends, some, strict=True)) for some in product(*ends.values())]
+    for each in asked:
+        if "logit_bias" in each:
+            each["logit_bias"] = dict.fromkeys(every if len(each) == 1 else every[::2], each["logit_bias"])
+    params = [SamplingParams(max_tokens=3, seed=1, ignore_eos=True, logprobs=1, **each) for each in asked]
+    for out in llm.generate([QUESTIONS[0]] * len(params), params, use_tqdm=False):
+        assert out.error is None and [each.finish_reason for each in out.outputs] == ["length"]
+        assert all(isfinite(near.logprob) for at in out.outputs[0].logprobs or () for near in at.values())
 
 
 def test_it_chats(llm: LLM) -> None:

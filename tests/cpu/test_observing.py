@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -11,11 +13,15 @@ from typing import Any
 import httpx
 import pytest
 from deaths import Waiters
+from server_fake import FakeEngine
 from service import COMPLETIONS, Serving, make_folder, wait_until
 
 from penstock.errors import UsageError
 from penstock.server.access_log import open_log
+from penstock.server.app import build_app
 from penstock.server.keys import gather_keys
+from penstock.server.metrics import Metrics
+from penstock.server.service import Service
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 # What vLLM's own example dashboards, of several of its versions, ask for, after the colon (its v1 metrics loggers).
@@ -133,10 +139,40 @@ def test_the_access_log(serving: Serving) -> None:
     assert (whole["prompt_tokens"], whole["output_tokens"], whole["finish_reasons"]) == (26, 8, {"length": 2})
     assert 0 < whole["first_token_seconds"] <= whole["seconds"] and not whole["stream"]
     assert streamed["stream"] and streamed["output_tokens"] == 3 and streamed["first_token_seconds"] > 0
-    assert (bad["status"], bad["route"]) == (400, COMPLETIONS) and "n" not in bad
+    assert (bad["status"], bad["route"], bad["param"]) == (400, COMPLETIONS, "n") and "n" not in bad
     assert (keyless["status"], keyless["key"], nowhere["status"], nowhere["route"]) == (401, None, 404, None)
+    assert (keyless["code"], nowhere["code"]) == ("invalid_api_key", "not_found")
     assert (strange["status"], strange["method"]) == (405, "PATCH")
+    assert "code" not in whole and "param" not in streamed
     assert secret.split()[1] not in (serving.folder / "access.jsonl").read_text()
+
+
+def test_a_refusal_is_in_the_log_with_its_code_and_param(tmp_path: Path) -> None:
+    """And a fault of ours is a 500 there, not a client that left."""
+    engine, log = FakeEngine(None), io.BytesIO()
+    app = build_app(Service(client=engine, model="fake", metrics=Metrics(engine, "fake")), None, log)
+
+    def broken(*prompt: Any, **more: Any) -> None:
+        raise RuntimeError("the spring behind the mill")
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for more in ({"bad_words": ["mill"]}, {"stream_options": {"x": "mill"}, "stream": True}):
+                await http.post(COMPLETIONS, json={"prompt": [1], **more})
+            await http.post(COMPLETIONS, content=b"{mill")
+            engine.submit = broken  # type: ignore[method-assign, assignment]
+            await http.post(COMPLETIONS, json={"prompt": [1]})
+
+    asyncio.run(ask())
+    told = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [(line["status"], line["code"], line["param"]) for line in told] == [
+        (400, "unsupported_parameter", "bad_words"),
+        (400, "unknown_parameter", "stream_options.x"),
+        (400, "invalid_json", None),
+        (500, "internal", None),
+    ]
+    assert b"mill" not in log.getvalue()
 
 
 def test_who_left_is_in_the_log(serving: Serving) -> None:

@@ -66,7 +66,8 @@ def test_keys_are_told(tmp_path: Path) -> None:
 
 def test_what_is_told_of_the_model(document: Json) -> None:
     form = document["components"]["schemas"]["CompletionForm"]["properties"]
-    assert form["model"]["anyOf"][0]["enum"] == ["fake"] and form["min_tokens"]["anyOf"][0]["maximum"] == 255
+    assert form["repetition_penalty"]["anyOf"][0] == {"type": "number", "minimum": 1e-6, "maximum": 100}
+    assert form["model"]["anyOf"][0]["enum"] == ["fake", ""] and form["min_tokens"]["anyOf"][0]["maximum"] == 255
     assert form["prompt"]["anyOf"][1]["items"]["maximum"] == 255
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from math import nextafter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
+from penstock.request import RANGES
 from penstock.server import fields
 from penstock.server.forms import ChatForm, CompletionForm
 from penstock.server.limits import Limits
@@ -99,6 +102,12 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, "stream_options.continuous_usage_stats"),
+    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ({"bad_words": ["x"]}, "bad_words"), ({"bad_words": {}}, "bad_words"), ({"vllm_xargs": []}, "vllm_xargs"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"), ({"guided_choice": []}, "guided_choice"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs"), ({"truncation_side": "right"}, "truncation_side"),
+    ({"thinking_token_budget": 0}, "thinking_token_budget"), ({"watermarking": 0}, "watermarking"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"ignore_eos": 0}, "ignore_eos"),
     ({"skip_special_tokens": "no"}, "skip_special_tokens"), ({"return_token_ids": 1}, "return_token_ids"),
     ({"unheard_of": 1}, "unheard_of"), ({"": 1}, ""), ({"x" * 5000: None}, "x" * 80), ({"user": 7}, "user"),
@@ -106,6 +115,8 @@ COMPLETION_CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"store": 0}, "store"), ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"use_beam_search": True}, "use_beam_search"), ({"guided_json": {}}, "guided_json"), ({"priority": 1}, "priority"),
     ({"messages": USER}, "messages"), ({"top_logprobs": 1}, "top_logprobs"), ({"model": 7}, "model"),
+    # Told before its prompt is tokenised, amid which its time would be over.
+    ({"prompt": "x" * 90_000, "truncate_prompt_tokens": 5, "timeout": 1e-9, "cache_salt": ""}, "cache_salt"),
 ]  # fmt: skip
 
 
@@ -140,6 +151,8 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
     ({"modalities": ["audio"]}, "modalities"), ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"chat_template_kwargs": 7}, "chat_template_kwargs"), ({"suffix": "x"}, "suffix"), ({"best_of": 1}, "best_of"),
     ({"response_format": {"type": "json_schema"}}, "response_format"), ({"n": 0}, "n"),
+    ({"include_reasoning": False}, "include_reasoning"), ({"documents": [{}]}, "documents"),
+    ({"web_search_options": {}}, "web_search_options"), ({"top_logprobs": -1}, "top_logprobs"),
 ]  # fmt: skip
 
 
@@ -157,7 +170,8 @@ def test_a_refusal_says_a_thing_once(http: httpx.Client) -> None:
         answer = http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], **fields})
         return str(answer.json()["error"]["message"])
 
-    assert said(verbosity="low") == "verbosity is not served: say it in a message"
+    assert said(reasoning_effort="low").startswith("reasoning_effort is not served: use chat_template_kwargs ")
+    assert said(vllm_xargs={"a": 1}) == "vllm_xargs is not served with this value: leave it out"
     assert said(user=3).startswith("user is not served with this value: ")
 
 
@@ -172,6 +186,84 @@ def test_fields_that_change_nothing_are_taken(http: httpx.Client) -> None:
     chat = {"tools": [], "tool_choice": "none", "modalities": ["text"], "parallel_tool_calls": True}
     spoken = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": []}
     assert http.post(CHAT, json={"messages": [spoken], "max_tokens": 1, **harmless, **chat}).status_code == 200
+
+
+# What vLLM's bodies hold where nothing was asked for: the defaults of its classes, as a client that dumps them sends.
+OF_BOTH = {
+    "model": "", "frequency_penalty": None, "logit_bias": None, "max_tokens": None, "n": 1, "presence_penalty": None,
+    "response_format": None, "seed": None, "stop": [], "stream": False, "stream_options": None, "temperature": None,
+    "top_p": None, "user": None, "use_beam_search": False, "top_k": None, "min_p": None, "repetition_penalty": None,
+    "watermarking": None, "length_penalty": 1.0, "stop_token_ids": [], "include_stop_str_in_output": False,
+    "ignore_eos": False, "min_tokens": 0, "skip_special_tokens": True, "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None, "truncation_side": None, "prompt_logprobs": None, "logprob_token_ids": None,
+    "allowed_token_ids": None, "bad_words": [], "structured_outputs": None, "priority": 0, "request_id": None,
+    "session_id": None, "return_tokens_as_token_ids": None, "return_token_ids": None, "routed_experts_prompt_start": 0,
+    "return_token_offsets": False, "return_mm_kwargs": True, "cache_salt": None, "kv_transfer_params": None,
+    "ec_transfer_params": None, "vllm_xargs": None, "repetition_detection": None, "thinking_token_budget": None,
+    "stream_interval": None, "logits_processors": None, "guided_json": None, "guided_regex": None,
+    "guided_choice": None, "guided_grammar": None, "guided_decoding_backend": None, "guided_whitespace_pattern": None,
+}  # fmt: skip
+OF_COMPLETION = {"echo": False, "suffix": None, "logprobs": None, "prompt_embeds": None, "best_of": None}
+OF_CHAT = {
+    "logprobs": False, "top_logprobs": 0, "max_completion_tokens": 1, "tools": None, "tool_choice": "none",
+    "reasoning_effort": None, "include_reasoning": True, "parallel_tool_calls": True, "echo": False,
+    "add_generation_prompt": True, "continue_final_message": False, "add_special_tokens": False, "documents": None,
+    "chat_template": None, "chat_template_kwargs": None, "media_io_kwargs": None, "mm_processor_kwargs": None,
+    "return_prompt_text": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETIONS, {"prompt": "x", **OF_BOTH, **OF_COMPLETION}), (CHAT, {"messages": USER, **OF_BOTH, **OF_CHAT})],
+    ids=["completion", "chat"],
+)
+def test_a_body_that_spells_out_every_default_is_one_that_says_nothing(
+    http: httpx.Client, server: Running, path: str, body: dict[str, Any]
+) -> None:
+    plain = {"prompt": "x"} if path == COMPLETIONS else {"messages": USER, "max_completion_tokens": 1}
+    for asked in (plain, body):
+        answer = http.post(path, json=asked)
+        assert answer.status_code == 200, answer.text
+    said, spelt = (each.sampling for each in server.engine.submitted[-2:])
+    assert replace(spelt, stop=None, stop_token_ids=None) == said
+
+
+NOTHING: list[dict[str, Any]] = [
+    {"bad_words": []}, {"logits_processors": []}, {"logprob_token_ids": []}, {"structured_outputs": {}},
+    {"vllm_xargs": {}}, {"kv_transfer_params": {}}, {"ec_transfer_params": {}}, {"mm_processor_kwargs": {}},
+    {"media_io_kwargs": {}}, {"repetition_detection": {}}, {"prompt_cache_options": {}}, {"guided_json": None},
+    {"thinking_token_budget": -1}, {"truncation_side": "left"}, {"stream_interval": 1}, {"watermarking": False},
+    {"stream_options": {}}, {"stream_options": {"include_usage": False, "continuous_usage_stats": False}},
+    {"session_id": "a"}, {"guided_decoding_backend": "outlines"}, {"model": ""},
+]  # fmt: skip
+NOTHING_IN_CHAT: list[dict[str, Any]] = [
+    {"documents": []}, {"include_reasoning": True}, {"chat_template": ""}, {"verbosity": "medium"},
+    {"top_logprobs": 0}, {"return_prompt_text": False}, {"functions": []}, {"web_search_options": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [*NOTHING, *NOTHING_IN_CHAT], ids=str)
+def test_a_value_that_asks_for_nothing_is_taken_as_nothing(http: httpx.Client, more: dict[str, Any]) -> None:
+    spoken = {"role": "assistant", "content": "x", "refusal": "", "reasoning": "", "reasoning_content": ""}
+    answer = http.post(CHAT, json={"messages": [spoken], "max_tokens": 1, **more})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == "fake"
+    if more in NOTHING:
+        assert http.post(COMPLETIONS, json={"prompt": "x", **more}).status_code == 200
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_number_past_its_ends_is_told_its_range(http: httpx.Client, name: str) -> None:
+    low, high, open_low = RANGES[name]
+    past = [low if open_low else nextafter(low, -1e300), nextafter(high, 1e300)]
+    past += [1e-38, 1e-45, 5e-324] * (name == "repetition_penalty")
+    for value, status in [(high, 200), (nextafter(low, high), 200), *((value, 400) for value in past)]:
+        answer = http.post(COMPLETIONS, json={"prompt": "x", name: {"7": value} if name == "logit_bias" else value})
+        assert answer.status_code == status, (value, answer.text)
+        if status == 400:
+            error = check_shape(answer)
+            assert error["param"] == name and str(low) in error["message"] and str(high) in error["message"]
 
 
 def test_values_that_the_models_size_bounds_are_cut_to_it(http: httpx.Client, server: Running) -> None:

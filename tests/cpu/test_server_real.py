@@ -18,6 +18,8 @@ import httpx
 import openai
 import pytest
 
+from penstock.request import RANGES
+
 SERVE = """
 import sys
 from penstock.config import Config
@@ -205,12 +207,21 @@ def test_prompt_tokens_of_a_group_count_once(url: str, client: openai.OpenAI) ->
     assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_the_ends_of_every_range_are_answered(url: str) -> None:
+    for name, (low, high, open_low) in RANGES.items():
+        for value in (1e-30 if open_low else low, high):
+            body = {"prompt": PROMPT, "max_tokens": 4, name: {"5": value} if name == "logit_bias" else value}
+            answer = httpx.post(url + COMPLETIONS, json=body, timeout=120)
+            assert answer.status_code == 200, (name, value, answer.text)
+
+
 def test_bad_input_reaches_nobody(url: str) -> None:
     for body in (
         {"prompt": "x" * 10_000},
         {"prompt": [10**6]},
         {"prompt": "x", "n": 10**30},
         {"prompt": "x", "what": 1},
+        {"prompt": PROMPT, "repetition_penalty": 1e-38},
     ):
         assert httpx.post(url + COMPLETIONS, json=body).status_code == 400
     assert httpx.get(url + "/health/ready").status_code == 200

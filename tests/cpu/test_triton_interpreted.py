@@ -60,6 +60,11 @@ def test_tokens_of_all_kinds_of_rows(vocabulary):
     assert cases.check_sample(CPU, logits, cases.mixed(16)) == 0
 
 
+def test_the_ends_of_what_may_be_asked():
+    assert cases.check_sample(CPU, cases.drawn(7, 130, seed=2, by=3.0), cases.extremes(11)) == 0
+    cases.check_adjust(CPU, F32, 12, 300, 3, ends=True)
+
+
 @pytest.mark.parametrize("filters", [{"top_p": 0.1}, {"top_k": 5}, {"min_p": 0.9}, {"top_k": 9, "top_p": 0.5}], ids=str)
 def test_flat_rows_that_miss_all_attempts(filters):
     assert (

@@ -4,6 +4,7 @@ small cases, and natively on a GPU, in wide ones. Import the kernels' environmen
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ from penstock.kernels.triton import (
 )
 from penstock.kernels.triton import rows as step_rows
 from penstock.kernels.triton import sample as fast_sample
+from penstock.request import RANGES
 
 COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "sample", "position")
 
@@ -298,6 +300,17 @@ def mixed(n: int, seed: int = 1) -> SamplerInputs:
                          any_random=True)  # fmt: skip
 
 
+def extremes(step: int = 1) -> SamplerInputs:
+    """Rows at the ends of what may be asked, as float32 has them, and a subnormal: each with each, or every so many."""
+    tiny = 1e-45
+    asks = [*product((0.0, tiny, 1e-6, 100.0), (tiny, 1e-30, 1.0), (0.0, tiny, 1.0), (0, 2**31 - 1))][::step]
+    temperature, top_p, min_p, top_k = (torch.tensor(column) for column in zip(*asks, strict=True))
+    inputs = asked(len(asks), seed=3)
+    inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k = temperature, top_p, min_p, top_k.int()
+    inputs.any_filter = inputs.any_random = True
+    return inputs
+
+
 def check_sample(device: str, logits: Tensor, inputs: SamplerInputs, near: float = 0.0) -> int:
     """The reference's tokens, but for a share `near` of near-ties -> how many rows differ.
 
@@ -353,8 +366,13 @@ def check_logprobs(device: str, dtype: torch.dtype, n: int, vocabulary: int, k: 
             torch.testing.assert_close(told, want, rtol=1e-5, atol=1e-5)
 
 
-def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, width: int) -> None:
+def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, width: int, ends: bool = False) -> None:
+    """ends: penalties at the ends of what may be asked, over logits as large as no model's: none leaves float32."""
     cols = columns(rows, vocabulary, width, "cpu", seed=3)
+    if ends:
+        for place, name in enumerate(("repetition", "presence", "frequency")):
+            low, high, _ = RANGES[f"{name}_penalty"]
+            getattr(cols, name)[:] = torch.where(torch.arange(rows + 1) >> place & 1 == 1, high, low)
     pool = [
         torch.randperm(vocabulary, generator=torch.Generator().manual_seed(i))[: i % 4].int() for i in range(rows + 1)
     ]
@@ -365,7 +383,7 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     slot_token = torch.randint(
         vocabulary, ((rows + 1) * width + 1, 16), generator=torch.Generator().manual_seed(4)
     ).int()
-    logits = drawn(rows, vocabulary, by=3.0, dtype=dtype)
+    logits = drawn(rows, vocabulary, by=1e30 if ends else 3.0, dtype=dtype)
     ids = torch.arange(rows).flip(0)
     wanted = logits.float().clone()
     asks = torch.where(cols.done[ids], 0, cols.wants[ids])
@@ -393,7 +411,7 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     penalties.adjust(logits.to(device), ids.int().to(device), there, slot_token.to(device), bias_ids.to(device),
                      bias_values.to(device), adjusted)  # fmt: skip
     got = adjusted.cpu()
-    assert (got[rows:] == 5).all()
+    assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()
     for i in range(rows):
         want = wanted[i] if int(asks[i]) & 14 else torch.full((vocabulary,), 5.0)
         torch.testing.assert_close(got[i], want, rtol=1e-6, atol=1e-6)

@@ -40,6 +40,13 @@ def test_tokens_of_all_kinds_of_rows(cases, vocabulary, kind):
         print(f"vocabulary {vocabulary}, spread {by}: {differ} of {n} rows differ")
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
+def test_the_ends_of_what_may_be_asked(cases, kind):
+    for vocabulary, by in ((300, 1.0), (128256, 1.0), (128256, 1e9)):
+        cases.check_sample(GPU, cases.drawn(72, vocabulary, seed=2, by=by, dtype=kind), cases.extremes(), near=2 / 72)
+    cases.check_adjust(GPU, kind, 48, 128256, 200, ends=True)
+
+
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_tokens_under_each_filter(cases, filters):
     for by in (0.3, 2.0):

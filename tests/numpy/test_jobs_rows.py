@@ -51,6 +51,14 @@ def test_batch_form() -> None:
     assert parse(batch(prompt="Hi")).params.max_tokens == 16
 
 
+def test_fields_of_a_body_that_ask_for_nothing_are_taken_as_over_http() -> None:
+    nothing = {"model": "", "user": "me", "bad_words": [], "vllm_xargs": {}, "guided_json": None, "n": None}
+    row = parse(batch(prompt="Hi", max_tokens=5, **nothing))
+    assert (row.prompt, row.model, row.params.n, row.params.max_tokens) == ("Hi", None, 1, 5)
+    more = {"include_reasoning": True, "documents": [], "logprobs": False, "top_logprobs": 0}
+    assert parse(batch(CHAT, messages=HELLO, **nothing, **more)).params.logprobs is None
+
+
 def test_a_row_without_a_seed_gets_its_own() -> None:
     seeds = [parse({"id": i, "prompt": "x"}).params.seed for i in ("a", "b", 1, "1")]
     assert len(set(seeds)) == 4 and None not in seeds
@@ -90,8 +98,11 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         (batch("/v1/embeddings", input="x"), "url must be /v1/completions"),
         ({**batch(prompt="x"), "method": "GET"}, "method must be POST"),
         ({"custom_id": "c", "method": "POST", "url": CHAT}, "body must be a JSON object"),
-        (batch(messages=HELLO), "no field 'messages'"),
-        (batch(CHAT, prompt="x"), "no field 'prompt'"),
+        (batch(messages=HELLO), "messages is not served: a chat goes to /v1/chat/completions"),
+        (batch(CHAT, prompt="x"), "prompt is not served: a prompt goes to /v1/completions"),
+        (batch(prompt="x", temprature=1), "no field 'temprature'; known are "),
+        (batch(prompt="x", bad_words=["a"]), "bad_words is not served with this value: forbid single tokens"),
+        (batch(prompt="x", repetition_penalty=1e-38), "repetition_penalty must be between 1e-06 and 100.0"),
         (batch(CHAT), "body has no messages"),
         (batch(prompt="x", stream=True), "no field 'stream'"),
         (batch(prompt="x", model=5), "body.model must be a text"),

@@ -14,6 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.layers.rope_config import RopeConfig
 from penstock.models.generation_config import GenerationDefaults, end_ids, read_generation_defaults
 from penstock.models.model_config import ModelConfig, model_config_of, read_model_config
+from penstock.request import RANGES, SamplingParams
 
 LLAMA_32_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -351,11 +352,30 @@ def test_generation_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": 0.5}, {"eos_token_id": "x"}, {"max_new_tokens": 0}],
+    [
+        {"temperature": -1},
+        {"temperature": 100.1},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": 0.5},
+        {"top_k": -2},
+        {"min_p": 1.1},
+        {"repetition_penalty": 1e-38},
+        {"repetition_penalty": 100.1},
+        {"eos_token_id": "x"},
+        {"max_new_tokens": 0},
+    ],
 )
 def test_generation_defaults_that_make_no_sense(tmp_path: Path, raw: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match=next(iter(raw))):
         _generation(tmp_path, raw)
+
+
+def test_what_a_request_may_say_generation_defaults_may(tmp_path: Path) -> None:
+    for end in (0, 1):
+        numbers = {name: RANGES[name][end] for name in ("temperature", "min_p", "repetition_penalty")}
+        told = _generation(tmp_path, numbers | {"top_p": (1e-30, 1.0)[end], "top_k": (-1, 2**31 - 1)[end]}).sampling()
+        assert SamplingParams(**told).repetition_penalty == numbers["repetition_penalty"] and len(told) == 5
 
 
 def test_an_end_id_outside_the_vocabulary(tmp_path: Path) -> None:

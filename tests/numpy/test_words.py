@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import nextafter
 from typing import Any
 
 import pytest
 
 from penstock.config import MAX_ROWS, Config
 from penstock.errors import UsageError
-from penstock.request import MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
+from penstock.request import MAX_STOP_CHARACTERS, MAX_STOPS, RANGES, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,26 @@ def test_a_rule_says_no_value_and_the_message_does(fields: dict[str, Any], rule:
     value = next(iter(fields.values()))
     given = str(next(iter(value))) if isinstance(value, dict | list) else str(value)
     assert given in str(caught.value) and given not in rule
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_number_is_taken_up_to_its_ends_and_no_further(name: str) -> None:
+    def params(value: float) -> SamplingParams:
+        return SamplingParams(**{name: {7: value} if name == "logit_bias" else value})
+
+    low, high, open_low = RANGES[name]
+    for value in (nextafter(low, high) if open_low else low, nextafter(high, low), high):
+        assert params(value) is not None
+    for value in (low if open_low else nextafter(low, -1e300), nextafter(high, 1e300), -1e300, 1e300):
+        with pytest.raises(UsageError, match=f"{low} and .*{high}, not ") as caught:
+            params(value)
+        assert caught.value.param == name
+
+
+def test_a_penalty_that_no_logit_can_be_divided_by_is_refused() -> None:
+    for value in (5e-324, 1e-45, 1e-38, 1e-37, 9.9e-7):
+        with pytest.raises(UsageError, match=r"repetition_penalty must be between 1e-06 and 100\.0, not "):
+            SamplingParams(repetition_penalty=value)
 
 
 def test_forms_of_stops_and_biases_that_are_taken() -> None:

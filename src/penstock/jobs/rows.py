@@ -4,7 +4,8 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/completions" or "/v1/chat/completions", "body": {...}}
 
 It knows the forms, no engine and no files to write. Whatever isn't served is refused by name, with the row's number;
-rows count from 1, and are lines. Source of the second form: OpenAI's "Batch API" guide.
+fields of a body that ask for nothing are taken as over HTTP. Rows count from 1, and are lines. Source of the second
+form: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from penstock.errors import UsageError
 from penstock.jobs.prompts import mix
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
+from penstock.server.fields import CHAT as CHAT_FATES
+from penstock.server.fields import COMPLETION as COMPLETION_FATES
+from penstock.server.fields import sift
 from penstock.server.line_numbers import LineNumbers
 from penstock.text.chat import check_messages
 
@@ -36,6 +40,7 @@ BODY_FIELDS = {
     COMPLETIONS: SHARED_BODY | {"prompt"},
     CHAT: SHARED_BODY | {"messages", "max_completion_tokens", "top_logprobs"},
 }
+FATES = {COMPLETIONS: COMPLETION_FATES, CHAT: CHAT_FATES}
 
 
 @dataclass(slots=True)
@@ -168,26 +173,27 @@ def _batch_row(row: dict[str, Any], seed: int) -> Row:
         raise UsageError(f"url must be {COMPLETIONS} or {CHAT}, not {url!r}")
     if not isinstance(body, dict):
         raise UsageError("body must be a JSON object")
-    _refuse_unknown(body, BODY_FIELDS[url], f"a body for {url}")
+    _refuse_unknown(dict.fromkeys(body.keys() - FATES[url].keys()), BODY_FIELDS[url], f"a body for {url}")
+    body = sift(body, BODY_FIELDS[url], FATES[url])
     needed = "prompt" if url == COMPLETIONS else "messages"
     if needed not in body:
         raise UsageError(f"body has no {needed}")
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise UsageError("body.model must be a text")
-    values = _chat_values(body) if url == CHAT else {k: v for k, v in body.items() if k in OWN_FIELDS and v is not None}
-    return Row(name, _prompt(body), _messages(body), _params(values, seed, name), model)
+    values = _chat_values(body) if url == CHAT else {k: v for k, v in body.items() if k in OWN_FIELDS}
+    return Row(name, _prompt(body), _messages(body), _params(values, seed, name), model or None)
 
 
 def _chat_values(body: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's chat fields in our names: no max_tokens is up to the context; logprobs is a switch with top_logprobs."""
-    values = {k: v for k, v in body.items() if k in OWN_FIELDS - {"logprobs"} and v is not None}
+    values = {k: v for k, v in body.items() if k in OWN_FIELDS - {"logprobs"}}
     longest = body.get("max_completion_tokens")
     values["max_tokens"] = longest if longest is not None else values.get("max_tokens")
     switch, top = body.get("logprobs"), body.get("top_logprobs")
     if switch not in (None, False, True):
         raise UsageError(f"logprobs must be true or false in a chat body, not {switch!r}", param="logprobs")
-    if top is not None and not switch:
+    if top and not switch:
         raise UsageError("top_logprobs needs logprobs: true", param="top_logprobs")
     if switch:
         values["logprobs"] = top or 0

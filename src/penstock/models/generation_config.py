@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.errors import CheckpointError
 from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
+from penstock.request import RANGES
 
 # Keys that change no token that we draw, whatever they say: key -> ANYTHING, or the value that changes nothing.
 NOTHING = {
@@ -73,14 +74,18 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     keys = Keys(read_json(path), str(path))
     defaults = {
         "eos_ids": keys.ids("eos_token_id"),
-        "temperature": keys.number("temperature", None, low=0.0, high=100.0),
-        "top_p": keys.number("top_p", None, above=0.0, high=1.0),
-        "top_k": keys.count("top_k", None, low=0),
-        "min_p": keys.number("min_p", None, low=0.0, high=1.0),
-        "repetition_penalty": keys.number("repetition_penalty", None, above=0.0, high=100.0),
+        **{name: _number(keys, name) for name in ("temperature", "top_p", "min_p", "repetition_penalty")},
+        "top_k": keys.count("top_k", None, low=-1),
         "max_tokens": keys.count("max_new_tokens", None),
     }
     return GenerationDefaults(**defaults, unserved=tuple(keys.left(NOTHING)))
+
+
+def _number(keys: Keys, name: str) -> float | None:
+    """A sampling number, in the range that it has in a request."""
+    low, high, open_low = RANGES[name]
+    found: float | None = keys.number(name, None, **{"above" if open_low else "low": low}, high=high)
+    return found
 
 
 def end_ids(config: ModelConfig, generation: GenerationDefaults) -> tuple[int, ...]:

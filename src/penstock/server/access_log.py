@@ -4,9 +4,9 @@
      "request_id": "cmpl-...", "stream": true, "n": 4, "prompt_tokens": 12, "output_tokens": 64,
      "first_token_seconds": 0.021, "seconds": 0.4, "finish_reasons": {"length": 4}}
 
-A route is the served path's pattern: what else stands in a path is the client's text. Probes and /metrics are left out.
-A line that cannot be written (a full disk) ends no request. It knows HTTP messages and a call's account; nothing of
-bodies.
+A route is the served path's pattern: what else stands in a path is the client's text. An error's answer adds its `code`
+and `param`, the name of a field. Probes and /metrics are left out. A line that cannot be written (a full disk) ends no
+request. It knows HTTP messages and a call's account; nothing of bodies.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import IO, Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.errors import UsageError
+from penstock.errors import FaultError, UsageError
 from penstock.server.account import Account
 from penstock.server.doors import PROBES, key_of
 from penstock.server.keys import Key
-from penstock.server.refusals import CLOSED_BY_CLIENT
+from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, names_of, status_of
 
 STDERR = "-"
 STDERR_FILE = 2  # its descriptor
@@ -85,6 +85,11 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, sent)
+        except Exception:  # the answer to a fault of ours is made outside of us
+            if seen["status"] == CLOSED_BY_CLIENT:
+                fault = FaultError(FAILED)
+                seen["status"], scope.setdefault("state", {})["refused"] = status_of(fault), names_of(fault)
+            raise
         finally:
             write_line(self._file, _line(scope, seen["status"], seen["id"], time.perf_counter() - began))
 
@@ -102,8 +107,9 @@ def line_of(
     seconds: float,
     request_id: str | None = None,
     account: Account | None = None,
+    refused: tuple[str | None, str | None] | None = None,
 ) -> dict[str, Any]:
-    """One request's. route: None where no path was asked that is served."""
+    """One request's. route: None where no path was asked that is served. refused: its error's code and param."""
     line: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "method": method,
@@ -121,11 +127,14 @@ def line_of(
             "first_token_seconds": None if account.first is None else round(account.first, 6),
             "finish_reasons": account.ends,
         }
+    if refused is not None:
+        line["code"], line["param"] = refused
     return line | {"seconds": round(seconds, 6)}
 
 
 def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
-    account: Account | None = scope.get("state", {}).get("account")
+    state = scope.get("state", {})
+    account: Account | None = state.get("account")
     # The parser takes methods of HTTP alone.
     method, route = scope["method"], getattr(scope.get("route"), "path", None)
-    return line_of(method, route, status, key_of(scope), seconds, request_id, account)
+    return line_of(method, route, status, key_of(scope), seconds, request_id, account, state.get("refused"))

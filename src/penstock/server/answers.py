@@ -48,6 +48,7 @@ class Answer:
         self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
         self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
         self._begun: set[int] = set()  # choices that have sent their first event
+        self._made: dict[int, int] = {}  # choice -> its tokens so far, where each event tells them
         self._about_prompts: dict[int, bytes] = {}  # prompt -> the end of its choices
 
     # -- what the routes give
@@ -109,11 +110,12 @@ class Answer:
         """The event of one delta; empty where it says nothing (text held back, say)."""
         first = choice not in self._begun
         plain = delta.finish_reason is None and self._call.logprobs is None and not self._call.return_token_ids
+        tail = self._counted(choice, delta) if self._call.continuous_usage else self._tail
         if plain and not first:
             if not delta.text:
                 return b""
             shown = self._event_text(delta.text, first=False)
-            return b"".join((self._head, b"%d" % choice, shown, _GOING_ON, self._tail))
+            return b"".join((self._head, b"%d" % choice, shown, _GOING_ON, tail))
         self._begun.add(choice)
         prompt = self._call.prompts[choice // self._call.sampling.n]
         text = self._first_text(choice, prompt, delta) if first else self._text(delta)
@@ -121,8 +123,14 @@ class Answer:
         pieces += self._ending(choice, prompt, delta, positions, first=first)
         if self._call.return_token_ids and first:
             pieces += (b',"prompt_token_ids":', _encode(prompt.ids))
-        pieces.append(self._tail)
+        pieces.append(tail)
         return b"".join(pieces)
+
+    def _counted(self, choice: int, delta: Delta) -> bytes:
+        """An event's end with what the choice has had so far, this delta included, as vLLM counts it."""
+        made = self._made[choice] = self._made.get(choice, 0) + len(self._ids(delta))
+        prompt = self._call.prompts[choice // self._call.sampling.n]
+        return b'}],"usage":' + _encode(_counts(len(prompt.ids), made)) + b"}\n\n"
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         return self._usage_head + _encode(usage) + b"}\n\n"
@@ -130,13 +138,7 @@ class Answer:
     def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """A prompt's tokens count once, whatever n is."""
         made = 0 if self._call.only_prompt else completion_tokens
-        asked = self._call.prompt_tokens
-        return {
-            "prompt_tokens": asked,
-            "completion_tokens": made,
-            "total_tokens": asked + made,
-            "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        }
+        return _counts(self._call.prompt_tokens, made) | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
     def _first_text(self, choice: int, prompt: Prompt, delta: Delta) -> str:
         return self._opening(choice, prompt) + self._text(delta)
@@ -149,6 +151,10 @@ class Answer:
 
     def _finish(self, delta: Delta) -> str | None:
         return "length" if self._call.only_prompt and delta.finish_reason else delta.finish_reason
+
+
+def _counts(asked: int, made: int) -> dict[str, Any]:
+    return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
 
 class CompletionAnswer(Answer):

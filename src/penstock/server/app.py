@@ -93,13 +93,13 @@ def _add_health_routes(app: FastAPI, service: Service) -> None:
 def _add_error_shapes(app: FastAPI) -> None:
     @app.exception_handler(PenstockError)
     async def on_ours(request: Request, error: PenstockError) -> Response:
-        return exchange.refuse(error)
+        return exchange.refuse(request, error)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
         kind = WrongMethodError if error.status_code == 405 else NotServedError
         wrong = kind(f"{_what(error)}: GET /openapi.json lists what is served", code=_code(error))
-        response = exchange.refuse(wrong)
+        response = exchange.refuse(request, wrong)
         response.status_code = error.status_code
         response.headers.update(error.headers or {})
         if error.status_code == 405:
@@ -113,7 +113,7 @@ def _add_error_shapes(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_fault(request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never silent.
-        return exchange.refuse(FaultError(FAILED))
+        return exchange.refuse(request, FaultError(FAILED))
 
 
 def _what(error: HTTPException) -> str:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import UsageError
 from penstock.server.keys import Key, KeyRing
-from penstock.server.refusals import BadKeyError, HttpError, body_of
+from penstock.server.refusals import BadKeyError, HttpError, body_of, names_of
 from penstock.server.whole import JSON
 
 OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
@@ -134,6 +134,7 @@ class Gate:
                 key = self._keeper.let_in(scope["headers"], may_lack_host=may_lack_host)
                 scope.setdefault("state", {})["key"] = key
             except HttpError as error:
+                scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
                 headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
                 refusal = Response(body_of(error), error.status, headers, media_type=JSON)
                 await refusal(scope, receive, send)

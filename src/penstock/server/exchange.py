@@ -21,7 +21,7 @@ from penstock.server.doors import key_of
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.limits import Limits
 from penstock.server.prompts import Sandboxed
-from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, HttpError, body_of, status_of
+from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, HttpError, body_of, names_of, status_of
 from penstock.server.running import ClientGoneError, Running, until_gone
 from penstock.server.service import NO_TENANT, Service
 from penstock.server.spelling import Spellings
@@ -207,7 +207,8 @@ async def _respond(
     return Whole(service.wholes, pieces, answer.id)
 
 
-def refuse(error: PenstockError) -> Response:
+def refuse(request: Request, error: PenstockError) -> Response:
     """The answer to a request that ended in an error of ours."""
+    request.state.refused = names_of(error)  # for the access log
     headers = error.headers if isinstance(error, HttpError) else None
     return Response(body_of(error), status_of(error), headers, media_type=JSON)

@@ -24,13 +24,19 @@ Json = dict[str, Any]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """include_usage: one more event at the end, with the tokens' counts."""
+    """include_usage: one more event at the end, with the tokens' counts. continuous_usage_stats: counts in every event
+    too, as vLLM has it: only with include_usage, which it brings along where that isn't said."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool = False
+
+    @property
+    def usage(self) -> bool:
+        return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
 class Form(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both routes take. None is "not said": the model's or the route's default."""
+    """What both routes take. None is "not said": the model's or the route's default. An empty `model` is not said."""
 
     model: str | None = None
     n: Int | None = None
@@ -59,6 +65,9 @@ class Form(Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: StreamOptions | None = None
     timeout: float | None = None
     cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        self.model = self.model or None
 
 
 class CompletionForm(Form, kw_only=True):
@@ -138,7 +147,7 @@ def read_chat(body: bytes | bytearray, limits: Limits = USUAL) -> ChatForm:
     _check_length(messages, limits)
     raw["messages"] = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
     form = _convert(raw, ChatForm)
-    if form.top_logprobs is not None and not form.logprobs:
+    if form.top_logprobs and not form.logprobs:
         raise HttpError("top_logprobs needs logprobs: true", param="top_logprobs")
     if None not in (form.max_tokens, form.max_completion_tokens) and form.max_tokens != form.max_completion_tokens:
         message = "max_tokens and max_completion_tokens differ: give one of them"
@@ -191,7 +200,7 @@ def _sift_stream_options(raw: Json) -> None:
         return
     if not isinstance(options, dict):
         raise HttpError("stream_options must be an object", param="stream_options")
-    if raw.get("stream") is not True:
+    if raw.get("stream") is not True and any(options.values()):
         raise HttpError("stream_options needs stream: true", param="stream_options")
     known = StreamOptions.__struct_fields__
     raw["stream_options"] = fields.sift(options, known, fields.STREAM_OPTIONS, "stream_options.")

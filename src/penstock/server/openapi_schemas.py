@@ -12,7 +12,15 @@ from typing import Any
 
 import msgspec
 
-from penstock.request import FINISH_REASONS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOPS
+from penstock.request import (
+    FINISH_REASONS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    RANGES,
+)
 from penstock.server import batches, fields
 from penstock.server.batch_lines import ENDPOINTS
 from penstock.server.batch_shelf import FILE_ID
@@ -62,19 +70,14 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
 def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
     """Fields of both routes by name."""
     return {
-        "model": {"type": "string", "enum": [model]},
+        **{name: _real(*bounds) for name, bounds in RANGES.items()},
+        "model": {"type": "string", "enum": [model, ""]},
         "n": _whole(1, MAX_SAMPLES),
-        "temperature": _real(0, 100),
-        "top_p": _real(0, 1, open_low=True),
         "top_k": _whole(-1),
-        "min_p": _real(0, 1),
-        "repetition_penalty": _real(0, 100, open_low=True),
-        "presence_penalty": _real(-2, 2),
-        "frequency_penalty": _real(-2, 2),
         "logit_bias": {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": _real(-100, 100),
+            "additionalProperties": _real(*RANGES["logit_bias"]),
             "maxProperties": vocabulary,
         },
         "min_tokens": _whole(0, longest - 1),
@@ -127,7 +130,7 @@ def _whole(low: int, high: int = 2**63 - 1) -> Json:
     return {**_WHOLE, "minimum": low, "maximum": high}
 
 
-def _real(low: float, high: float, *, open_low: bool = False) -> Json:
+def _real(low: float, high: float, open_low: bool = False) -> Json:
     return {**_REAL, "exclusiveMinimum" if open_low else "minimum": low, "maximum": high}
 
 

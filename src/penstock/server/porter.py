@@ -17,7 +17,7 @@ from penstock.server.access_log import line_of, write_line
 from penstock.server.admission import Queue
 from penstock.server.doors import Doorkeeper, Doors, Headers
 from penstock.server.keys import Key
-from penstock.server.refusals import HttpError
+from penstock.server.refusals import HttpError, names_of
 
 QUEUED = (
     b"/v1/completions",
@@ -46,7 +46,8 @@ class Porter:
         except HttpError as error:
             if self._log is not None:
                 seconds = time.perf_counter() - began
-                write_line(self._log, line_of("POST", url.decode(), error.status, key, seconds))
+                line = line_of("POST", url.decode(), error.status, key, seconds, refused=names_of(error))
+                write_line(self._log, line)
             return error.with_traceback(None)  # which holds the frame that holds the error, until the collector comes
         if not self._let_past:
             asyncio.get_running_loop().call_soon(self._turned)

@@ -125,6 +125,11 @@ def code_of(error: PenstockError) -> str | None:
     return "shutting_down" if isinstance(error, ShuttingDownError) else None
 
 
+def names_of(error: PenstockError) -> tuple[str | None, str | None]:
+    """An error's code and param, as its body has them."""
+    return code_of(error), None if error.param is None else _clean(error.param)
+
+
 def body_of(error: PenstockError) -> bytes:
     """The JSON body of any error of ours."""
     status = status_of(error)

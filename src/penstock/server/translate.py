@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
-from penstock.server.forms import ChatForm, CompletionForm, Form, prompts_in
+from penstock.server.forms import ChatForm, CompletionForm, Form, StreamOptions, prompts_in
 from penstock.server.prompts import Prompt, Sandboxed, chat_prompt, check_id, check_length, completion_prompts
 from penstock.server.refusals import HttpError
 
@@ -45,12 +45,14 @@ class Call:
 
     echo: the prompt stands before the text.             only_prompt: max_tokens 0 with echo; the one token is dropped.
     logprobs: how many, or None.                         prompt_logprobs: asked for by name, beside those of echo.
+    include_usage: one more event tells the counts.      continuous_usage: every other event tells them too.
     """
 
     prompts: list[Prompt]
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
     echo: bool = False
     only_prompt: bool = False
     logprobs: int | None = None
@@ -185,6 +187,8 @@ def _check_asked(form: Form) -> None:
         raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
     if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
         raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
+    if form.cache_salt is not None and not 0 < len(form.cache_salt) <= MAX_SALT_LENGTH:
+        raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
 
 
 def _check_sizes(form: Form, vocab_size: int) -> None:
@@ -208,11 +212,13 @@ async def _make_stops(sampling: SamplingParams, tokenizer: Tokenizer | None, asi
 def _call(form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[Prompt], facts: EngineFacts) -> Call:
     for prompt in prompts:
         check_length(len(prompt.ids), form, facts)
+    options = form.stream_options or StreamOptions()
     return Call(
         prompts=prompts,
         sampling=sampling,
         stream=form.stream,
-        include_usage=form.stream_options is not None and form.stream_options.include_usage,
+        include_usage=options.usage,
+        continuous_usage=options.usage and options.continuous_usage_stats,
         logprobs=sampling.logprobs,
         prompt_logprobs=form.prompt_logprobs,
         return_token_ids=form.return_token_ids,
@@ -236,7 +242,5 @@ def _salt(text: str | None) -> int:
     """The engine's number of a salt: two texts have one by an accident of 1 in 2^62."""
     if text is None:
         return 0
-    if not 0 < len(text) <= MAX_SALT_LENGTH:
-        raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return 1 + int.from_bytes(digest, "big") % MAX_SALT

@@ -45,9 +45,10 @@ def make_batch(folder: Path, *, cancelled: bool) -> str:
     with opened(folder) as state:
         assert state is not None
         draft = state.shelf.draft(file_id := new_file_id())
-        draft.write(b"\n".join(map(line, LINES)))
+        draft.write(content := b"\n".join(map(line, LINES)))
         draft.keep()
-        state.store.add_file(FileRow(id=file_id, owner="", created_at=0, filename="in", purpose="batch", bytes=1))
+        size = len(content)
+        state.store.add_file(FileRow(id=file_id, owner="", created_at=0, filename="in", purpose="batch", bytes=size))
         row = BatchRow(id=new_batch_id(), owner="", created_at=0, endpoint=COMPLETIONS, input_file_id=file_id)
         state.store.add_batch(row)
         if cancelled:

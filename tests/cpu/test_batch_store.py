@@ -86,10 +86,10 @@ def test_errors_are_read_by_who_tells_them_alone(store: Store) -> None:
 
 
 def test_what_is_known_of_files_and_folders(store: Store) -> None:
-    going, failed, _ = add(store, status="finalizing"), add(store, status="failed"), add(store, status="completed")
+    going, failed, over = (add(store, status=status) for status in ("finalizing", "failed", "completed"))
     store.note(going, output_file_id="a", error_file_id="b")
     store.add_file(FileRow(id=INPUT, owner="", created_at=1, filename="a", purpose="batch", bytes=1))
-    assert store.known() == ({INPUT, "a", "b"}, {going, failed})
+    assert store.known() == ({INPUT, "a", "b"}, {going, failed}, {over})
 
 
 def test_many_go_some_at_a_time(store: Store) -> None:
@@ -167,6 +167,7 @@ def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version
     for name in new - had if had is not None else {"batches_bare"}:
         database.execute(f"DROP INDEX {name}")
     database.execute("ALTER TABLE batches DROP COLUMN suspects")
+    database.execute("ALTER TABLE files DROP COLUMN sha256")
     database.execute(f"PRAGMA user_version = {version}")
     database.close()
     store = Store(path)

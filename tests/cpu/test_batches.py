@@ -332,6 +332,7 @@ def test_tables_of_the_version_before_are_taken_on(tokenizer: Tokenizer, tmp_pat
     database = sqlite3.connect(tmp_path / "state.sqlite")
     for column in ("model", "suspects"):
         database.execute(f"ALTER TABLE batches DROP COLUMN {column}")
+    database.execute("ALTER TABLE files DROP COLUMN sha256")
     for column in ("deaths INTEGER NOT NULL DEFAULT 0", "suspect TEXT"):
         database.execute(f"ALTER TABLE batches ADD COLUMN {column}")
     database.execute("PRAGMA user_version = 1")

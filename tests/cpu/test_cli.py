@@ -186,7 +186,7 @@ def wait_for_lines(child: subprocess.Popen[str], path: Path, lines: int) -> None
 
 def test_doctor_says_that_weights_are_too_large(tmp_path: Path) -> None:
     config = json.loads((model_folder() / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 10_000_000}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 1_000_000}))
     code, _, err = penstock("doctor", str(tmp_path), "--load-format", "dummy")
     assert code == 2 and err.startswith(f"penstock: the weights of {tmp_path} take ") and err.count("\n") == 1
 

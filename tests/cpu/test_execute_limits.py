@@ -139,3 +139,10 @@ def test_no_memory_for_the_cache_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     knobs = {"load_format": "dummy", "device": "cpu", "kv_cache_tokens": 1 << 46}
     with pytest.raises(CapacityError, match="set kv_cache_tokens, max_num_seqs or max_num_batched_tokens lower"):
         open_runner(Config.of(**knobs), _folder(tmp_path))
+
+
+def test_no_memory_for_the_model_is_told_before_any_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.execute.ranks.free_memory", lambda device: 1000)
+    monkeypatch.setattr("penstock.weights.load.dummy_weights", None)
+    with pytest.raises(CapacityError, match=r"the weights of .*, 48 positions .* is free on cpu: take a smaller model"):
+        open_runner(Config.of(load_format="dummy", device="cpu", max_model_len=48), _folder(tmp_path))

@@ -261,7 +261,7 @@ def test_a_client_that_leaves_a_read_without_an_answer_holds_nobody_up(
     server: Batching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = StuckRead()
-    monkeypatch.setattr(files, "_begin", lambda _: (stuck.buffered(), b"x" * 10))
+    monkeypatch.setattr(files, "_begin", lambda *_: (stuck.buffered(), b"x" * 10))
     file_id = server.upload(b"x" * 20)
     try:
         with server.http.stream("GET", f"/v1/files/{file_id}/content") as answer:

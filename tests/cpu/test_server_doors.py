@@ -114,6 +114,55 @@ def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
                 keeper.let_in([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
 
 
+AUTHORITIES = [
+    "localhost", "LocalHost.", "localhost:0", "localhost:65535", "localhost:", "127.0.0.1", "[::1]:80",
+    "[::FFFF:7f00:1]",
+]  # fmt: skip
+NO_AUTHORITIES = [
+    "[::1].evil", "[::1]evil", "[::1]evil:80", "[::1]:80.evil", "[::1", "::1", "::1]:80", "[[::1]]", "[]",
+    "[localhost]", "[127.0.0.1]", "[abc]", "[::1%lo]", "[::1%25lo]", "[::1%25.evil]", "[v1.::1]", "[::1] ",
+    "localhost:80@evil.example", "localhost@evil.example", "evil@localhost", ":@localhost", "@localhost", "localhost@",
+    "localhost..", ".localhost", ".", "127.0.0.1.", "127.0.0.1..", "localhost.:80.", "local..host",
+    "localhost:65536", "localhost:99999", "localhost:000080", "localhost:-1", "localhost:+80", "localhost:8e1",
+    "localhost:80:80", "localhost::80", "localhost:80 ", "localhost:evil", "localhost:\xb2", ":80", ":",
+    "", " ", " localhost", "localhost ", "local host", "localhost\t", "localhost\n", "localhost\x00.evil",
+    "localhost%2eevil", "%6cocalhost", "localhost%00", "%00", "localhost/evil", "localhost/",
+    "localhost?", "localhost#",
+    "localhost\\@evil", "localhost,evil", "localhost;evil", "l\xf6calhost", "localhost\xad", "127.1", "0x7f.0.0.1",
+    "2130706433", "0177.0.0.1", "127.0.0.01", "127.0.0.256", "127.0.0.1evil", "127.0.0.1:80.evil",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("authority", AUTHORITIES)
+def test_hosts_are_read_to_the_letter(authority: str) -> None:
+    keeper, host = Doorkeeper(Doors()), authority.encode("latin-1")
+    for scheme in (b"http", b"HTTPS", b"app"):
+        assert keeper.let_in([(b"host", host), (b"origin", scheme + b"://" + host)]) is None
+
+
+@pytest.mark.parametrize("authority", NO_AUTHORITIES)
+def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
+    keeper, strange = Doorkeeper(Doors()), authority.encode("latin-1")
+    with pytest.raises(BadHostError, match="Host header"):
+        keeper.let_in([(b"host", strange)])
+    for headers in ([(b"host", b"localhost")], []):
+        with pytest.raises(BadHostError, match="pages of other"):
+            keeper.let_in([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "localhost", "//localhost", "://localhost", "http:/localhost", "http:localhost", "http://http://localhost",
+        "NULL", " http://localhost", "ht tp://localhost", "1http://localhost", "http:// localhost",
+        "http://localhost http://evil",
+    ],
+)  # fmt: skip
+def test_what_only_resembles_an_origin_is_refused(origin: str) -> None:
+    with pytest.raises(BadHostError, match="pages of other"):
+        Doorkeeper(Doors()).let_in([(b"host", b"localhost"), (b"origin", origin.encode())])
+
+
 @pytest.mark.parametrize(("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)])
 def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version: str, status: int) -> None:
     doors = Doors(keys=gather_keys(["k"] * keyed, None, {}))
@@ -275,6 +324,7 @@ def test_a_key_file_says_where_and_in_its_own_words(tmp_path: Path, monkeypatch:
 
 def test_names_of_hosts() -> None:
     assert check_hosts(["API.Example.", "*", "2001:DB8:0::1"]) == ("api.example", "*", "2001:db8::1")
-    for host in ("", ".", "http://x", "a:80", "[::1]", "1.2.3.4:80", "a b", "*.x", "ä.example"):
+    no_names = ("", ".", "http://x", "a:80", "[::1]", "1.2.3.4:80", "a b", "*.x", "ä.example", "a..b", "a%2eb")
+    for host in (*no_names, "fe80::1%eth0"):
         with pytest.raises(UsageError):
             check_hosts([host])

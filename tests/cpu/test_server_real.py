@@ -49,8 +49,8 @@ class Serving:
     def engine(self) -> int:
         """The engine's process id."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (child,) = (int(pid) for pid in children)
-        return child
+        (engine,) = (int(pid) for pid in children if "engine.process" in Path(f"/proc/{pid}/cmdline").read_text())
+        return engine
 
     def end(self, number: int | None = None) -> tuple[int, str, str]:
         if number is not None:

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz_bounds import bounded
 from safetensors.torch import load_file, save_file
 
 from penstock.errors import CapacityError, CheckpointError
 from penstock.kernels.choose import choose
+from penstock.layers import rope
+from penstock.layers.rope import rope_table
+from penstock.layers.rope_config import RopeConfig
 from penstock.models.decoder import Decoder
-from penstock.models.model_config import model_config_of, read_model_config
+from penstock.models.model_config import MOST_OF, model_config_of, read_model_config
 from penstock.weights.load import load_model
-from penstock.weights.place import dummy_weights, load_weights, places
+from penstock.weights.place import dummy_weights, find_weights, load_weights, places
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = {
@@ -79,7 +83,7 @@ def _fill(folder: Path, dtype: torch.dtype = torch.float32, seed: int | None = N
     """Filled (with dummies where there is a seed), not yet arranged for its kernels: the weights can be looked at."""
     model = Decoder(read_model_config(folder), choose(CPU, dtype, "reference"), dtype, CPU)
     if seed is None:
-        load_weights(model, folder)
+        load_weights(model, find_weights(model, folder))
     else:
         dummy_weights(model, seed)
     return model
@@ -167,15 +171,47 @@ def test_the_rotary_table_may_be_shorter_than_the_context(tmp_path: Path) -> Non
 
 
 def test_weights_that_no_memory_holds(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 2**31 - 1, "hidden_size": 2**22}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(CONFIG | {"vocab_size": 2**22, "hidden_size": 2**20, "head_dim": 4})
+    )
     with pytest.raises(CapacityError, match="in float32 don't fit the memory of cpu"):
         _load(tmp_path, load_format="dummy")
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize("size", list(MOST_OF))
+def test_a_size_that_is_too_much_takes_no_memory(tmp_path: Path, size: str, load_format: str) -> None:
+    """Each as large as a config may have it, beside sound weights: the shapes refuse it, or the memory there is."""
+    heads = {"num_attention_heads": MOST_OF[size]} if size == "num_key_value_heads" else {}
+    _write(tmp_path, _tensors(), CONFIG | {"head_dim": 4, size: MOST_OF[size]} | heads)
+    refused = CapacityError if load_format == "dummy" or size == "max_position_embeddings" else CheckpointError
+    with bounded(), pytest.raises(refused) as caught:
+        _load(tmp_path, load_format=load_format, room=1 << 20)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_the_model_takes_is_told(tmp_path: Path) -> None:
+    _write(tmp_path, _tensors(), CONFIG)
+    need = _load(tmp_path).weights_bytes + 64 * 4 * 4
+    assert _load(tmp_path, room=need).weights_bytes < need
+    for load_format in ("auto", "dummy"):
+        with pytest.raises(
+            CapacityError, match=r"in float32, 64 positions 0\.00 GiB, and 0\.00 GiB is free on cpu: take"
+        ):
+            _load(tmp_path, load_format=load_format, room=need - 1)
+
+
+def test_a_long_table_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rope_table(RopeConfig(theta=1e4), 16, 1000, CPU)
+    monkeypatch.setattr(rope, "AT_ONCE", 300)
+    assert torch.equal(rope_table(RopeConfig(theta=1e4), 16, 1000, CPU), whole)
+    assert torch.allclose(whole[999, 0], (999 * 1e4 ** -(torch.arange(0, 16, 2) / 16)).cos(), atol=1e-3)
+
+
 def test_shapes_alone_cost_no_memory(tmp_path: Path) -> None:
-    config = model_config_of(CONFIG | {"vocab_size": 2**30, "hidden_size": 2**16}, "here")
+    config = model_config_of(CONFIG | {"vocab_size": 2**22, "hidden_size": 2**16}, "here")
     model = Decoder(config, choose(CPU, torch.float32), torch.bfloat16, torch.device("meta"))
-    assert model.weights_bytes > 2 * 2 * 2**30 * 2**16
+    assert model.weights_bytes > 2 * 2 * 2**22 * 2**16
     assert model.kv_shape(9) == (9, 2, 2, 16, 2**14)
 
 

@@ -53,6 +53,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 FAR = YARN | {"factor": 9e299, "original_max_position_embeddings": 2**31 - 1}
 FOUND: dict[str, dict[str, Any]] = {
     "two billion layers": LLAMA | {"num_hidden_layers": 2**31 - 1},
+    "a head of a billion": LLAMA | {"head_dim": 10**9},
+    "a head of all a giant's width": LLAMA | {"hidden_size": 2**20, "num_attention_heads": 1, "num_key_value_heads": 1},
+    "a vocabulary of two billion": LLAMA | {"vocab_size": 2**31 - 1},
     "heads without a width": MISTRAL | {"head_dim": None, "hidden_size": 2},
     "a context beyond any float": LLAMA | {"rope_scaling": FAR, "max_position_embeddings": 2**31 - 1},
     "a context beyond any position": LLAMA | {"rope_scaling": YARN | {"factor": 1e12}},

@@ -87,7 +87,10 @@ def make_batch(folder: Path, lines: int) -> str:
         draft.write(content)
         draft.keep()
         now = int(time.time())
-        made = FileRow(id=file_id, owner="", created_at=now, filename="in", purpose="batch", bytes=len(content))
+        made = FileRow(
+            id=file_id, owner="", created_at=now, filename="in", purpose="batch", bytes=len(content),
+            sha256=draft.sha256,
+        )  # fmt: skip
         state.store.add_file(made)
         row = BatchRow(id=new_batch_id(), owner="", created_at=now, endpoint=COMPLETIONS, input_file_id=file_id)
         state.store.add_batch(row)

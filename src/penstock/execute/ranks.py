@@ -15,7 +15,7 @@ import torch
 from penstock.config import BLOCK_SIZE, Config, Dtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.flights import Lane, open_lane
-from penstock.execute.limits import batch_limits, with_kv
+from penstock.execute.limits import batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.models.generation_config import end_ids, read_generation_defaults
@@ -52,6 +52,7 @@ def _open(config: Config, folder: Path, device: torch.device, lane: Lane) -> Tor
         seed=config.model.seed,
         positions=limits.max_model_len,
         config=model_config,
+        room=free_memory(device) if device.type == "cpu" else None,  # CUDA refuses by itself, and nothing is killed
     )
     with _named_failures(device):
         run_worst_steps(model, ops, limits)

@@ -17,12 +17,9 @@ from penstock import __version__
 from penstock.bench.cores import count_here
 from penstock.bench.machine import processor
 from penstock.config import BLOCK_SIZE, Config
-from penstock.errors import CapacityError
 
 if TYPE_CHECKING:
     import torch
-
-    from penstock.models.decoder import Decoder
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
 Facts = list[tuple[str, str]]
@@ -94,27 +91,32 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 
 def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
-    """What the model takes here, and how many tokens of KV fit beside its weights."""
+    """What the model takes here, and how many tokens of KV fit beside its weights. It is made on torch's meta device,
+    which has shapes alone."""
+    import torch
+
     from penstock.engine.open import model_folder
     from penstock.execute.limits import batch_limits, free_memory, with_kv
+    from penstock.kernels.choose import choose
+    from penstock.models.decoder import Decoder
+    from penstock.models.model_config import read_model_config
+    from penstock.weights.load import check_room
+    from penstock.weights.place import find_weights
 
     folder = model_folder(config)
-    decoder = _shape(folder, dtype)
+    model_config = read_model_config(folder)
+    limits = batch_limits(config, model_config.context, device)
+    ops = choose(torch.device("cpu"), torch.float32)
+    decoder = Decoder(model_config, ops, dtype, torch.device("meta"), limits.max_model_len)
     if config.model.load_format == "auto":
-        from penstock.weights.checkpoint import read_entries
-
-        read_entries(folder)  # refuses shards that are missing or cut short
+        find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
     shape, layers = decoder.kv_shape(1), decoder.config.num_layers
     block = layers * dtype.itemsize
     for size in shape:
         block *= size
-    if decoder.weights_bytes > free_memory(device):
-        raise CapacityError(
-            f"the weights of {folder} take {_size(decoder.weights_bytes)} in {_name(dtype)} and "
-            f"{_size(free_memory(device))} is free on {device}: take a smaller model or dtype"
-        )
-    limits = batch_limits(config, decoder.config.context, device)
-    sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device, decoder.weights_bytes)
+    check_room(decoder, folder, device, free_memory(device))
+    to_come = decoder.weights_bytes + decoder.cos_sin.nbytes
+    sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device, to_come)
     return [
         ("folder", str(folder)),
         ("architecture", f"{decoder.config.architecture}, {decoder.weights_bytes // dtype.itemsize:,} parameters"),
@@ -137,18 +139,6 @@ def _unserved(folder: Path) -> Facts:
 
 def _fit(tokens: int, token_bytes: int, longest: int) -> str:
     return f"{tokens:,} ({_size(tokens * token_bytes)}, {tokens // longest:,} sequences of full length)"
-
-
-def _shape(folder: Path, dtype: torch.dtype) -> Decoder:
-    """The model without memory: torch's meta device has shapes alone."""
-    import torch
-
-    from penstock.kernels.choose import choose
-    from penstock.models.decoder import Decoder
-    from penstock.models.model_config import read_model_config
-
-    ops = choose(torch.device("cpu"), torch.float32)
-    return Decoder(read_model_config(folder), ops, dtype, torch.device("meta"))
 
 
 def _device(device: torch.device) -> str:

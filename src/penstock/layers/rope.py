@@ -13,12 +13,20 @@ from torch import Tensor
 
 from penstock.layers.rope_config import RopeConfig
 
+AT_ONCE = 1 << 16  # positions: what stands beside the table while it is filled is a few times their part of it
+
 
 def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.device) -> Tensor:
     """cos and sin of each position and frequency: `[positions, 2, width / 2]` float32 on `device`."""
+    table = torch.empty(positions, 2, width // 2, device=device)
+    if device.type == "meta":
+        return table
     frequencies, scale = rope_frequencies(rope, width)
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
-    return torch.stack((angles.cos() * scale, angles.sin() * scale), dim=1).to(device)
+    for first in range(0, positions, AT_ONCE):
+        part = torch.arange(first, min(first + AT_ONCE, positions), dtype=torch.float32)
+        angles = torch.outer(part, frequencies)
+        table[first : first + AT_ONCE] = torch.stack((angles.cos() * scale, angles.sin() * scale), dim=1)
+    return table
 
 
 def rope_frequencies(rope: RopeConfig, width: int) -> tuple[Tensor, float]:

@@ -15,10 +15,21 @@ from penstock.errors import CheckpointError
 from penstock.layers.rope_config import RopeConfig
 from penstock.models import llama, mistral, qwen2, qwen3
 from penstock.models.family import Family
-from penstock.models.keys import ANYTHING, REQUIRED, Keys, read_json
+from penstock.models.keys import ANYTHING, MOST, REQUIRED, Keys, read_json
 from penstock.models.rope_keys import read_rope, stretched_context
 
-MOST_LAYERS = 10_000  # what each layer has is listed, from here to the weights: two billion of them fill the memory
+# The most that a size may be: ten times and more what any model has. No one of them alone makes lists or tables that
+# fill a memory, nor a product that no integer holds, before the weights or the memory that there is refuse the model.
+MOST_OF = {
+    "num_hidden_layers": 10_000,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**14,
+    "vocab_size": 2**22,
+    "max_position_embeddings": MOST,
+}
 ConfigDtype = Literal["bfloat16", "float16", "float32"]
 FAMILIES: dict[str, Family] = {f.model_type: f for f in (llama.FAMILY, mistral.FAMILY, qwen2.FAMILY, qwen3.FAMILY)}
 
@@ -168,18 +179,21 @@ def _family(keys: Keys) -> Family:
 
 
 def _shapes(keys: Keys, family: Family) -> dict[str, Any]:
-    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    def size(name: str, default: Any = REQUIRED) -> Any:
+        return keys.count(name, default, high=MOST_OF[name])
+
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
     default_width = family.head_dim if family.head_dim is not None else hidden // heads
     default_kv_heads = heads if family.kv_heads_default_to_heads else REQUIRED
     return {
         "hidden_size": hidden,
         "heads": heads,
-        "kv_heads": keys.count("num_key_value_heads", default_kv_heads),
-        "head_dim": keys.count("head_dim", default_width),
-        "vocab_size": keys.count("vocab_size"),
-        "intermediate_size": keys.count("intermediate_size"),
-        "num_layers": keys.count("num_hidden_layers", high=MOST_LAYERS),
-        "max_position_embeddings": keys.count("max_position_embeddings"),
+        "kv_heads": size("num_key_value_heads", default_kv_heads),
+        "head_dim": size("head_dim", default_width),
+        "vocab_size": size("vocab_size"),
+        "intermediate_size": size("intermediate_size"),
+        "num_layers": size("num_hidden_layers"),
+        "max_position_embeddings": size("max_position_embeddings"),
     }
 
 
@@ -214,6 +228,11 @@ def _check(keys: Keys, config: ModelConfig) -> None:
         )
     if not config.head_dim:
         raise keys.fail(f"hidden_size ({config.hidden_size}) is below num_attention_heads ({config.heads})")
+    if config.head_dim > MOST_OF["head_dim"]:
+        raise keys.fail(
+            f"hidden_size ({config.hidden_size}) makes heads wider than {MOST_OF['head_dim']}: num_attention_heads is "
+            f"{config.heads}"
+        )
     if config.head_dim % 2:
         raise keys.fail(f"head_dim ({config.head_dim}) is odd: rotary positions need pairs")
     outside = [i for i in config.eos_ids if i >= config.vocab_size]

@@ -25,6 +25,7 @@ import msgspec
 from penstock.errors import PenstockError
 from penstock.journal import KeySet
 from penstock.server.batch_patience import close_behind
+from penstock.server.batch_shelf import open_content
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
 from penstock.server.line_numbers import LineNumbers
 from penstock.server.refusals import HttpError, ModelNotFoundError
@@ -136,7 +137,7 @@ def _name_in(line: bytes) -> str | None:
 
 async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int, bytes]]:
     """(number, line without its end) of the lines that hold anything; read in a thread, some at a time. A line that is
-    too long comes cut, one byte past the limit. Raises OSError."""
+    too long comes cut, one byte past the limit. Raises OSError, FileDamagedError."""
     file = await asyncio.to_thread(_opened, path)
     try:
         last = 0
@@ -150,7 +151,7 @@ async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int
 
 def _opened(path: Path) -> BufferedReader:
     """A file behind the mark that some editors begin one with: it counts for no line's length."""
-    file = path.open("rb")
+    file = open_content(path)
     try:
         if file.read(len(_BOM)) != _BOM:
             file.seek(0)

@@ -28,7 +28,7 @@ from penstock.server.batch_lines import Check, survey
 from penstock.server.batch_patience import DamagedError, Patience, why
 from penstock.server.batch_progress import Progress
 from penstock.server.batch_results import Results
-from penstock.server.batch_shelf import new_file_id
+from penstock.server.batch_shelf import FileDamagedError, check_content, new_file_id
 from penstock.server.batch_state import State
 from penstock.server.batch_store import BatchRow, FileRow
 from penstock.server.batch_suspects import Suspects
@@ -127,6 +127,11 @@ class BatchRun:
             print(f"penstock: {self.id} cannot go on: {error.__cause__ or error}", file=sys.stderr)
             message = "what the server kept of this batch was damaged: upload the file and make the batch again"
             await self._fail("state_damaged", message)
+        except FileDamagedError as error:
+            if self._disk.ended:  # as below
+                raise
+            print(f"penstock: {self.id} cannot go on: of its input, {error}", file=sys.stderr)
+            await self._fail_with_rows("file_damaged", f"of the batch's input: {error}")
         except NO_FAULTS:
             raise
         except BaseException as error:  # what a library in Rust raises when it panics, too
@@ -134,7 +139,7 @@ class BatchRun:
                 raise
             print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
             traceback.print_exception(error)
-            await self._fail_with_rows()
+            await self._fail_with_rows("internal", "the server failed at this batch; its log says how")
         finally:
             self._at_work = False
 
@@ -163,6 +168,7 @@ class BatchRun:
     async def _validate(self) -> None:
         """One that a client cancels before its lines were told stays without any."""
         if not self.stopped.is_set():
+            await self._check_input()
             found = await self._disk.insist(lambda: survey(self._input, self._new_check(), self._tools.limits))
             told: dict[str, Any] = {"errors": listed(found.errors) if found.errors else None}
             if found.good:
@@ -171,7 +177,11 @@ class BatchRun:
         await self._look()  # where a client cancelled it meanwhile, it is cancelling
 
     async def _fill(self) -> None:
-        """Every line gets its result; the results are closed, and get ids."""
+        """Every line gets its result; the results are closed, and get ids. Raises FileDamagedError where the input has
+        changed since it was checked: lines would be lost without a word."""
+        checked = self._row.in_progress_at is not None
+        if checked:
+            await self._check_input()
         folder = await self._disk.insist(lambda: self._state.attempt(self._state.shelf.batch_folder, self.id))
         try:
             results = await self._disk.insist(lambda: asyncio.to_thread(Results, folder, self.id))
@@ -181,11 +191,24 @@ class BatchRun:
             await self._count(results)
             if not self.stopped.is_set():
                 await self._compute(results)
-            if self.stopped.is_set() and self._row.in_progress_at is not None:
+            if self.stopped.is_set() and checked:
                 await self._disk.insist(lambda: self._computing(results, cancelled=True).run(asyncio.Event()))
         finally:
             await self._disk.save(results.close)
+        if (done := results.completed + results.failed) != self._row.total:
+            raise FileDamagedError(f"{done} of its {self._row.total} lines were found")
         await self._name(results)
+
+    async def _check_input(self) -> None:
+        """Raises FileDamagedError where the input isn't what was uploaded."""
+
+        async def check() -> None:
+            row = await self._state.attempt(self._state.store.file, self._row.input_file_id, self.owner)
+            if row is None:
+                raise FileDamagedError("it is not there")
+            await asyncio.to_thread(check_content, self._input, row.bytes, row.sha256)
+
+        await self._disk.insist(check)
 
     def _computing(self, results: Results, suspects: str | None = None, *, cancelled: bool = False) -> Compute:
         return Compute(
@@ -243,8 +266,8 @@ class BatchRun:
         await self._disk.insist(lambda: state.attempt(state.store.finish, self.id, "failed", files, **values))
         await self._look()
 
-    async def _fail_with_rows(self) -> None:
-        """By a fault of ours: what is done is its owner's all the same."""
+    async def _fail_with_rows(self, code: str, message: str) -> None:
+        """By a fault of ours, or of the input on our disk: what is done is its owner's all the same."""
         files: Sequence[FileRow] = ()
         columns: dict[str, Any] = {}
         if self._row.in_progress_at is not None and not self._named:
@@ -257,7 +280,7 @@ class BatchRun:
                     raise
                 # The fault may show again in what it left.
                 print(f"penstock: {self.id} leaves its rows in the state folder ({why(error)})", file=sys.stderr)
-        await self._fail("internal", "the server failed at this batch; its log says how", files, **columns)
+        await self._fail(code, message, files, **columns)
 
     # --- how
 

@@ -1,8 +1,9 @@
 """The shelf: contents of files on disk, whole or not there at all. It knows a folder; no database, no HTTP.
 
     DIR/files/file-...          finished contents, each synced before it got its name
-    DIR/files/*.part            what is being written; swept away at a start
+    DIR/files/file-....part     what is being written; swept away at a start
     DIR/batches/batch_.../      what a batch has written so far: two journals (journal.py)
+    DIR/unknown/DATE-.../       contents and folders that a start found and no row knew
 
 Names are made by the server and checked here again: nothing that a client sends becomes a path.
 """
@@ -11,13 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
 import shutil
+import stat
 import sys
+import tempfile
 import threading
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,8 +35,11 @@ from penstock.server.refusals import HttpError
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+_PART = ".part"  # ends the name of a content that is being written
+_DRAFT = re.compile(FILE_ID.pattern + re.escape(_PART))
 COPY_BYTES = 1 << 20
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of a filesystem that gives a file one name
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # of opening a link, a folder, a socket
 
 
 FULL = (
@@ -43,6 +52,16 @@ class StorageError(HttpError):
     """The state folder's disk is full, or fails."""
 
     status, code = 507, "storage"
+
+
+class FileDamagedError(HttpError):
+    """What the disk has of a content is not what was kept there; to ask for it again is no use."""
+
+    status, code = 500, "file_damaged"
+
+    def __init__(self, how: str) -> None:
+        message = f"this file is damaged on the server's disk ({how}): upload it again, or tell whoever runs the server"
+        super().__init__(message, headers={"x-should-retry": "false"})
 
 
 def new_file_id() -> str:
@@ -58,6 +77,7 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.files, self.batches = folder / "files", folder / "batches"
+        self._unknown = folder / "unknown"
         for each in (self.files, self.batches):
             each.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder)
@@ -114,14 +134,66 @@ class Shelf:
         """Takes away what a batch wrote on its way; what stays by a fault goes at the next start."""
         shutil.rmtree(self.batches / batch_id, ignore_errors=True)
 
-    def sweep(self, files: Collection[str], batches: Collection[str]) -> None:
-        """Removes what nobody knows any more: drafts, contents and folders of whom a kill left only that."""
+    def sweep(self, files: Collection[str], batches: Collection[str], over: Collection[str]) -> tuple[int, Path] | None:
+        """Removes what a kill left: drafts, and folders of batches that are `over`. Whatever else is in neither list
+        is moved aside, since a database that was put back from a copy knows less than there is: gives how many, and
+        where they are. Raises OSError."""
+        strange = []
         for path in self.files.iterdir():
-            if path.name not in files:
+            if _DRAFT.fullmatch(path.name) and not path.is_dir():
                 path.unlink(missing_ok=True)
+            elif path.name not in files:
+                strange.append(path)
         for path in self.batches.iterdir():
-            if path.name not in batches:
+            if path.name in over:
                 shutil.rmtree(path, ignore_errors=True)
+            elif path.name not in batches:
+                strange.append(path)
+        return (len(strange), self._move_aside(strange)) if strange else None
+
+    def _move_aside(self, paths: Sequence[Path]) -> Path:
+        """The new folder in which they are, each below its folder's name. Raises OSError."""
+        self._unknown.mkdir(mode=0o700, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d-", time.gmtime()), dir=self._unknown))
+        for path in paths:
+            (place / path.parent.name).mkdir(mode=0o700, exist_ok=True)
+            os.rename(path, place / path.parent.name / path.name)
+        return place
+
+
+def open_content(path: Path, size: int | None = None) -> BufferedReader:
+    """A content to be read; of a link nothing is, nor of a pipe. size: bytes that it must have. Raises
+    FileDamagedError, OSError."""
+    try:
+        file = open(path, "rb", opener=_open_no_link)  # noqa: SIM115 - the caller closes it
+    except FileNotFoundError as error:
+        raise FileDamagedError("it is not there") from error
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise FileDamagedError("it is a link, or no file") from error
+    try:
+        there = os.fstat(file.fileno())
+        if not stat.S_ISREG(there.st_mode):
+            raise FileDamagedError("it is no file")
+        if size is not None and there.st_size != size:
+            raise FileDamagedError(f"{there.st_size} bytes are there, and {size} were kept")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def check_content(path: Path, size: int, sha256: str | None) -> None:
+    """Raises FileDamagedError where a content isn't the one that was kept; by its bytes' count alone where no hash of
+    them is known. OSError where it can't be read."""
+    with open_content(path, size) as file:
+        if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise FileDamagedError("its bytes are others than were kept")
 
 
 class Draft:
@@ -131,8 +203,9 @@ class Draft:
     """
 
     def __init__(self, target: Path) -> None:
-        self._target, self._part = target, target.with_name(target.name + ".part")
+        self._target, self._part = target, target.with_name(target.name + _PART)
         self.size = 0
+        self._hash = hashlib.sha256()
         self._turn = threading.Lock()
         with _told():
             self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115 - closed by keep or drop
@@ -143,7 +216,13 @@ class Draft:
         with self._turn, _told():
             while view:
                 view = view[self._file.write(view) :]
+            self._hash.update(data)
         self.size += len(data)
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written."""
+        return self._hash.hexdigest()
 
     def sync(self) -> None:
         """What takes long of `keep`, where that is called in a thread that others wait for. Raises StorageError."""
@@ -181,7 +260,7 @@ def _told() -> Iterator[None]:
 
 def _copy(source: Path, target: Path) -> None:
     """A file under another name, whole or not at all. Raises OSError."""
-    part = target.with_name(target.name + ".part")
+    part = target.with_name(target.name + _PART)
     try:
         with source.open("rb") as there, part.open("wb") as here:
             shutil.copyfileobj(there, here, COPY_BYTES)
@@ -194,9 +273,14 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _take_away(path: Path) -> None:
-    """Removes a file that nobody knows any more. Where the disk fails it stays until the next start's sweep."""
+    """Removes a file that nobody knows any more, by a draft's name: where the disk fails, or a kill comes, it stays
+    until the next start's sweep."""
     try:
-        path.unlink(missing_ok=True)
+        if path.suffix != _PART:
+            path = path.rename(path.with_suffix(_PART))
+        path.unlink()
+    except FileNotFoundError:
+        return
     except OSError as error:
         print(f"penstock: {path.name} stays in the state folder until the next start ({why(error)})", file=sys.stderr)
 

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +46,7 @@ class State:
         try:
             self.shelf = Shelf(folder)
             self.store = Store(folder / "state.sqlite", beside=not self.shelf.empty)
-            self.shelf.sweep(*self.store.known())
+            _tell_aside(folder, self.shelf.sweep(*self.store.known()))
             self.reserve = Reserve(folder)
             self.reserve.keep()
         except (OSError, sqlite3.Error) as error:
@@ -106,6 +107,17 @@ def opened(folder: Path | str | None) -> Iterator[State | None]:
         yield state
     finally:
         state.close()
+
+
+def _tell_aside(folder: Path, aside: tuple[int, Path] | None) -> None:
+    """Says at a start what was moved aside, and where to."""
+    if aside is not None:
+        count, place = aside
+        print(
+            f"penstock: {count} files or batches in {folder} that its state.sqlite doesn't know (was an older one put "
+            f"back?) were moved to {place}",
+            file=sys.stderr,
+        )
 
 
 def _check_ours(folder: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-VERSION = 5  # of the tables, kept in the database
+VERSION = 6  # of the tables, kept in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
 ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the others
 HEAD = 16 * 1024  # characters of a batch's errors that a list of batches reads
@@ -27,7 +27,7 @@ _BARE = f"status IN {OVER} AND output_file_id IS NULL AND error_file_id IS NULL"
 _TABLES = """
 CREATE TABLE files (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created_at INTEGER NOT NULL,
-    filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL
+    filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT
 );
 CREATE TABLE batches (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created_at INTEGER NOT NULL,
@@ -50,12 +50,19 @@ CREATE INDEX IF NOT EXISTS batches_bare ON batches (owner, {_ENDED}) WHERE {_BAR
 """
 # What makes tables of the next version of those of an earlier one.
 _ADD = "ALTER TABLE batches ADD COLUMN"
-_CHANGES = {1: f"{_ADD} model TEXT;", 2: _INDICES, 3: _INDICES, 4: f"{_ADD} suspects TEXT;"}
+_CHANGES = {
+    1: f"{_ADD} model TEXT;",
+    2: _INDICES,
+    3: _INDICES,
+    4: f"{_ADD} suspects TEXT;",
+    5: "ALTER TABLE files ADD COLUMN sha256 TEXT;",
+}
 
 
 @dataclass(slots=True, kw_only=True)
 class FileRow:
-    """One file. owner: the name of the key that it belongs to, "" where there are no keys."""
+    """One file. owner: the name of the key that it belongs to, "" where there are no keys. sha256: of what was
+    uploaded; None of results, and of what an earlier version took."""
 
     number: int = 0
     id: str
@@ -64,6 +71,7 @@ class FileRow:
     filename: str
     purpose: str
     bytes: int
+    sha256: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,16 +257,17 @@ class Store:
                 self._db.execute("ROLLBACK")
             raise
 
-    def known(self) -> tuple[set[str], set[str]]:
-        """Ids of all files, results that are being named among them, and of the batches whose folders stay: those that
-        aren't over, and those that failed by a fault, for whoever looks into it."""
+    def known(self) -> tuple[set[str], set[str], set[str]]:
+        """Ids of all files, results that are being named among them; of the batches whose folders stay: those that
+        aren't over, and those that failed by a fault, for whoever looks into it; and of those whose folders don't."""
         files = {str(row["id"]) for row in self._db.execute("SELECT id FROM files")}
         batches = {str(row["id"]) for row in self._db.execute("SELECT id FROM batches WHERE status = 'failed'")}
         asked = f"SELECT id, output_file_id, error_file_id FROM batches WHERE status IN {ON_ITS_WAY}"
         for batch_id, *named in self._db.execute(asked):
             batches.add(str(batch_id))
             files.update(str(name) for name in named if name is not None)
-        return files, batches
+        over = {str(row["id"]) for row in self._db.execute(f"SELECT id FROM batches WHERE status IN {OVER}")}
+        return files, batches, over - batches
 
     # --- how
 

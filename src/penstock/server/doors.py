@@ -11,6 +11,7 @@ knows headers; no bodies, no queue.
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
 PROBES = ("/health", "/metrics")  # what begins so is answered in any crowd, and is no line of the access log
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)
+# RFC 3986's authority without its userinfo, of which no Host or Origin has one; names as DNS has them.
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_AUTHORITY = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{0,5}))?")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LAST_PORT = 65_535
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
 
@@ -73,14 +79,15 @@ def is_loopback(host: str) -> bool:
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
     """Names and addresses as they are compared. Raises UsageError."""
+    found = []
     for host in hosts:
-        if host == ANY_HOST or _address_of(host) is not None:
-            continue
-        if not host.strip(".") or not host.isascii() or set(host) & set(" /:@*,"):
+        plain = ANY_HOST if host == ANY_HOST else _plain(host)
+        if plain is None:
             raise UsageError(
-                "--allowed-host takes a name or an address without scheme and port, or *", param="allowed_host"
+                "--allowed-host takes a name or an address without scheme, port and zone, or *", param="allowed_host"
             )
-    return tuple(_plain(host) for host in hosts)
+        found.append(plain)
+    return tuple(found)
 
 
 class Doorkeeper:
@@ -108,7 +115,7 @@ class Doorkeeper:
         return key
 
     def _check_page(self, headers: Headers, may_lack_host: bool) -> None:
-        hosts = [_host_of(value) for value in _values(headers, b"host")]
+        hosts = [_host_of(value.decode("latin-1")) for value in _values(headers, b"host")]
         if not hosts and not may_lack_host:
             raise BadHostError("the Host header is missing: send this server's address in it")
         if len(hosts) > 1 or not all(host in self._hosts or _address_of(host) is not None for host in hosts):
@@ -116,8 +123,8 @@ class Doorkeeper:
                 "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
             )
         for origin in _values(headers, b"origin"):
-            page = _host_of(origin.partition(b"://")[2])
-            if page not in hosts and page not in self._hosts and not _is_own(page):
+            page = _page_of(origin.decode("latin-1"))
+            if page is None or (page not in hosts and page not in self._hosts and not _is_own(page)):
                 raise BadHostError("pages of other sites may not ask this server: allow their host with --allowed-host")
 
 
@@ -148,20 +155,35 @@ def key_of(scope: Scope) -> Key | None:
     return key
 
 
-def _host_of(authority: bytes) -> str:
-    """The name or address of `name`, `name:port`, `address:port` or `[address]:port`, as they are compared."""
-    text = authority.decode("latin-1")
-    return _plain(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
+def _host_of(authority: str) -> str | None:
+    """The name or address of `name`, `name:port`, `address:port` or `[address]:port`, as they are compared; None where
+    it is none of these to the letter: what is read loosely here may be read otherwise elsewhere."""
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None or int(found["port"] or 0) > _LAST_PORT:
+        return None
+    plain = _plain(found["v6"] or found["host"])
+    return None if plain is None or (found["v6"] and ":" not in plain) else plain
 
 
-def _plain(host: str) -> str:
+def _page_of(origin: str) -> str | None:
+    """The host of an Origin, as _host_of."""
+    scheme = _SCHEME.match(origin)
+    return None if scheme is None else _host_of(origin[scheme.end() :])
+
+
+def _plain(host: str) -> str | None:
+    """A name, one dot at its end or none, or an address, as they are compared; None where it is neither."""
     address = _address_of(host)
-    return host.lower().rstrip(".") if address is None else str(address)
+    if address is not None:
+        return str(address)
+    name = host.lower().removesuffix(".")
+    return name if _NAME.fullmatch(name) and _address_of(name) is None else None
 
 
-def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """One without a zone (`%eth0`), which is one machine's own and of any spelling."""
     try:
-        return ipaddress.ip_address(host)
+        return None if host is None or "%" in host else ipaddress.ip_address(host)
     except ValueError:
         return None
 

@@ -19,7 +19,15 @@ from starlette.types import Send
 
 from penstock.server.batch_desk import Desk
 from penstock.server.batch_patience import close_behind
-from penstock.server.batch_shelf import FILE_ID, Draft, StorageError, new_file_id, storage_error
+from penstock.server.batch_shelf import (
+    FILE_ID,
+    Draft,
+    FileDamagedError,
+    StorageError,
+    new_file_id,
+    open_content,
+    storage_error,
+)
 from penstock.server.batch_store import FileRow, Store
 from penstock.server.refusals import HttpError
 from penstock.server.upload import Upload, UploadParser, one_more, receive, too_large
@@ -66,8 +74,9 @@ async def _take(desk: Desk, request: Request, parser: UploadParser, owner: str) 
     try:
         filename = _check_upload(await _receive(desk, request, parser, draft))
         row = FileRow(
-            id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size
-        )
+            id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size,
+            sha256=draft.sha256,
+        )  # fmt: skip
         await asyncio.to_thread(draft.sync)
         await state.call(_land, desk, draft, row)
     finally:
@@ -159,21 +168,23 @@ async def get_file(desk: Desk, file_id: str, owner: str) -> Response:
 
 
 async def get_content(desk: Desk, file_id: str, owner: str) -> Response:
-    """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError, StorageError."""
+    """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError, FileDamagedError, StorageError."""
     row = await known_file(desk, file_id, owner)
     try:
-        file, first = await asyncio.to_thread(_begin, desk.state.shelf.path(row.id))
-    except FileNotFoundError as error:
-        raise NotFoundError("this file was deleted just now", param="file_id") from error
+        file, first = await asyncio.to_thread(_begin, desk.state.shelf.path(row.id), row.bytes)
+    except FileDamagedError:
+        await known_file(desk, file_id, owner)  # somebody may have deleted it just now
+        raise
     except OSError as error:
         raise storage_error(error) from error
     headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.id}"'}
     return _Content(_pieces(file, first, row.bytes), media_type="application/octet-stream", headers=headers)
 
 
-def _begin(path: Path) -> tuple[BinaryIO, bytes]:
-    """An open file and its first piece: a disk that gives none is found out before a status is sent."""
-    file = path.open("rb")
+def _begin(path: Path, size: int) -> tuple[BinaryIO, bytes]:
+    """An open file and its first piece: a disk that gives none, or has another size, is found out before a status is
+    sent. Raises FileDamagedError, OSError."""
+    file = open_content(path, size)
     try:
         return file, file.read(PIECE)
     except BaseException:

@@ -11,7 +11,7 @@ from penstock.errors import CapacityError
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
 from penstock.models.model_config import ModelConfig, read_model_config
-from penstock.weights.place import dummy_weights, load_weights
+from penstock.weights.place import dummy_weights, find_weights, load_weights
 
 
 def load_model(
@@ -24,19 +24,25 @@ def load_model(
     seed: int,
     positions: int | None = None,
     config: ModelConfig | None = None,
+    room: int | None = None,
 ) -> Decoder:
     """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
 
-    positions: length of the rotary table, None: the config's context. CheckpointError for a folder that is not sound,
-    CapacityError where the weights don't fit the device.
+    positions: length of the rotary table, None: the config's context. room: bytes that the model may take on the
+    device, None: as many as it gets. CheckpointError for a folder that is not sound, CapacityError where the model
+    doesn't fit the device: both before memory is taken, as far as that can be told.
     """
     config = config or read_model_config(folder)
+    shape = Decoder(config, ops, dtype, torch.device("meta"), positions)
+    entries = {} if load_format == "dummy" else find_weights(shape, folder)
+    if room is not None:
+        check_room(shape, folder, device, room)
     try:
         model = Decoder(config, ops, dtype, device, positions)
         if load_format == "dummy":
             dummy_weights(model, seed)
         else:
-            load_weights(model, folder)
+            load_weights(model, entries)
         model.prepare()
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
@@ -46,3 +52,15 @@ def load_model(
             ) from error
         raise
     return model
+
+
+def check_room(model: Decoder, folder: Path, device: torch.device, room: int) -> None:
+    """Raises CapacityError where a model, which may be on torch's meta device, takes more than `room` bytes."""
+    sizes = (model.weights_bytes, model.cos_sin.nbytes, room)
+    if sizes[0] + sizes[1] > room:
+        weights, table, free = (f"{size / 2**30:.2f} GiB" for size in sizes)
+        raise CapacityError(
+            f"the weights of {folder} take {weights} in {str(model.dtype).removeprefix('torch.')}, "
+            f"{len(model.cos_sin)} positions {table}, and {free} is free on {device}: take a smaller model or dtype, "
+            "or set max_model_len lower"
+        )

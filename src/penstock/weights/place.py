@@ -1,7 +1,7 @@
 """Place: which checkpoint tensor goes where in a Decoder's fused weights, and the filling of them.
 
-Everything is checked (names, shapes, dtypes) before the first weight is written. Beyond the model itself at most one
-tensor is in memory: shards are mapped, and each tensor is converted into its place.
+Everything is checked (names, shapes, dtypes) before memory is taken for the first weight. Beyond the model itself
+at most one tensor is in memory: shards are mapped, and each tensor is converted into its place.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ def _layer_places(layer: Layer, config: ModelConfig) -> dict[str, Tensor]:
     return found
 
 
-@torch.inference_mode()
-def load_weights(model: Decoder, folder: Path) -> None:
-    """Fills every weight of `model` from `folder`'s safetensors. CheckpointError where names, shapes or dtypes disagree
-    (before anything is written), or where a number doesn't fit the dtype."""
+def find_weights(model: Decoder, folder: Path) -> dict[str, Entry]:
+    """The tensors of `folder`'s safetensors, by their headers. CheckpointError where their names, shapes or dtypes
+    aren't those of `model`, which may be on torch's meta device: nothing is taken before all is known to fit."""
     entries = read_entries(folder)
+    _check(entries, places(model), model, folder)
+    return entries
+
+
+@torch.inference_mode()
+def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
+    """Fills every weight of `model` from what `find_weights` gave. CheckpointError where a number doesn't fit the
+    dtype."""
     wanted = places(model)
-    _check(entries, wanted, model, folder)
     for entry, tensor in read_tensors([entry for name, entry in entries.items() if name in wanted]):
         place = wanted[entry.name]
         place.copy_(tensor)

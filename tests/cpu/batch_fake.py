@@ -67,9 +67,11 @@ def batching(
     limits: BatchLimits | None = None,
     server_limits: Limits | None = None,
     model: str = "fake",
+    held: bool = False,
     **facts: Any,
 ) -> Iterator[Batching]:
-    """Goes on with what is in the folder; ends as a server does that was told to. model: the served name."""
+    """Goes on with what is in the folder; ends as a server does that was told to. model: the served name. held: the
+    engine gives nothing until it is told to."""
     with opened(folder) as state, running_server(tokenizer, limits=server_limits, **facts) as running:
         assert state is not None
         made: list[Desk] = []
@@ -81,6 +83,7 @@ def batching(
             running.service.desk = made[0]
             await made[0].go_on()
 
+        running.hold(held)
         running.on_loop(begin())
         try:
             yield Batching(running, made[0])

@@ -61,9 +61,11 @@ class Lives:
             server.running.hold(True)
             return [server.submit(jsonl([line(str(i), prompt=each) for i, each in enumerate(one)])) for one in prompts]
 
-    def live(self, ids: list[str], beside: Callable[[Batching], None] = lambda server: None) -> bool:
+    def live(
+        self, ids: list[str], beside: Callable[[Batching], None] = lambda server: None, held: bool = False
+    ) -> bool:
         """Whether the engine died."""
-        with batching(self._tokenizer, self._folder) as server:
+        with batching(self._tokenizer, self._folder, held=held) as server:
             server.engine.step_seconds = 0.002
             beside(server)
             server.running.wait_for(lambda: all(server.desk.run_of(each) is None for each in ids))
@@ -175,7 +177,6 @@ def test_a_good_line_beside_an_online_killer_is_not_blamed(
     ids = lives.submit(["slow"])
 
     def ask(server: Batching) -> None:
-        server.running.hold(True)
         if points(tmp_path, ids[0]).get(1, 0) < ALONE_FROM:
             server.running.wait_for(lambda: server.engine.open)
         asked = {"model": "fake", "prompt": "kill", "max_tokens": 1}
@@ -185,7 +186,7 @@ def test_a_good_line_beside_an_online_killer_is_not_blamed(
 
     monkeypatch.setattr(batch_compute, "SETTLED", 1000.0)
     for count in range(1, 6):
-        assert lives.live(ids, ask)
+        assert lives.live(ids, ask, held=True)
         assert points(tmp_path, ids[0]) == {1: min(count, ALONE_FROM)}
     monkeypatch.setattr(batch_compute, "SETTLED", 0.0)
     assert not lives.live(ids)

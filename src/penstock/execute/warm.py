@@ -30,6 +30,7 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
 
     grouping: whether steps may have prefix groups."""
     most = limits.max_batched_tokens
+    _compile_bookkeeping(step)
     _all_rows_ask(step)
     _compile_small_steps(step, _kinds_of_sizes(limits.max_rows), grouping)
     for wants in (PLAIN, EVERY):
@@ -40,6 +41,15 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
             step.step(_many(tokens, chunks))
     step.asked.wants[:] = 0
     step.asked.logprobs[:] = -1
+
+
+def _compile_bookkeeping(step: DeviceStep) -> None:
+    """What is launched where rows join and grow and blocks are copied: none of them here, which -1 says."""
+    words = -(-step.ops.join_words // 16) * 16
+    step.ops.join(torch.full((1, words), -1, dtype=torch.int32, device=step.rows.device), step.rows)
+    plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
+    plan.new_blocks, plan.copies = np.full((1, 3), -1, np.int32), np.full((1, 2), -1, np.int32)
+    step.step(plan)
 
 
 def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> None:

@@ -5,15 +5,19 @@ What it gives is held against the plain step, read late. Only graphs and streams
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import family_cases
 import numpy as np
 import pytest
 import torch
-import triton_interpreter  # noqa: F401  (before the kernels)
+import triton_interpreter  # before the kernels
 from execute_drive import Ask, Host, Row, tiny_runner
 
-from penstock.execute import flights
+from penstock.execute import flights, warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
@@ -153,3 +157,52 @@ def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(b
         runner.close()
     assert told[100][0][0] == [BAD_LOGITS] + [NO_TOKEN] * 2
     assert told[100][0][1:] == told[None][0][1:] and told[100][1] == told[None][1]
+
+
+class _AtOnce:
+    """Of ThreadPoolExecutor: what is submitted is done by whoever submits it. The interpreter serves one thread."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        pass
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, work: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work())
+        return done
+
+
+def test_a_model_with_a_window_starts_and_says_what_transformers_says(
+    tmp_path: Path, by_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the worst steps of the start on. Prefix groups are asked for, and its rows are attended each by itself.
+
+    What a step launches at work was launched at the start: it is compiled there.
+    """
+    launched: set[str] = set()
+    started: set[str] = set()
+    launch = triton_interpreter.interpreter.GridExecutor.__call__
+
+    def noted(kernel: Any, *arguments: Any, **more: Any) -> None:
+        launched.add(kernel.fn.__name__)
+        launch(kernel, *arguments, **more)
+
+    def warmed(*arguments: Any) -> None:
+        warm.warm(*arguments)
+        started.update(launched)
+
+    monkeypatch.setattr(triton_interpreter.interpreter.GridExecutor, "__call__", noted)
+    monkeypatch.setattr("penstock.execute.runner.warm", warmed)
+    monkeypatch.setattr(warm, "ThreadPoolExecutor", _AtOnce)
+    tiny = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "sliding_window": 7}
+    case = ("Mistral", tiny | family_cases.heads(2, 1, 16))
+    work = family_cases.Work(alone=(5,), together=(15,), shared=17, forks=(3,), n=2, tokens=3, vocabulary=40)
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32, "kv_cache_tokens": 256}
+    judged = family_cases.judge(case, tmp_path, work, device="cpu", dtype="float32", **limits)
+    assert judged.is_right() and judged.logprobs == 26 and judged.windowed and not judged.grouped
+    assert {"_prepare", "_own", "_join", "_grow", "_copy_blocks"} <= launched == started

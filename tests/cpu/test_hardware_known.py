@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,9 +49,11 @@ def test_gpus_are_known_by_their_whole_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_window_or_an_unknown_device_leaves_it_out() -> None:
     known = Rated(item=2, copy=1e12, flops=1e15)
-    runner = SimpleNamespace(rated=known, uses_window=False, model_config=config_of("llama-3.2-1b"))
+    config = config_of("llama-3.2-1b")
+    runner = SimpleNamespace(rated=known, model_config=config)
     assert limit_of(runner) is not None  # type: ignore[arg-type]
-    assert limit_of(SimpleNamespace(**vars(runner) | {"uses_window": True})) is None  # type: ignore[arg-type]
+    windowed = replace(config, windows=(None,) * 15 + (4096,))
+    assert limit_of(SimpleNamespace(**vars(runner) | {"model_config": windowed})) is None  # type: ignore[arg-type]
     assert limit_of(SimpleNamespace(**vars(runner) | {"rated": None})) is None  # type: ignore[arg-type]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from attention_cases import SMALL, of_columns
 from kernels_naive import assert_close, make_case
 
+from penstock.kernels.triton import prefill, prefix
 from penstock.kernels.triton.attention import attention
 
 
@@ -29,3 +31,12 @@ def test_groups_with_a_window_are_refused():
     case = make_case(**told)
     with pytest.raises(ValueError, match="sliding window"):
         attention(case.q, case.kv, case.inputs, case.scale, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [32, 64, 128, 256])
+def test_a_tile_holds_a_row_of_as_many_heads_as_there_may_be(width, dtype):
+    for ratio in (1, 7, 64, 71, 128, 200):
+        for column in (prefix, prefill):
+            queries = column._shape(ratio, width, dtype)[0]
+            assert queries >= ratio and queries & (queries - 1) == 0

@@ -50,7 +50,7 @@ def model_folder(config: Config) -> Path:
 
 def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
     """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already."""
-    from penstock.execute.ranks import open_runner
+    from penstock.execute.ranks import attends_groups, open_runner
 
     config.check()
     folder = folder or model_folder(config)
@@ -65,8 +65,7 @@ def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, Eng
                 vocab_size=runner.vocab_size,
                 eos_token_ids=runner.eos_token_ids,
                 prefix_caching=config.memory.enable_prefix_caching,
-                # A window's rows see different parts of a shared prefix: they are attended each by itself.
-                prefix_groups=config.schedule.prefix_groups != "off" and not runner.uses_window,
+                prefix_groups=attends_groups(config, runner.model_config),
                 sharing=SharingCosts() if config.schedule.prefix_groups == "always" else runner.sharing,
                 preempt_every=config.schedule.preempt_every,
                 seed=config.model.seed,
@@ -90,6 +89,6 @@ def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, Eng
 
 def limit_of(runner: TorchRunner) -> LimitGauge | None:
     """None where the least time of a step isn't known: the device's rates, or what rows with a window read."""
-    if runner.rated is None or runner.uses_window:
+    if runner.rated is None or runner.model_config.uses_window:
         return None
     return LimitGauge(ModelSizes.of(runner.model_config), runner.rated)

@@ -57,7 +57,6 @@ class TorchRunner:
         self.sampling_defaults = sampling_defaults
         times = sharing_times(ops, config.heads, config.kv_heads, config.head_dim, model.dtype, device)
         self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
-        self.uses_window = any(window is not None for window in config.windows)
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": _device_name(device),
@@ -107,15 +106,16 @@ def _state(model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ..
     return DeviceStep(model, row_ops, rows, asked, kv, sampler, limits.max_batched_tokens)
 
 
-def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits) -> None:
-    """On CUDA, before the KV cache takes what is left: compiles kernels, and lets torch take what steps need."""
-    if model.device.type != "cuda":
+def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:
+    """Before the KV cache takes what is left of a GPU: compiles kernels, and lets torch take what steps need."""
+    if choose_rows(ops) is None:
         return
     kv = KvCache(model.config.num_layers, model.kv_shape(3), model.dtype, model.device, ops)
     state = _state(model, ops, limits, (), kv)
-    if isinstance(state, DeviceStep):
-        warm(state, limits)
-    torch.cuda.synchronize(model.device)
+    assert isinstance(state, DeviceStep)
+    warm(state, limits, grouping)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
 
 
 class _State:

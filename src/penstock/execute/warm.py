@@ -25,11 +25,14 @@ from penstock.schedule.step import Chunks, Int32, StepPlan
 _NOTHING = np.zeros(0, np.int32)
 
 
-def warm(step: DeviceStep, limits: BatchLimits) -> None:
-    """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be thrown away."""
+def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
+    """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be thrown away.
+
+    grouping: whether steps may have prefix groups."""
     most = limits.max_batched_tokens
+    _compile_bookkeeping(step)
     _all_rows_ask(step)
-    _compile_small_steps(step, _kinds_of_sizes(limits.max_rows))
+    _compile_small_steps(step, _kinds_of_sizes(limits.max_rows), grouping)
     for wants in (PLAIN, EVERY):
         step.step(_plan(limits.max_rows, wants, most - limits.max_rows, limits, MAX_LOGPROBS))
     step.step(_plan(0, PLAIN, most, limits, MAX_LOGPROBS))
@@ -40,7 +43,16 @@ def warm(step: DeviceStep, limits: BatchLimits) -> None:
     step.asked.logprobs[:] = -1
 
 
-def _compile_small_steps(step: DeviceStep, sizes: list[int]) -> None:
+def _compile_bookkeeping(step: DeviceStep) -> None:
+    """What is launched where rows join and grow and blocks are copied: none of them here, which -1 says."""
+    words = -(-step.ops.join_words // 16) * 16
+    step.ops.join(torch.full((1, words), -1, dtype=torch.int32, device=step.rows.device), step.rows)
+    plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
+    plan.new_blocks, plan.copies = np.full((1, 3), -1, np.int32), np.full((1, 2), -1, np.int32)
+    step.step(plan)
+
+
+def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> None:
     device = step.rows.device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
     hidden = torch.zeros((sizes[-1], step.model.config.hidden_size), dtype=step.model.dtype, device=device)
@@ -55,7 +67,7 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int]) -> None:
     with ThreadPoolExecutor(1, "penstock-warm") as beside:
         drawing = beside.submit(draws)
         for size in sizes:
-            for grouped in (False, True) if size > 1 else (False,):
+            for grouped in (False, True) if grouping and size > 1 else (False,):
                 step.launch_forward(size, grouped)
         drawing.result()
 

@@ -128,6 +128,10 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()  # config.json's; generation_config.json's come first: see `end_ids`
 
+    @property
+    def uses_window(self) -> bool:
+        return any(window is not None for window in self.windows)
+
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Reads `folder`/config.json. CheckpointError, one line, for whatever is missing or not understood."""

@@ -116,6 +116,7 @@ def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, i
     """Query rows of a tile, tokens of a tile, warps, stages."""
     if dtype == torch.float32:
         return max(16, triton.next_power_of_2(ratio)), 32, 4, 1
+    least = triton.next_power_of_2(ratio)  # a tile holds a whole row
     if width > 128:
-        return 64, 64, 4, 2
-    return 128, 64 if width <= 64 else 128, 8, 2
+        return max(64, least), 64, 4, 2
+    return max(128, least), 64 if width <= 64 else 128, 8, 2

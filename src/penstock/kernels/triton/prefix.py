@@ -151,6 +151,4 @@ def _shape(ratio: int, width: int, dtype: torch.dtype) -> tuple[int, int, int, i
     """Query rows of a tile, tokens of a tile, warps, stages."""
     if dtype == torch.float32:
         return max(16, triton.next_power_of_2(ratio)), 32, 4, 1
-    if width > 128:
-        return 64, 64, 4, 2
     return max(64, triton.next_power_of_2(ratio)), 64, 4, 2

@@ -1,0 +1,258 @@
+"""Random small models of every family, an LLM's work on one, and what transformers says of each token that comes back.
+
+    noise          transformers in bfloat16 less transformers in float32, over all positions and the whole vocabulary
+    ours           our logprobs of a prompt's and an output's tokens, less float32's over these very tokens
+    bfloat16       ours is no larger than the noise: its root mean square within 1.2, its largest within 1.5 times
+    float32        ours is 2,000 times smaller than that
+    greedy tokens  the likeliest of float32, or one as near to it as two logprobs may be off
+
+Each token is scored behind the tokens that we drew: what comes after a near-tie counts too. It knows no kernels.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock import LLM, SamplingParams
+from penstock.request import RequestOutput
+
+transformers = pytest.importorskip("transformers", reason="what is compared with: carry its wheel to a GPU machine")
+transformers.utils.logging.disable_progress_bar()
+
+CONTEXT = 256
+VOCABULARY = 211
+SMALL = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2,
+    "max_position_embeddings": CONTEXT, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0}}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
+STRETCHED = {"rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **STRETCHED}}
+YARN = {"rope_parameters": {"rope_type": "yarn", **STRETCHED}}
+YARN_MSCALE = {"rope_parameters": YARN["rope_parameters"] | {"mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}}
+YARN_ATTENTION = {"rope_parameters": YARN["rope_parameters"] | {"attention_factor": 1.3, "beta_fast": 4.0}}
+TIED = {"tie_word_embeddings": True}
+BIASES = {"attention_bias": True}
+
+
+def heads(query: int, kv: int, width: int) -> dict[str, int]:
+    return {"num_attention_heads": query, "num_key_value_heads": kv, "head_dim": width}
+
+
+def windows(size: int, **more: Any) -> dict[str, Any]:
+    """As Qwen2 and Qwen3 ask for them."""
+    return {"use_sliding_window": True, "sliding_window": size, **more}
+
+
+ONE, THREE = {"num_hidden_layers": 1}, {"num_hidden_layers": 3}
+Case = tuple[str, dict[str, Any]]  # transformers' name of the family, what of SMALL is otherwise
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+CASES: dict[str, Case] = {
+    "llama 4/2 of 32, linear, tied": ("Llama", heads(4, 2, 32) | LINEAR | TIED | ONE),
+    "llama 15/5 of 64, llama3": ("Llama", heads(15, 5, 64) | LLAMA3 | {"hidden_size": 240}),
+    "llama 4/4 of 80, yarn, all biases": ("Llama", heads(4, 4, 80) | YARN | BIASES | {"mlp_bias": True}),
+    "llama 3/3 of 96, yarn with mscale": ("Llama", heads(3, 3, 96) | YARN_MSCALE | THREE | {"hidden_size": 120}),
+    "llama 7/1 of 128, dynamic, biases": ("Llama", heads(7, 1, 128) | DYNAMIC | BIASES | {"hidden_size": 112}),
+    "llama 4/2 of 256, theta": ("Llama", heads(4, 2, 256) | THETA),
+    "llama 8/1 of 256, yarn with a factor": ("Llama", heads(8, 1, 256) | YARN_ATTENTION | {"hidden_size": 88}),
+    "mistral 4/2 of 64, window 37": ("Mistral", heads(4, 2, 64) | {"sliding_window": 37} | THREE),
+    "mistral 7/1 of 128, window 37, yarn": ("Mistral", heads(7, 1, 128) | {"sliding_window": 37} | YARN),
+    "mistral 3/3 of 256, window 16, linear": ("Mistral", heads(3, 3, 256) | {"sliding_window": 16} | LINEAR | ONE),
+    "mistral 15/5 of 32, window past the context": ("Mistral", heads(15, 5, 32) | {"sliding_window": 300} | TIED),
+    "mistral 4/1 of 80, window 64, llama3": ("Mistral", heads(4, 1, 80) | {"sliding_window": 64} | LLAMA3),
+    "mistral 8/2 of 96, no window, dynamic": ("Mistral", heads(8, 2, 96) | {"sliding_window": None} | DYNAMIC),
+    "qwen2 7/1 of 64, tied": ("Qwen2", heads(7, 1, 64) | TIED),
+    "qwen2 15/5 of 32, windows past the layers": (
+        "Qwen2", heads(15, 5, 32) | windows(37, max_window_layers=3) | LINEAR | THREE,
+    ),
+    "qwen2 4/2 of 128, windows from layer 1, yarn": (
+        "Qwen2", heads(4, 2, 128) | windows(37, max_window_layers=1) | YARN | THREE,
+    ),
+    "qwen2 3/3 of 96, windows in all layers, theta": (
+        "Qwen2", heads(3, 3, 96) | windows(21, max_window_layers=0) | THETA,
+    ),
+    "qwen2 4/2 of 256, dynamic": ("Qwen2", heads(4, 2, 256) | DYNAMIC | ONE),
+    "qwen2 6/2 of 80, llama3, tied": ("Qwen2", heads(6, 2, 80) | LLAMA3 | TIED),
+    "qwen3 4/2 of 128, tied": ("Qwen3", heads(4, 2, 128) | TIED),
+    "qwen3 4/2 of 64, biases, mixed windows": (
+        "Qwen3", heads(4, 2, 64) | windows(37, layer_types=MIXED) | BIASES | THREE,
+    ),
+    "qwen3 3/3 of 256, llama3": ("Qwen3", heads(3, 3, 256) | LLAMA3),
+    "qwen3 7/1 of 96, yarn, window past the context": (
+        "Qwen3", heads(7, 1, 96) | windows(1000, max_window_layers=0) | YARN,
+    ),
+    "qwen3 15/5 of 32, linear, biases": ("Qwen3", heads(15, 5, 32) | LINEAR | BIASES | ONE),
+    "qwen3 8/1 of 80, dynamic": ("Qwen3", heads(8, 1, 80) | DYNAMIC),
+}  # fmt: skip
+
+
+def make_folder(case: Case, folder: Path) -> Path:
+    """The model of a case, every weight drawn: biases and norms too, which transformers starts at 0 and 1."""
+    kind, changes = case
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{kind}Config")(**(SMALL | changes))
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter_name, weight in model.named_parameters():
+            if weight.dim() == 1:
+                weight.normal_(1.0 if "norm" in parameter_name else 0.0, 0.3)
+            elif "embed" in parameter_name and not config.tie_word_embeddings:
+                weight.normal_()
+            else:  # scores of attention and logits are spread by about 2: no key is the same as another
+                weight.normal_(0.0, 1.5 / weight.shape[1] ** 0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+@dataclass(slots=True, frozen=True)
+class Work:
+    """What is asked of an LLM: prompts one after the other, then prompts at once. By number of tokens."""
+
+    alone: tuple[int, ...] = (5, 70, 150)
+    together: tuple[int, ...] = (1, 15, 16, 17, 36, 37, 38, 64, 100, 180)
+    shared: int = 100  # tokens before each of `forks`: of several blocks
+    forks: tuple[int, ...] = (1, 17, 40)
+    n: int = 4
+    tokens: int = 30
+    vocabulary: int = VOCABULARY
+
+    def run(self, llm: LLM) -> Iterator[tuple[RequestOutput, bool]]:
+        """Answers, and whether they are greedy."""
+        rng = random.Random(1)
+        for size in self.alone:
+            for logprobs in (None, 0):  # a step of one row has a graph of its own where nothing is asked
+                yield llm.generate([self._ids(rng, size)], [self._greedy(logprobs)], use_tqdm=False)[0], True
+        header = self._ids(rng, self.shared)
+        prompts = [self._ids(rng, size) for size in self.together]
+        params = [self._greedy(0, prompt_logprobs=0) for _ in prompts]
+        prompts += [header + self._ids(rng, size) for size in self.forks]
+        params += [self._params(n=self.n, logprobs=0, seed=seed) for seed in self.forks]
+        answers = llm.generate(prompts, params, use_tqdm=False)
+        yield from ((answer, asked.temperature == 0) for answer, asked in zip(answers, params, strict=True))
+
+    def _greedy(self, logprobs: int | None, **more: Any) -> SamplingParams:
+        return self._params(temperature=0, logprobs=logprobs, **more)
+
+    def _params(self, **more: Any) -> SamplingParams:
+        return SamplingParams(max_tokens=self.tokens, detokenize=False, **more)
+
+    def _ids(self, rng: random.Random, size: int) -> list[int]:
+        return [rng.randrange(self.vocabulary) for _ in range(size)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Judged:
+    """How far an LLM is from transformers. A pair: what was seen, and the most that it may be."""
+
+    logprobs: int
+    mean: tuple[float, float]  # of what ours are off, root mean square
+    worst: tuple[float, float]
+    tokens: int  # greedy ones
+    not_the_likeliest: int
+    gap: tuple[float, float]  # in float32's logprobs, between a greedy token and the likeliest
+    windowed: bool = False
+    grouped: int = 0  # rows attended in a prefix group
+    graphs: int = 0  # sizes of steps that were captured
+
+    def is_right(self) -> bool:
+        """NaN is wrong, too."""
+        return all(seen <= most for seen, most in (self.mean, self.worst, self.gap))
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Collects what is off, then judges it."""
+
+    exact: Any  # transformers' model in float32
+    half: Any  # in bfloat16
+    ours: list[Tensor] = field(default_factory=list)
+    noise: list[Tensor] = field(default_factory=list)  # at the tokens of `ours`
+    gaps: list[Tensor] = field(default_factory=list)  # of greedy tokens: how far below the likeliest
+    largest: float = 0.0  # noise of all
+
+    @classmethod
+    def of(cls, folder: Path, device: str) -> Comparison:
+        """Attention as plain products: torch 2.11's fused one is wrong on CUDA (float32, a mask, one KV head expanded,
+        65 tokens: 2.4 off)."""
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        kinds = (torch.float32, torch.bfloat16)
+        return cls(*(load(folder, dtype=kind, attn_implementation="eager").eval().to(device) for kind in kinds))
+
+    def take(self, answer: RequestOutput, greedy: bool) -> None:
+        prompt = list(answer.prompt_token_ids or [])
+        for index, out in enumerate(answer.outputs):
+            ids = prompt + list(out.token_ids)
+            exact, half = self._logprobs(self.exact, ids), self._logprobs(self.half, ids)
+            self.largest = max(self.largest, float((half - exact).abs().max()))
+            if greedy:
+                self.gaps.append((exact.amax(1) - _chosen(exact, ids))[len(prompt) - 1 :])
+            if answer.prompt_logprobs is not None and index == 0:
+                self._compare(answer.prompt_logprobs[1:], exact, half, ids, 0)
+            if out.logprobs is not None:
+                self._compare(out.logprobs, exact, half, ids, len(prompt) - 1)
+
+    def judged(self, dtype: str) -> Judged:
+        ours, noise, gaps = torch.cat(self.ours), torch.cat(self.noise), torch.cat(self.gaps)
+        part = 1.0 if dtype == "bfloat16" else 1 / 2000
+        worst = 1.5 * part * self.largest
+        return Judged(
+            logprobs=ours.numel(),
+            mean=(float(ours.square().mean().sqrt()), 1.2 * part * float(noise.square().mean().sqrt())),
+            worst=(float(ours.abs().max()), worst),
+            tokens=gaps.numel(),
+            not_the_likeliest=int((gaps > 0).sum()),
+            gap=(float(gaps.max()), 2 * worst),
+        )
+
+    def _compare(self, told: Any, exact: Tensor, half: Tensor, ids: list[int], first: int) -> None:
+        tokens = ids[first + 1 : first + 1 + len(told)]
+        ours = torch.tensor([each[token].logprob for each, token in zip(told, tokens, strict=True)])
+        place = slice(first, first + len(tokens))
+        self.ours.append(ours - _chosen(exact, ids)[place])
+        self.noise.append((_chosen(half, ids) - _chosen(exact, ids))[place])
+
+    @torch.inference_mode()
+    def _logprobs(self, model: Any, ids: list[int]) -> Tensor:
+        """[tokens - 1, vocabulary]: of the token behind each."""
+        logits = model(torch.tensor([ids[:-1]], device=model.device)).logits[0]
+        return logits.float().log_softmax(-1).cpu()
+
+
+def _chosen(logprobs: Tensor, ids: list[int]) -> Tensor:
+    return logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def judge(case: Case, folder: Path, work: Work, *, device: str, dtype: str, **knobs: Any) -> Judged:
+    """Makes the model of a case in `folder`, and judges what an LLM says of the work."""
+    make_folder(case, folder)
+    comparison, grouped = Comparison.of(folder, device), []
+    knobs = {"max_num_seqs": 24, "max_num_batched_tokens": 128, "kv_cache_tokens": 8192} | knobs
+    with LLM(str(folder), device=device, dtype=dtype, skip_tokenizer_init=True, prefix_groups="always", **knobs) as llm:
+        runner = llm.engine.runner
+        launch = runner.launch
+
+        def watched(plan: Any) -> Any:
+            grouped.append(int(plan.group_start[-1]))
+            return launch(plan)
+
+        runner.launch = watched  # type: ignore[method-assign]
+        for answer, greedy in work.run(llm):
+            assert answer.error is None, answer.error
+            comparison.take(answer, greedy)
+        judged = comparison.judged(dtype)
+        judged.windowed, judged.grouped = runner.model_config.uses_window, sum(grouped)
+        judged.graphs = len(llm.facts.about.get("graphs", {}).get("sizes", []))
+    print(judged)
+    return judged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import struct
 import threading
@@ -15,7 +16,7 @@ import pytest
 from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
-from penstock.server.connection import MOST_BEHIND
+from penstock.server.connection import MOST_BEHIND, SPARE, Connection, most_connections
 from penstock.server.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 
@@ -285,29 +286,97 @@ def test_a_reset_in_the_middle_leaves_nothing(server: Running) -> None:
     server.wait_for(lambda: not server.engine.open)
 
 
+BEHIND_MOST = [
+    pytest.param(b"", id="silent"),
+    pytest.param(GET[:20], id="half a head"),
+    pytest.param(GET + b"\r\n", id="answered"),
+    pytest.param(b"POST /no/such HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n", id="its body not sent"),
+    pytest.param(b"\x00\r\n", id="refused"),
+]
+
+
+@pytest.mark.parametrize("sent", BEHIND_MOST)
+def test_who_waits_for_no_answer_makes_room_for_another(tokenizer: Tokenizer, sent: bytes) -> None:
+    """The oldest first; not who waits for one, however old."""
+    limits = Limits(max_connections=3, header_seconds=1e4)
+    with running_server(tokenizer, limits=limits) as server, connect(server) as waits:
+        server.hold(True)
+        waits.sendall(post({"prompt": "x", "max_tokens": 3}))
+        server.wait_for(lambda: server.engine.open)
+        crowd = []
+        for _ in range(3 + SPARE + 5):
+            crowd.append(connect(server))
+            crowd[-1].sendall(sent)
+            if sent.endswith(b"\r\n"):
+                assert read_one(crowd[-1])[0].startswith(b"HTTP/1.1 ")
+        for path in ("/health", "/health/live", "/metrics", "/v1/models"):
+            for _ in range(5):
+                assert httpx.get(server.url + path).status_code == 200
+        assert ended(crowd[0])
+        if sent == GET + b"\r\n":
+            crowd[-1].sendall(sent)
+            assert read_one(crowd[-1])[0].startswith(b"HTTP/1.1 200 ")
+        server.hold(False)
+        assert b'"text":"abc"' in read_one(waits)[1]
+        for each in crowd:
+            each.close()
+
+
+def ended(connection: socket.socket) -> bool:
+    try:
+        return read_all(connection) == b""
+    except ConnectionResetError:
+        return True
+
+
+class _Idle:
+    """What `_make_room` asks of a connection."""
+
+    def __init__(self, untaken: int, idle: dict[Any, None]) -> None:
+        self.transport, self.idle, self.connections = self, idle, set(idle)
+        self.get_write_buffer_size = lambda: untaken
+        self.aborted = False
+        idle[self] = None
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_who_has_not_taken_its_answer_yet_goes_after_the_others() -> None:
+    idle: dict[Any, None] = {}
+    slow, first, second, new = (_Idle(untaken, idle) for untaken in (100, 0, 0, 0))
+    order = []
+    for _ in range(4):
+        Connection._make_room(new)  # type: ignore[arg-type]
+        (gone,) = (each for each in (slow, first, second, new) if each.aborted and each not in order)
+        order.append(gone)
+    assert order == [first, second, slow, new] and not idle
+
+
+def test_where_files_are_served_each_connection_may_hold_two_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    for files in (False, True):
+        most = most_connections(Limits(), files=files)
+        assert most > 300 and (1 + files) * most + SPARE <= 1024 - 256
+
+
 def test_a_crowd(tokenizer: Tokenizer) -> None:
+    """As many as there may be wait for answers: the next is told, and probes are answered."""
     with running_server(tokenizer, limits=Limits(max_connections=3)) as server:
+        server.hold(True)
         crowd = [connect(server) for _ in range(3)]
+        for each in crowd:
+            each.sendall(post({"prompt": "x", "max_tokens": 1}))
+        server.wait_for(lambda: len(server.engine.open) == 3)
         with httpx.Client() as http:
             full = http.get(server.url + "/v1/models")
             assert (full.status_code, full.json()["error"]["code"]) == (429, "too_many_connections")
             assert full.headers["retry-after"] == "1"
         for path in ("/health", "/health/live", "/metrics"):
             assert httpx.get(server.url + path).status_code == 200
-        crowd += [connect(server) for _ in range(64)]
-        with connect(server) as beyond:
-            try:
-                assert beyond.recv(10) == b""
-            except ConnectionResetError:
-                pass
+        server.hold(False)
         for each in crowd:
+            assert read_one(each)[0].startswith(b"HTTP/1.1 200 ")
             each.close()
-
-        def served() -> bool:
-            try:
-                return httpx.get(server.url + "/v1/models").status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        while not served():
-            time.sleep(0.01)
+        assert httpx.get(server.url + "/v1/models").status_code == 200

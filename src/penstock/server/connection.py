@@ -23,7 +23,7 @@ from penstock.server.porter import Porter
 from penstock.server.refusals import HttpError, body_of
 from penstock.server.whole import JSON
 
-SPARE = 64  # connections beyond the most that are there for probes, and to tell the others
+SPARE = 64  # connections beyond the most: for probes, for those that haven't asked yet, and to tell the others
 LINGER = 2.0  # seconds that what a client still sends is read and thrown away, so that it gets to its answer
 OTHER_FILES = 256  # descriptors that are no connections
 MOST_BEHIND = 32  # requests that wait behind the one that is being answered
@@ -60,20 +60,21 @@ class CrowdedError(HttpError):
     status, code = 429, "too_many_connections"
 
 
-def most_connections(limits: Limits) -> int:
-    """What was said, else what the process may have: its limit on descriptors is raised as far as it goes."""
+def most_connections(limits: Limits, *, files: bool) -> int:
+    """What was said, else what the process may have: its limit on descriptors is raised as far as it goes. files: a
+    connection may hold a second one, of the file that it sends or gets."""
     if limits.max_connections is not None:
         return limits.max_connections
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1_048_576 if hard == resource.RLIM_INFINITY else hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(most - OTHER_FILES - SPARE, 16)
+    return max((most - OTHER_FILES - SPARE) // (1 + files), 16)
 
 
-def connection_of(limits: Limits, porter: Porter | None = None) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn. Without a porter every request comes to the application."""
-    parts = {"__slots__": (), "limits": limits, "most": most_connections(limits), "porter": porter}
-    return type("LimitedConnection", (Connection,), parts)
+def connection_of(limits: Limits, porter: Porter | None = None, *, files: bool = False) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn. Without a porter every request comes to the application. files: as above."""
+    parts = {"limits": limits, "most": most_connections(limits, files=files), "porter": porter, "idle": {}}
+    return type("LimitedConnection", (Connection,), parts | {"__slots__": ()})
 
 
 def _nothing() -> None:
@@ -88,8 +89,9 @@ class Connection(HttpToolsProtocol):
     """One client's connection. A head is the request line and the headers."""
 
     limits: Limits
-    most: int
+    most: int  # that may wait for an answer
     porter: Porter | None
+    idle: dict[Connection, None]  # those that wait for none; first the one that has for the longest
     # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each connection.
     __slots__ = (
         "_answering", "_close_behind", "_dropping", "_end_timer", "_head_bytes", "_head_open", "_head_timer",
@@ -118,15 +120,16 @@ class Connection(HttpToolsProtocol):
         # each answer on a kept connection took 44 ms (Nagle's algorithm against delayed acknowledgements).
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport = _Polite(transport, self)  # type: ignore[assignment]  # a transport but for its close()
-        if len(self.connections) > self.most + SPARE:
-            transport.abort()
-            return
+        self.idle[self] = None
         self._wait_for_head()
+        if len(self.connections) > self.most + SPARE:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._head_timer, self._write_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
+        self.idle.pop(self, None)
         super().connection_lost(exc)
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True  # uvicorn tells the one that was read last
@@ -199,6 +202,7 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        self.idle.pop(self, None)
         if (error := self._beyond()) is not None:
             self._refuse(error)
             return
@@ -235,6 +239,8 @@ class Connection(HttpToolsProtocol):
         waited = bool(self.pipeline)  # then what is still coming is the last one's that waits, not the answered one's
         if waited:
             self._answering = self.pipeline[-1][0]
+        else:
+            self.idle[self] = None
         super().on_response_complete()
         if not (waited or self._head_open or self.transport.is_closing()):  # answered before its body was here
             self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
@@ -259,6 +265,7 @@ class Connection(HttpToolsProtocol):
 
     def _turn_away(self, error: HttpError) -> None:
         self._dropping = True
+        self.idle[self] = None
         if self._write_timer is not None:  # it doesn't take its answers: more of them wait until it does
             self.flow.pause_reading()
         self._close_behind = not self.parser.should_keep_alive() or self.parser.get_http_version() == "1.0"
@@ -273,10 +280,19 @@ class Connection(HttpToolsProtocol):
             return self._too_large()
         if len(self.pipeline) >= MOST_BEHIND:
             return ManyBehindError(f"more than {MOST_BEHIND} requests wait here for their answers: read some first")
-        if len(self.connections) > self.most and not self.url.startswith(_PROBES):
+        if len(self.connections) - len(self.idle) > self.most and not self.url.startswith(_PROBES):
             message = "the server has as many connections as it takes: send this again in a moment"
             return CrowdedError(message, headers={"retry-after": "1"})
         return None
+
+    def _make_room(self) -> None:
+        """Ends the one that has waited for no answer for the longest; this one, where all others do. One whose reader
+        hasn't taken its answer yet comes last, but comes: it may never take it."""
+        taken = (each for each in self.idle if each is not self and not each.transport.get_write_buffer_size())
+        oldest = next(taken, next(iter(self.idle)))
+        del self.idle[oldest]
+        self.connections.discard(oldest)  # it goes when the loop has turned
+        oldest.transport.abort()
 
     def _without_upgrade(self) -> bytes:
         """The request's head again, as if it had not asked for another protocol, for a new parser: some clients
@@ -317,6 +333,7 @@ class Connection(HttpToolsProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
+        self.idle[self] = None
         begun = self._answering
         answered = self._dropping or (begun is not None and begun.response_complete and not self._head_open)
         if begun is not None and not begun.response_complete:

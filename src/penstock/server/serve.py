@@ -155,7 +155,7 @@ async def serve_engine(
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
     with open_log(site.access_log) as log:
-        protocol = connection_of(site.limits, Porter(service.queue, site.doors, log))
+        protocol = connection_of(site.limits, Porter(service.queue, site.doors, log), files=state is not None)
         server = _Server(_uvicorn_config(build_app(service, site.doors, log), protocol))
         begun = asyncio.create_task(_begin_sandboxes(service, say=board is None or board.first))
         try:

@@ -24,6 +24,7 @@ from server_fake import Running, make_tokenizer, read_error, running_server
 from penstock.errors import CapacityError, UsageError
 from penstock.server import exchange, forms
 from penstock.server.limits import Limits
+from penstock.server.stop import signals
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -268,13 +269,22 @@ class Serving:
     """harm: a method of uvicorn's server that breaks; of "drain" the engine dies amid it."""
 
     def __init__(
-        self, folder: Path, *, port: int = 0, load: float = 0, step: float = 0, die: float = 1e6, harm: str = ""
+        self,
+        folder: Path,
+        *,
+        port: int = 0,
+        load: float = 0,
+        step: float = 0,
+        die: float = 1e6,
+        harm: str = "",
+        **streams: Any,
     ) -> None:
         script = SERVE.format(
             tests=str(Path(__file__).parent), folder=str(folder), port=port, load=load, step=step, die=die, harm=harm
         )
         command = [sys.executable, "-c", script]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+        self.process = subprocess.Popen(command, text=True, **streams)
 
     def line(self) -> str:
         assert self.process.stdout is not None
@@ -293,12 +303,69 @@ class Serving:
         return self.process.returncode, out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_server_and_engine(tmp_path: Path, number: int) -> None:
     serving = Serving(tmp_path)
     url = serving.url()
     assert httpx.post(url + COMPLETIONS, json={"prompt": "x", "model": "fake"}).status_code == 200
     assert serving.end(number) == (0, "closed\n", "")
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_terminal_that_closes_asks_once_and_under_nohup_not_at_all(ignored: bool) -> None:
+    async def hear() -> None:
+        with signals() as stop:
+            for _ in range(3):
+                signal.raise_signal(signal.SIGHUP)
+            if ignored:
+                assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+                signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(stop.first.wait(), 30)
+            assert not stop.second.is_set()
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(stop.second.wait(), 30)
+
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else lambda number, frame: None)
+    try:
+        asyncio.run(hear())
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
+def broken_streams(how: str) -> dict[str, Any]:
+    """Standard output and error that take nothing, as Popen is told: full, closed, or pipes that nobody reads."""
+    if how == "closed":
+        return {"stdout": None, "stderr": None, "preexec_fn": lambda: [os.close(number) for number in range(3)]}
+    if how == "left":
+        read, write = os.pipe()
+        os.close(read)
+        return {"stdout": write, "stderr": write}
+    full = open("/dev/full", "w")  # noqa: SIM115  the process's own from here on
+    return {"stderr": full} if how == "error full" else {"stdout": full, "stderr": full}
+
+
+@pytest.mark.parametrize("how", ["full", "closed", "left", "error full"])
+def test_streams_that_take_nothing_end_no_server_and_no_drain(tmp_path: Path, how: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    streams = broken_streams(how)
+    serving = Serving(tmp_path, port=port, step=0.5, **streams)
+    for stream in {streams.get("stdout"), streams["stderr"]} - {None}:
+        stream.close() if how.endswith("full") else os.close(stream)
+    url = f"http://127.0.0.1:{port}"
+    while not answers(url):
+        assert serving.process.poll() is None
+    waiter, got = running_request(url)
+    os.kill(serving.process.pid, signal.SIGTERM)
+    serving.end()
+    waiter.join(30)
+    assert got[0].status_code == 200 and serving.process.returncode == 0
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url + "/health").status_code == 200
+    return False
 
 
 def test_a_signal_while_loading(tmp_path: Path) -> None:

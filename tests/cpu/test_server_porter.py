@@ -17,7 +17,8 @@ import pytest
 from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
-from penstock.server.access_log import AccessLog, LogFile, open_log, write_line
+from penstock.engine.lifeline import LossyFile
+from penstock.server.access_log import AccessLog, open_log, write_line
 from penstock.server.admission import Queue
 from penstock.server.doors import Doors, Headers
 from penstock.server.keys import gather_keys
@@ -199,14 +200,15 @@ def test_lines_that_find_no_room_are_told_once(tmp_path: Path, capsys: pytest.Ca
         write_line(log, {"line": 4})
         write_line(log, {"line": 5})
     assert place.read_text().splitlines() == ['{"line":0}', '{"li', '{"line":4}', '{"line":5}']
-    assert capsys.readouterr().err == ("penstock: lines of the access log are lost (no room): free some room\n")
+    said = "penstock: lines of the access log are lost (no room): see that they can be written\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
     place = tmp_path / "log"
     place.touch()
 
-    async def ask(log: LogFile) -> None:
+    async def ask(log: LossyFile) -> None:
         queue = Queue(1, 1000)
         queue.enter(None, 1, 1)
         error = await _asked(Porter(queue, Doors(), log))
@@ -225,7 +227,7 @@ def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
         await AccessLog(app, log)({"type": "http", "method": "GET", "path": "/x"}, receive, send)
         assert [message["status"] for message in sent] == [200]
 
-    with LogFile(place, "rb") as log:  # which cannot be written
+    with LossyFile(str(place), "rb", "the access log") as log:  # which cannot be written
         asyncio.run(ask(log))
 
 

@@ -215,11 +215,12 @@ def test_each_server_tells_the_sums_of_all(serving: Serving) -> None:
     assert answers == {200}
 
 
-def test_a_signal_lets_running_streams_of_all_servers_end(doomed: Serving) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_lets_running_streams_of_all_servers_end(doomed: Serving, number: int) -> None:
     readers = readers_of_both(doomed, 150)
     for pid in (doomed.engine, *doomed.workers):
-        os.kill(pid, signal.SIGTERM)  # as a service manager does; they wait for their parent's word
-    assert doomed.end(signal.SIGTERM) == (0, "", TOLD)
+        os.kill(pid, number)  # as a service manager or a terminal does; they wait for their parent's word
+    assert doomed.end(number) == (0, "", TOLD)
     for reader in readers:
         reader.join(60)
     assert all(reader.whole for reader in readers)

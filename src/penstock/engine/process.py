@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ import msgspec
 from penstock.config import Config
 from penstock.engine.channel import Ask, EngineEnd, Failed, Left, News, Ready
 from penstock.engine.engine import Engine, Refused
-from penstock.engine.lifeline import end_with_parent
+from penstock.engine.lifeline import begin_child
 from penstock.engine.open import EngineFacts, open_engine
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import EngineError, PenstockError
@@ -39,11 +38,7 @@ class Start(msgspec.Struct):
 
 def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = open_engine) -> int:
     """`open` makes the engine of a config; benchmarks bring one that computes nothing."""
-    # Ctrl-C reaches the whole terminal, and a service manager's SIGTERM the whole group: the parent says when to end,
-    # once running requests have had their time.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
+    begin_child()
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent was gone before it said anything

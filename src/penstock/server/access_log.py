@@ -11,16 +11,15 @@ request. It knows HTTP messages and a call's account; nothing of bodies.
 
 from __future__ import annotations
 
-import io
-import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import IO, Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.engine.lifeline import LossyFile
 from penstock.errors import FaultError, UsageError
 from penstock.server.account import Account
 from penstock.server.doors import PROBES, key_of
@@ -29,6 +28,7 @@ from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, names_of, status_
 
 STDERR = "-"
 STDERR_FILE = 2  # its descriptor
+WHAT = "the access log"
 
 
 def open_log(where: str | None) -> Any:
@@ -36,33 +36,11 @@ def open_log(where: str | None) -> Any:
     if where is None:
         return nullcontext()
     try:
-        return LogFile(STDERR_FILE, "wb", closefd=False) if where == STDERR else LogFile(where, "ab")
+        if where == STDERR:
+            return LossyFile(STDERR_FILE, "wb", WHAT, closefd=False)
+        return LossyFile(where, "ab", WHAT)
     except OSError as error:
         raise UsageError(f"the access log cannot be written ({error.strerror}): check --access-log") from error
-
-
-class LogFile(io.FileIO):
-    """A file whose write raises nothing: who is answered mustn't suffer for a line about it. Lost lines are told once,
-    on standard error; where a part of one was written, the next begins on a line of its own."""
-
-    _lost = _torn = False
-
-    def write(self, data: Any, /) -> int:
-        data = b"\n" * self._torn + bytes(data)
-        why: str | None = "no room"
-        try:
-            written = super().write(data) or 0  # None: a pipe that is full, and that nobody waits for
-        except OSError as error:
-            written, why = 0, error.strerror
-        if written:
-            self._torn = written < len(data)
-        if written < len(data) and not self._lost:
-            self._lost = True
-            with suppress(OSError):
-                print(
-                    f"penstock: lines of the access log are lost ({why}): free some room", file=sys.stderr, flush=True
-                )
-        return written
 
 
 class AccessLog:

@@ -22,6 +22,7 @@ import uvloop
 
 from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
+from penstock.engine.lifeline import lose_lines
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.server.access_log import open_log
 from penstock.server.app import build_app
@@ -66,17 +67,19 @@ def serve(
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then returns. Port 0 takes a free one; the line printed at the start names it.
+    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line at the start names.
 
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
     process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and doors.py;
     PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
     served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
-    own_process: this process ends when the server does, and then waits for no thread that still tokenises.
+    own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that
+    standard output or error doesn't take are lost from here on, and end nothing.
 
     Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
     loading, and EngineError if it dies later.
     """
+    lose_lines()
     if served_model_name == "":
         raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
     limits = limits or Limits()

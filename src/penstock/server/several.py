@@ -38,7 +38,7 @@ ENGINE_PATIENCE = 10.0  # seconds that the engine gets to end after its last cli
 async def serve_several(
     config: Config, host: str, port: int, site: Site, count: int, out: TextIO, engine: Sequence[str]
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then returns. Raises as serve.serve() does."""
+    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Raises as serve.serve() does."""
     if not 1 < count <= MOST:
         raise UsageError(f"api_server_count must be between 1 and {MOST}, not {count}", param="api_server_count")
     if sys.platform != "linux":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -24,10 +24,14 @@ class Stop:
 
 @contextlib.contextmanager
 def signals() -> Iterator[Stop]:
+    """Inside, SIGINT and SIGTERM are counted. SIGHUP, unless it was ignored at the start (`nohup`), is a first one and
+    never a second: a terminal that closes sends it two or three times."""
     loop, stop = asyncio.get_running_loop(), Stop()
-    ours = (signal.SIGINT, signal.SIGTERM)
-    for number in ours:
-        loop.add_signal_handler(number, stop)
+    ours: dict[signal.Signals, Callable[[], None]] = {signal.SIGINT: stop, signal.SIGTERM: stop}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ours[signal.SIGHUP] = stop.first.set
+    for number, asks in ours.items():
+        loop.add_signal_handler(number, asks)
     try:
         yield stop
     finally:

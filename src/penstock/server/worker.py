@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 
@@ -19,7 +18,7 @@ import uvloop
 from penstock.engine.async_client import SharedEngine
 from penstock.engine.channel import ClientEnd, Failed
 from penstock.engine.launch import join
-from penstock.engine.lifeline import end_with_parent
+from penstock.engine.lifeline import begin_child
 from penstock.errors import PenstockError
 from penstock.server.leaving import leave_soon
 from penstock.server.metrics import Board
@@ -58,9 +57,7 @@ Up = Serves | Failed
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the parent says when to end
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent()
+    begin_child()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_work())

@@ -34,8 +34,11 @@ def test_hangs_end_and_say_where(tmp_path: Path) -> None:
     for what in ("hang", "hang_with_lock"):
         (outcome,) = loop(tmp_path, what, 1, step_timeout=QUICK)
         assert outcome.faults(SLACK) == []
-        assert "completed no step for 1 s" in outcome.said
-        assert "Timeout (0:00:00.25" in outcome.said and "in fetch" in outcome.said  # the stacks, where it hangs
+        assert "the engine completed no step for 1 s" in outcome.said
+        stacks = outcome.said.partition("Where its threads are now:\n")
+        line = r"penstock: the engine \(process \d+\) has work and completed no step for 0.25 s\..* for 0.75 s more .*"
+        assert re.fullmatch(line, stacks[0].splitlines()[-1])
+        assert stacks[2].startswith("Thread 0x") and "in fetch" in stacks[2] and "Timeout" not in outcome.said
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -1,14 +1,17 @@
 """Watchdog: an engine that completes no step while it has work says where it hangs, then ends.
 
 Both alarms are set off outside Python's interpreter, since what hangs may hold its lock for ever: the stacks are
-written by faulthandler's own thread, the end is the kernel's SIGALRM. What no process can do for itself, ending while
-it is stopped or stuck in a driver, is its parent's (async_client.py), which sees the same steps. It knows time alone.
+written by faulthandler's own thread, the end is the kernel's SIGALRM. The stacks go through a pipe to the parent, which
+says what they are. What else no process can do for itself, ending while it is stopped or stuck in a driver, is its
+client's (async_client.py), which sees the same steps. It knows time alone.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import signal
+import sys
+import threading
 import time
 
 STEP_TIMEOUT = 120.0  # seconds without a completed step, while there is work, after which an engine ends
@@ -16,10 +19,11 @@ DUMP_AT = 0.25  # of it, after which it says where it is
 
 
 class Watchdog:
-    """`began` and `stepped` set both alarms anew, `idle` stops them; 1 us each, but for one in a second at most."""
+    """`began` and `stepped` set both alarms anew, `idle` stops them; 1 us each, but for one in a second at most.
+    stacks: the descriptor that they are written to."""
 
-    def __init__(self, step_timeout: float = STEP_TIMEOUT) -> None:
-        self._timeout = step_timeout
+    def __init__(self, step_timeout: float = STEP_TIMEOUT, stacks: int = 2) -> None:
+        self._timeout, self._stacks = step_timeout, stacks
         self._dump_again = min(1.0, step_timeout / 20)  # setting the dump's alarm starts a thread: 50 us
         self._dump_set = 0.0
         self._armed = False
@@ -45,6 +49,27 @@ class Watchdog:
         signal.setitimer(signal.ITIMER_REAL, self._timeout)
         now = time.monotonic()
         if not self._armed or now - self._dump_set > self._dump_again:
-            faulthandler.dump_traceback_later(self._timeout * DUMP_AT)
+            faulthandler.dump_traceback_later(self._timeout * DUMP_AT, file=self._stacks)
             self._dump_set = now
         self._armed = True
+
+
+def tell_stacks(stacks: int, process: int, step_timeout: float) -> None:
+    """Has a thread take an engine's stacks from the pipe's end `stacks`, until the engine has gone, and put them on
+    standard error behind a line that says what they are."""
+    threading.Thread(target=_tell_stacks, args=(stacks, process, step_timeout), daemon=True).start()
+
+
+def _tell_stacks(stacks: int, process: int, step_timeout: float) -> None:
+    with open(stacks, errors="replace") as lines:
+        for said in lines:
+            print(_about(process, step_timeout) if said.startswith("Timeout (") else said.rstrip("\n"), file=sys.stderr)
+
+
+def _about(process: int, step_timeout: float) -> str:
+    passed = step_timeout * DUMP_AT
+    return (
+        f"penstock: the engine (process {process}) has work and completed no step for {passed:g} s. That alone is no "
+        "fault: a step may be long, or the machine busy. It goes on, and is ended if none is completed for "
+        f"{step_timeout - passed:g} s more (--step-timeout {step_timeout:g}). Where its threads are now:"
+    )

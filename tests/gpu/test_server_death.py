@@ -62,7 +62,8 @@ class Served:
         line = self.process.stdout.readline() if ready else ""
         assert line.startswith("penstock serves demo at "), (line, self.said())
         self._port = int(line.split()[-1].removesuffix("/v1").rsplit(":", 1)[1])
-        (self.engine,) = (pid for pid in _processes() if _parent(pid) == self.process.pid)
+        children = (pid for pid in _processes() if _parent(pid) == self.process.pid)
+        (self.engine,) = (pid for pid in children if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes())
         for thread in self._threads:
             thread.start()
         for _ in self._threads:

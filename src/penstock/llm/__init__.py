@@ -8,6 +8,7 @@ It knows the engine and its client; nothing of jobs, files or HTTP.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -15,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
+from penstock.llm.inputs import AnyPrompt, Message, TextOrIds, as_list, params_for, token
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
 from penstock.text.chat import check_messages
 from penstock.text.sandbox import Sandbox
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from penstock.engine.client import Asked
     from penstock.engine.engine import Engine
     from penstock.text.tokenizer import Tokenizer
-
-TextOrIds = str | Sequence[int]
-AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
-Message = dict[str, Any]
 
 _AHEAD = 2  # prompts are pulled until this many times the rows have work
 
@@ -81,6 +78,7 @@ class LLM:
             self._engine.runner.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
+        self._process = os.getpid()
         self._sandbox: Sandbox | None = None
         self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
         # An LLM that is dropped without close() gives its memory back too; so does the end of the interpreter.
@@ -100,8 +98,8 @@ class LLM:
         A prompt that can't run (too long) gives a RequestOutput with `error` and no outputs; the others go on.
         `use_tqdm`: a progress line on a terminal.
         """
-        listed = _as_list(prompts)
-        each = _params_for(listed, sampling_params)
+        listed = as_list(prompts)
+        each = params_for(listed, sampling_params)
         asked = [Prompt(key=i, prompt=p, params=s) for i, (p, s) in enumerate(zip(listed, each, strict=True))]
         return self._run(asked, use_tqdm)
 
@@ -116,12 +114,13 @@ class LLM:
 
         Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
         """
+        self._refuse_a_fork()
         listed: list[Any] = list(messages)
         if listed and isinstance(listed[0], dict):
             listed = [listed]
         if listed and (fault := self._chat_sandbox().chat_fault) is not None:
             raise fault
-        each = _params_for(listed, sampling_params)
+        each = params_for(listed, sampling_params)
         asked = [Prompt(key=i, messages=m, params=s) for i, (m, s) in enumerate(zip(listed, each, strict=True))]
         return self._run(asked, use_tqdm)
 
@@ -197,7 +196,7 @@ class LLM:
             return list(self._needs_tokenizer("a text prompt").encode_prompt(prompt.prompt, self.facts.max_model_len))
         if prompt.prompt is None:
             raise UsageError("a prompt needs `prompt` or `messages`", param="prompt")
-        return [_token(t) for t in prompt.prompt]
+        return [token(t) for t in prompt.prompt]
 
     def _chat_sandbox(self) -> Sandbox:
         """The process that renders chats, started for the first, and again where one of them ended it."""
@@ -220,6 +219,7 @@ class LLM:
         """
         from penstock.engine.interrupts import held_interrupts
 
+        self._refuse_a_fork()
         if not self._finalizer.alive:
             raise EngineError("this LLM is closed: make a new one")
         if not self._turning.acquire(blocking=False):
@@ -265,6 +265,7 @@ class LLM:
         work of minutes. Pressed twice, it raises at once."""
         from penstock.engine.interrupts import held_interrupts
 
+        self._refuse_a_fork()
         news: list[Delta] | None = None
         try:
             with held_interrupts():
@@ -276,9 +277,18 @@ class LLM:
             return news, pressed
         return news, None
 
+    def _refuse_a_fork(self) -> None:
+        """Raises UsageError in a fork of the process that made this LLM: nothing would answer it there."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this LLM was made by process {self._process}, and a fork has none of its threads: make the LLM "
+                "behind the fork, or start processes by multiprocessing's 'spawn'"
+            )
+
     def _settle(self) -> None:
         """Reads the flights that are still out: steps that ran too far."""
-        while self._engine.has_work and not self._engine.broken and self._finalizer.alive:
+        here = os.getpid() == self._process  # in a fork, an iterator that came along is dropped
+        while here and self._engine.has_work and not self._engine.broken and self._finalizer.alive:
             self._engine.step()
 
     def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:
@@ -355,46 +365,3 @@ class _Bar:
 
     def close(self) -> None:
         self._progress.stop()
-
-
-def _as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
-    if isinstance(prompts, (str, dict)):
-        prompts = [prompts]
-    if not isinstance(prompts, Iterable):
-        raise UsageError(f"prompts is {type(prompts).__name__}: give a text, a list of token ids, or a list of them")
-    listed: list[Any] = list(prompts)
-    if listed and all(isinstance(p, Integral) for p in listed):
-        return [listed]
-    listed = [_of_dict(place, prompt) if isinstance(prompt, dict) else prompt for place, prompt in enumerate(listed)]
-    for place, prompt in enumerate(listed):
-        if not isinstance(prompt, (str, Sequence)):
-            raise UsageError(f"prompt {place} is {type(prompt).__name__}: give a text or a list of token ids")
-    return listed
-
-
-def _of_dict(place: int, prompt: dict[str, Any]) -> Any:
-    """vLLM's TextPrompt and TokensPrompt."""
-    if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
-        keys = ", ".join(map(repr, prompt)) or "nothing"
-        raise UsageError(f"prompt {place} is a dict with {keys}: give it 'prompt' or 'prompt_token_ids' alone")
-    return next(iter(prompt.values()))
-
-
-def _params_for(
-    prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * len(prompts)
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise UsageError("sampling_params must be a SamplingParams, or a list with one for each prompt")
-    if len(params) != len(prompts):
-        raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each prompt")
-    return list(params)
-
-
-def _token(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's whole numbers are Integral too
-        raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
-    return int(value)

@@ -21,8 +21,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"
 ENDINGS = """\
 `penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended ends with one
-line and exit code 2 (1 where another program or a server is at fault), Ctrl-C with 130 (`serve`, once its
-model loads, with 0), SIGTERM of a job that goes on where it was with 143.
+line and exit code 2 (1 where another program or a server is at fault, and where `run --fail-on-error` has a row with an
+error), Ctrl-C with 130 (`serve`, once its model loads, with 0), SIGTERM of a job that goes on where it was with 143.
 [Engine options](config.md) are told there.
 """
 

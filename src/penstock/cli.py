@@ -157,6 +157,10 @@ def run_command(
         Path, typer.Argument(metavar="OUT", help="Rows with id and outputs; the same one goes on where it was.")
     ],
     *,
+    fail_on_error: Annotated[
+        bool,
+        typer.Option("--fail-on-error", help="End with 1 where a row of OUT has an error. Left out: only if all have."),
+    ] = False,
     knobs: dict[str, Any],
 ) -> None:
     """Run a file of prompts into a file of outputs.
@@ -164,7 +168,11 @@ def run_command(
     Files of any size, each id exactly once, through kills."""
     from penstock.jobs.run import run_file
 
-    stopped_by_sigterm(lambda: run_file(source, out, Config.of(**knobs)))
+    def job() -> None:
+        if run_file(source, out, Config.of(**knobs)).failed and fail_on_error:
+            raise typer.Exit(1)
+
+    stopped_by_sigterm(job)
 
 
 @app.command()

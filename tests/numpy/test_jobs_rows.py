@@ -71,7 +71,8 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
     ("row", "says"),
     [
         ([1], "a row is a JSON object"),
-        ({"prompt": "x"}, "there is no id"),
+        ({"prompt": "x"}, 'there is no id: give every row its own, as {"id": 1, ...}'),
+        ({"custom_id": "", "method": "POST"}, 'own, as {"custom_id": 1, ...}'),
         ({"id": None, "prompt": "x"}, "id must be a text or a whole number"),
         ({"id": True, "prompt": "x"}, "id must be a text or a whole number"),
         ({"id": 1.5, "prompt": "x"}, "id must be a text or a whole number"),

@@ -215,7 +215,8 @@ def _params(values: dict[str, Any], seed: int, name: Id) -> SamplingParams:
 def _id(row: Mapping[str, Any], field: str) -> Id:
     value = row.get(field)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise UsageError(f"{field} must be a text or a whole number" if field in row else f"there is no {field}")
+        said = f"{field} must be a text or a whole number" if field in row else f"there is no {field}"
+        raise UsageError(f'{said}: give every row its own, as {{"{field}": 1, ...}}', param=field)
     return value
 
 

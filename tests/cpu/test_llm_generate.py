@@ -54,6 +54,17 @@ def greedy(**more: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "ignore_eos": True} | more)
 
 
+def test_what_scripts_for_vllm_say_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_llm(folder, tensor_parallel_size=1, trust_remote_code=True, quantization=None, seed=None) as llm:
+        assert "penstock: trust_remote_code=True changes nothing: no code of a model" in capsys.readouterr().err
+        (out,) = llm.generate([PROMPTS[0]], greedy(), use_tqdm=False, lora_request=None)
+        assert out.error is None
+        with pytest.raises(UsageError, match="lora_request='x' is not served: merge an adapter into its model"):
+            llm.generate([PROMPTS[0]], greedy(), lora_request="x")
+    with pytest.raises(UsageError, match=r"tensor_parallel_size=2 is not served \(only 1\)"):
+        open_llm(folder, tensor_parallel_size=2)
+
+
 # --- against transformers ---------------------------------------------------------------------------------------------
 
 

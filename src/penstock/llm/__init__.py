@@ -9,6 +9,7 @@ It knows the engine and its client; nothing of jobs, files or HTTP.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from penstock.request import CompletionOutput, Delta, Request, RequestOutput, Sa
 from penstock.text.chat import check_messages
 from penstock.text.sandbox import Sandbox
 from penstock.text.sandbox_process import ChatJob
+from penstock.vllm_arguments import check_call, engine_knobs
 
 if TYPE_CHECKING:
     from penstock.engine.client import Asked
@@ -59,14 +61,17 @@ class Finished:
 
 
 class LLM:
-    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name."""
+    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name, and
+    vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         from penstock.engine.client import Client
         from penstock.engine.open import model_folder, open_engine
 
-        self.config = Config.of(model=str(model), **knobs)
-        self.config.check()
+        own, told = engine_knobs(str(model), knobs)
+        for line in told:
+            print(f"penstock: {line}", file=sys.stderr)
+        self.config = Config.of(**own)
         folder = model_folder(self.config)
         with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
             skip = self.config.model.skip_tokenizer_init
@@ -92,12 +97,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **vllms: Any,
     ) -> list[RequestOutput]:
         """Samples for each prompt (a text, token ids, or a list of either), in the order of the prompts.
 
         A prompt that can't run (too long) gives a RequestOutput with `error` and no outputs; the others go on.
-        `use_tqdm`: a progress line on a terminal.
+        `use_tqdm`: a progress line on a terminal.   vllms: vLLM's other arguments, where they ask for nothing.
         """
+        check_call("generate", vllms)
         listed = as_list(prompts)
         each = params_for(listed, sampling_params)
         asked = [Prompt(key=i, prompt=p, params=s) for i, (p, s) in enumerate(zip(listed, each, strict=True))]

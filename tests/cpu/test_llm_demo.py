@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from collections.abc import Iterator
 from itertools import product
 from math import isfinite, nextafter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,5 +85,17 @@ def test_it_chats(llm: LLM) -> None:
         (alone,) = llm.chat(talk, params, use_tqdm=False)
         assert alone.outputs[0].text == out.outputs[0].text != ""
         assert alone.prompt_token_ids == out.prompt_token_ids
+        assert out.prompt == f"<|turn|>user\n{talk[0]['content']}<|end_of_turn|>\n<|turn|>assistant\n"
+        assert llm.get_tokenizer().encode(out.prompt, add_special_tokens=False) == out.prompt_token_ids
     (broken,) = llm.chat([{"role": "user"}], params, use_tqdm=False)
-    assert broken.outputs == [] and broken.error
+    assert broken.outputs == [] and broken.error and broken.prompt is None
+
+
+def test_the_readmes_example_runs_and_its_chat_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "LLM()" in block]
+    (tmp_path / "example.py").write_text(example)
+    made = runpy.run_path(str(tmp_path / "example.py"))
+    (output,) = made["answer"].outputs
+    assert output.finish_reason == "stop" and re.search(r"#### 501\s*$", output.text)
+    assert capsys.readouterr().out.strip().endswith(output.text.strip())

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -151,10 +151,10 @@ class LLM:
 
     # --- what else it says --------------------------------------------------------------------------------------------
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer; None with skip_tokenizer_init."""
-        return self._tokenizer
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, ours: `encode`, `decode`, `token_text`, `eos_token_id` and more (docs/text.md). Raises
+        UsageError with skip_tokenizer_init."""
+        return self._needs_tokenizer("get_tokenizer")
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start; prompt tokens of a group are counted once (`prefilled_tokens`)."""
@@ -196,14 +196,17 @@ class LLM:
         else:
             self._engine.cancel(*word)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: Prompt) -> tuple[list[int], Prompt]:
+        """The prompt as ids; and itself, messages with the text that they became."""
         if prompt.messages is not None:
-            return self._chat_sandbox().run(ChatJob(messages=check_messages(prompt.messages))).ids[0]
+            done = self._chat_sandbox().run(ChatJob(messages=check_messages(prompt.messages)))
+            return done.ids[0], replace(prompt, prompt=done.text)
         if isinstance(prompt.prompt, str):
-            return list(self._needs_tokenizer("a text prompt").encode_prompt(prompt.prompt, self.facts.max_model_len))
+            encode = self._needs_tokenizer("a text prompt").encode_prompt
+            return encode(prompt.prompt, self.facts.max_model_len), prompt
         if prompt.prompt is None:
             raise UsageError("a prompt needs `prompt` or `messages`", param="prompt")
-        return [token(t) for t in prompt.prompt]
+        return [token(t) for t in prompt.prompt], prompt
 
     def _chat_sandbox(self) -> Sandbox:
         """The process that renders chats, started for the first, and again where one of them ended it."""
@@ -212,7 +215,7 @@ class LLM:
             weakref.finalize(self, self._sandbox.close)
         return self._sandbox
 
-    def _needs_tokenizer(self, what: str) -> Any:
+    def _needs_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:
             raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
         return self._tokenizer
@@ -239,7 +242,8 @@ class LLM:
                 while room > 0 and (prompt := next(source, None)) is not None:
                     try:
                         with held_interrupts():
-                            asked = self._client.submit(self._ids(prompt), prompt.params, samples=prompt.samples)
+                            ids, prompt = self._ids(prompt)
+                            asked = self._client.submit(ids, prompt.params, samples=prompt.samples)
                             known[asked.request_id] = asked, prompt
                     except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
                         yield Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt
@@ -306,7 +310,7 @@ class LLM:
         bar = _Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
             for delta, asked, prompt in self._deltas(prompts):
-                _collect(outs[prompt.key], delta, asked)
+                _collect(outs[prompt.key], delta, asked, prompt.prompt)
                 if bar is not None and delta.finish_reason is not None:
                     bar.advance()
         finally:
@@ -317,10 +321,11 @@ class LLM:
         return outs
 
 
-def _collect(out: RequestOutput, delta: Delta, asked: Asked | None) -> None:
+def _collect(out: RequestOutput, delta: Delta, asked: Asked | None, prompt: TextOrIds | None) -> None:
     if asked is None:
         out.error = delta.error
         return
+    out.prompt = prompt if isinstance(prompt, str) else None
     out.prompt_token_ids = asked.prompt_ids
     out.num_cached_tokens = asked.num_cached_tokens
     out.prompt_logprobs = asked.prompt_logprobs

@@ -51,7 +51,7 @@ def test_rows_in_rows_out(tmp_path: Path) -> None:
     rows = [
         {"id": "a", "prompt": "x", "n": 3, "seed": 4},
         {"id": 2, "prompt": [5, 6], "max_tokens": 9},
-        {"id": "2", "messages": [{"role": "user", "content": "Hi"}]},
+        {"id": "2", "messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"x": 1}},
         {"id": "long", "prompt": "x" * (CONTEXT + 1)},
         {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": "y", "model": "gpt"}},
     ]
@@ -69,6 +69,7 @@ def test_rows_in_rows_out(tmp_path: Path) -> None:
         (2, [5, 6], None),
         ("2", None, [{"role": "user", "content": "Hi"}]),
     ]
+    assert [p.chat_template_kwargs for p in llm.asked] == [None, None, {"x": 1}, None, None]
     assert llm.closed
 
 

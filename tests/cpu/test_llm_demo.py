@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from penstock import LLM, SamplingParams, demo
+from penstock.errors import UsageError
 from penstock.llm import Prompt
 from penstock.request import RANGES
 
@@ -87,6 +88,20 @@ def test_it_chats(llm: LLM) -> None:
         assert alone.prompt_token_ids == out.prompt_token_ids
         assert out.prompt == f"<|turn|>user\n{talk[0]['content']}<|end_of_turn|>\n<|turn|>assistant\n"
         assert llm.get_tokenizer().encode(out.prompt, add_special_tokens=False) == out.prompt_token_ids
+    said = [{"role": "user", "content": ROWS[0]["question"]}, {"role": "assistant", "content": "The "}]
+    (going_on,) = llm.chat(said, params, use_tqdm=False, continue_final_message=True, add_generation_prompt=False)
+    assert going_on.prompt == (both[0].prompt or "") + "The " and going_on.outputs[0].text
+    (given,) = llm.chat(said, params, use_tqdm=False, chat_template_kwargs={"bos_token": "x"}, tools=None)
+    assert given.error is None
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"continue_final_message": True}, "exclude each other"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs must be an object"),
+        ({"chat_template": "x"}, "put a chat_template.jinja into its folder"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(UsageError, match=says):
+            llm.chat(said, params, use_tqdm=False, **options)
     (broken,) = llm.chat([{"role": "user"}], params, use_tqdm=False)
     assert broken.outputs == [] and broken.error and broken.prompt is None
 

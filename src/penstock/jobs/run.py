@@ -131,7 +131,7 @@ def _prompts(
 
 
 def _to_prompt(row: Row, make: type[Prompt]) -> Prompt:
-    return make(key=row.id, prompt=row.prompt, messages=row.messages, params=row.params, samples=None)
+    return make(key=row.id, prompt=row.prompt, messages=row.messages, params=row.params, samples=None, **row.chat)
 
 
 def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: Outcome) -> dict[str, Any] | None:

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
+from penstock.llm.bar import Bar
 from penstock.llm.inputs import AnyPrompt, Message, TextOrIds, as_list, params_for, token
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
 from penstock.text.chat import check_messages
+from penstock.text.chat_options import check_options
 from penstock.text.sandbox import Sandbox
 from penstock.text.sandbox_process import ChatJob
 from penstock.vllm_arguments import check_call, engine_knobs
@@ -41,13 +43,17 @@ _AHEAD = 2  # prompts are pulled until this many times the rows have work
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all."""
+    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last three are
+    told in `text.chat_options`, and belong to messages."""
 
     key: Any
     prompt: TextOrIds | None = None
     messages: list[Message] | None = None
     params: SamplingParams
     samples: Sequence[int] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,19 +122,33 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **vllms: Any,
     ) -> list[RequestOutput]:
         """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template.
+
+        add_generation_prompt, continue_final_message, chat_template_kwargs: told in `text.chat_options`.
 
         Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
         """
         self._refuse_a_fork()
+        check_call("chat", vllms)
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        check_options(**options)
         listed: list[Any] = list(messages)
         if listed and isinstance(listed[0], dict):
             listed = [listed]
         if listed and (fault := self._chat_sandbox().chat_fault) is not None:
             raise fault
         each = params_for(listed, sampling_params)
-        asked = [Prompt(key=i, messages=m, params=s) for i, (m, s) in enumerate(zip(listed, each, strict=True))]
+        pairs = enumerate(zip(listed, each, strict=True))
+        asked = [Prompt(key=i, messages=m, params=s, **options) for i, (m, s) in pairs]
         return self._run(asked, use_tqdm)
 
     def stream(
@@ -199,7 +219,13 @@ class LLM:
     def _ids(self, prompt: Prompt) -> tuple[list[int], Prompt]:
         """The prompt as ids; and itself, messages with the text that they became."""
         if prompt.messages is not None:
-            done = self._chat_sandbox().run(ChatJob(messages=check_messages(prompt.messages)))
+            job = ChatJob(
+                messages=check_messages(prompt.messages),
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                template_kwargs=prompt.chat_template_kwargs,
+            )
+            done = self._chat_sandbox().run(job)
             return done.ids[0], replace(prompt, prompt=done.text)
         if isinstance(prompt.prompt, str):
             encode = self._needs_tokenizer("a text prompt").encode_prompt
@@ -307,7 +333,7 @@ class LLM:
         outs = [
             RequestOutput(str(i), p.prompt if isinstance(p.prompt, str) else None, []) for i, p in enumerate(prompts)
         ]
-        bar = _Bar(sum(p.params.n for p in prompts)) if progress else None
+        bar = Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
             for delta, asked, prompt in self._deltas(prompts):
                 _collect(outs[prompt.key], delta, asked, prompt.prompt)
@@ -355,25 +381,3 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
 
     import_module("torch")  # not before: an import leaves other threads no time, loading the model does
     return Tokenizer.load(folder, vocab_size=read_model_config(folder).vocab_size)
-
-
-class _Bar:
-    """A progress line, on a terminal only."""
-
-    def __init__(self, samples: int) -> None:
-        from rich.console import Console
-        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = (TextColumn("penstock"), MofNCompleteColumn(), TextColumn("samples"))
-        self._progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-        )
-        self._task = self._progress.add_task("", total=samples)
-        self._progress.start()
-
-    def advance(self) -> None:
-        self._progress.advance(self._task)
-
-    def close(self) -> None:
-        self._progress.stop()

@@ -7,7 +7,7 @@
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (20 minutes)
 #   make soak     the same server under load for an hour, its memory looked at
-#   make docs     write the generated pages anew (docs/cli.md, docs/config.md)
+#   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
 #   make setup    what the others begin with
 #
 # An image that has torch already, and no registry (a GPU machine): `make test PY=python3` installs nothing and runs

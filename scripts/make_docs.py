@@ -1,5 +1,6 @@
-"""Writes docs/cli.md from the command line and docs/config.md from Config. `--check` fails when one is out of date.
+"""Writes docs/cli.md from the command line, docs/config.md from Config, docs/coming_from_vllm.md from its table.
 
+`--check` fails when one is out of date.
 Nothing on those pages is written by hand: names, types, defaults and help come from the code.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -16,14 +17,16 @@ from typer.main import get_command
 
 from penstock.cli import app
 from penstock.config import Config
+from penstock.request import SamplingParams
+from penstock.vllm_arguments import CALL, ENGINE, SAMPLING, SERVE, SHARED, SHARED_SERVE, SPELLINGS, Argument, spelt
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"
 ENDINGS = """\
 `penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended ends with one
-line and exit code 2 (1 where another program or a server is at fault), Ctrl-C with 130 (`serve`, once its
-model loads, with 0), SIGTERM of a job that goes on where it was with 143.
-[Engine options](config.md) are told there.
+line and exit code 2 (1 where another program or a server is at fault, and where `run --fail-on-error` has a row with an
+error), Ctrl-C with 130 (`serve`, once its model loads, with 0), SIGTERM of a job that goes on where it was with 143.
+[Engine options](config.md) are told there, vLLM's in [coming from vLLM](coming_from_vllm.md).
 """
 
 
@@ -32,7 +35,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
     check = parser.parse_args().check
     stale = []
-    for name, text in {"cli.md": cli_page(), "config.md": config_page()}.items():
+    for name, text in {"cli.md": cli_page(), "config.md": config_page(), "coming_from_vllm.md": vllm_page()}.items():
         path = DOCS / name
         if path.is_file() and path.read_text() == text:
             continue
@@ -142,6 +145,61 @@ def _kind(hint: Any, metadata: Any) -> str:
     if high is None or high >= 2**63 - 1:
         return f"{word}, {low} or more"
     return f"{word}, {low} to {high}"
+
+
+FROM_VLLM = """\
+`from penstock import LLM, SamplingParams` for `from vllm import ...`, `penstock serve MODEL` for `vllm serve MODEL`:
+names, defaults and the shapes of outputs are vLLM's. An argument that only vLLM has is taken where it asks for what is
+done here anyway, or where it can change no answer; everything else is refused, before anything loads, with the sentence
+of these tables. `None` is left out everywhere. On the command line names may have underscores too, `-tp` and its like
+are read, and `--model` is the MODEL that stands by itself.
+
+`LLM` has `generate`, `chat`, `get_tokenizer` and, for long jobs, `stream`: [llm.md](llm.md). It has no `beam_search`,
+`embed`, `encode`, `classify`, `score`, `sleep` or `collective_rpc`. Over HTTP each field has its place in
+[server.md](server.md).
+"""
+
+
+def vllm_page() -> str:
+    """What becomes of each of vLLM's arguments."""
+    spellings = "; ".join(
+        f"{name} `{theirs}` is `{here}`" for name, known in SPELLINGS.items() for theirs, here in known.items()
+    )
+    own = [field.name for field in fields(SamplingParams)]
+    return "\n".join([
+        f"# Coming from vLLM\n\n{NOTE}\n{FROM_VLLM}",
+        "## `LLM(...)`, and every command with engine options\n",
+        f"The same here: {_quoted(SHARED)} ({spellings}). [config.md](config.md) has ours beside them.\n",
+        _fates(ENGINE),
+        "## `serve`\n",
+        f"The same here: {_quoted(SHARED_SERVE)}. All of the above, and:\n",
+        _fates(SERVE),
+        "## `SamplingParams`\n",
+        f"The same here: {_quoted(own)}.\n",
+        _fates(SAMPLING),
+        "## `generate` and `chat`\n",
+        "What they take is in [llm.md](llm.md). Of vLLM's others:\n",
+        _fates(CALL),
+    ])  # fmt: skip
+
+
+def _fates(table: dict[str, Argument]) -> str:
+    """A row for the arguments that have one fate."""
+    names: dict[int, list[str]] = {}
+    for name, argument in table.items():
+        names.setdefault(id(argument), []).append(name)
+    rows = [f"| {_quoted(names.pop(id(a)))} | {_taken(a)} | {a.note} |" for a in table.values() if id(a) in names]
+    return "\n".join(["| argument | taken | |", "| --- | --- | --- |", *rows]) + "\n"
+
+
+def _taken(argument: Argument) -> str:
+    if argument.told:
+        return f"{spelt(argument)}; the other way too, with a line that says so"
+    return spelt(argument) if argument.taken else "no"
+
+
+def _quoted(names: Iterable[Any]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _one_line(text: str) -> str:

@@ -7,6 +7,7 @@ code. A command line that cannot be read ends the same way, with 2.
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from penstock import __version__
 from penstock.cli_almanac import almanac_app
 from penstock.cli_batch import batch_app
 from penstock.cli_bench import bench_calibrate, bench_compare, bench_import, bench_run
-from penstock.cli_options import engine_options, stopped_by_sigterm
+from penstock.cli_options import EngineCommand, ServeCommand, engine_options, stopped_by_sigterm
 from penstock.config import Config
 
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
@@ -59,6 +60,9 @@ def main() -> None:
 
 def _misread(error: Any) -> int:
     """Says in one line what the parser makes of a command line that it cannot read."""
+    near = get_close_matches(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), cutoff=0.9)
+    if hasattr(error, "possibilities"):  # the parser's begin at 0.6: --enable-lora would be --enable-prefix-caching
+        error.possibilities = near
     said: str = error.format_message()
     if "\n" in said:  # no words at all were given: the parser's answer is the help
         error.show()
@@ -84,7 +88,7 @@ def root(
     """Runs open-weight language models at full pressure."""
 
 
-@app.command()
+@app.command(cls=EngineCommand)
 @engine_options("model", "revision", "load_format", "skip_tokenizer_init", "seed")
 def demo(
     *,
@@ -101,7 +105,7 @@ def demo(
     stopped_by_sigterm(lambda: run_demo(Config.of(**knobs), out, n=n, limit=limit))
 
 
-@app.command()
+@app.command(cls=EngineCommand)
 @engine_options("model", "seed", "skip_tokenizer_init")
 def monkeys(
     model: Model,
@@ -147,7 +151,7 @@ def monkeys(
     stopped_by_sigterm(lambda: run_monkeys(Config.of(model=model, seed=seed, **knobs), options))
 
 
-@app.command("run")
+@app.command("run", cls=EngineCommand)
 @engine_options()
 def run_command(
     source: Annotated[
@@ -157,6 +161,10 @@ def run_command(
         Path, typer.Argument(metavar="OUT", help="Rows with id and outputs; the same one goes on where it was.")
     ],
     *,
+    fail_on_error: Annotated[
+        bool,
+        typer.Option("--fail-on-error", help="End with 1 where a row of OUT has an error. Left out: only if all have."),
+    ] = False,
     knobs: dict[str, Any],
 ) -> None:
     """Run a file of prompts into a file of outputs.
@@ -164,10 +172,14 @@ def run_command(
     Files of any size, each id exactly once, through kills."""
     from penstock.jobs.run import run_file
 
-    stopped_by_sigterm(lambda: run_file(source, out, Config.of(**knobs)))
+    def job() -> None:
+        if run_file(source, out, Config.of(**knobs)).failed and fail_on_error:
+            raise typer.Exit(1)
+
+    stopped_by_sigterm(job)
 
 
-@app.command()
+@app.command(cls=ServeCommand)
 @engine_options("model")
 def serve(
     model: Model = "demo",
@@ -243,7 +255,7 @@ def serve(
     )  # fmt: skip
 
 
-@app.command()
+@app.command(cls=EngineCommand)
 @engine_options(
     "model", "skip_tokenizer_init", "seed", "enable_prefix_caching", "prefix_groups", "steps_ahead", "preempt_every"
 )
@@ -257,7 +269,7 @@ def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     print_doctor(config)
 
 
-@bench_app.command()
+@bench_app.command(cls=EngineCommand)
 @engine_options("model", "revision", "load_format", "skip_tokenizer_init", "seed", "preempt_every")
 def shapes(
     *,

@@ -1,26 +1,33 @@
 """What all commands share: an option for every knob of an engine, and how a command ends that goes wrong or is stopped.
 
 Engine options are not written down anywhere: they are made from `penstock.config`'s fields, names, types and help
-alike. A PenstockError ends a command with `penstock: <its line>` on stderr and its exit code; Ctrl-C with 130 and
-SIGTERM, for jobs that go on where they were, with 143, and how to go on. It knows no command.
+alike. vLLM's arguments are read beside them, by the table of `penstock.vllm_arguments`. A PenstockError ends a command
+with `penstock: <its line>` on stderr and its exit code; Ctrl-C with 130 and SIGTERM, for jobs that go on where they
+were, with 143, and how to go on. It knows no command.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from functools import wraps
 from types import FrameType
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from penstock.config import Config
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
+
+if TYPE_CHECKING:
+    from penstock.vllm_arguments import Argument
 
 INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as shells have it
 
@@ -67,6 +74,107 @@ def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
                 )
             )
     return parameters
+
+
+class EngineCommand(TyperCommand):
+    """A command with engine options. vLLM's arguments are taken out of its words before the parser sees them: none is
+    in its help, or near enough to a mistyped option to be offered in its place."""
+
+    serves = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words, given = list[str](), list[_Given]()
+        names = [param.name for param in self.params]
+        with_one_line(lambda: _part(iter(args), self.params, self.serves, words, given), names)
+        left: list[str] = super().parse_args(ctx, words)
+        with_one_line(lambda: _say_what_changes_nothing(given, ctx.params), names)
+        return left
+
+
+class ServeCommand(EngineCommand):
+    """One that takes the arguments of vLLM's server too."""
+
+    serves = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """One of vLLM's arguments, with its value. shown: both as they were typed."""
+
+    name: str
+    argument: Argument
+    value: Any
+    shown: str
+
+    def check(self, others: dict[str, Any]) -> str | None:
+        from penstock.vllm_arguments import check
+
+        return check(self.name, self.argument, self.value, others, self.shown)
+
+
+def _say_what_changes_nothing(given: list[_Given], others: dict[str, Any]) -> None:
+    for line in [one.check(others) for one in given]:
+        if line is not None:
+            print(f"penstock: {line}", file=sys.stderr)
+
+
+def _part(args: Iterator[str], params: list[Any], serves: bool, words: list[str], given: list[_Given]) -> None:
+    """Parts a command line into the command's own words, spelt as it does, and vLLM's arguments. Raises UsageError."""
+    from penstock.vllm_arguments import ENGINE, SERVE, ours
+
+    table = ENGINE | SERVE if serves else ENGINE
+    own = {flag: param for param in params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+    for word in args:
+        if word == "--":
+            words += [word, *args]
+            return
+        flag, text = _split(word)
+        name, _, inner = flag[2:].replace("-", "_").partition(".")  # --compilation-config.mode 3
+        positive = name if name in table else name.removeprefix("no_")
+        argument = table.get(positive) if flag.startswith("--") else None
+        if flag in own:
+            text = next(args, None) if text is None and not own[flag].is_flag else text
+            words += [flag] if text is None else [flag, ours(name, text)]
+        elif flag == "--model" and "model" in (param.name for param in params):
+            words.append(_needed(word, text, args))
+        elif argument is None or (positive != name and not argument.is_flag):
+            words.append(word)
+        elif argument.is_flag:
+            given.append(_Given(positive, argument, positive == name, word))
+        else:
+            text = _needed(word, text, args)
+            value = {inner: _value(text)} if inner else _value(text)
+            given.append(_Given(name, argument, value, f"{flag} {text}"))
+            if not argument.taken:  # how many further words are its values is for vLLM to know
+                given[-1].check({})
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    """An option's name, vLLM's short ones in full and with dashes, as vLLM takes underscores too; and what is joined to
+    it as its value."""
+    from penstock.vllm_arguments import SHORT
+
+    flag, joined, text = word.partition("=")
+    if flag.startswith("-O") and flag != "-O":  # -O3
+        flag, joined, text = "-O", "=", word[2:]
+    flag = "--" + SHORT[flag] if flag in SHORT else flag
+    return flag.replace("_", "-") if flag.startswith("--") else flag, text if joined else None
+
+
+def _needed(word: str, text: str | None, args: Iterator[str]) -> str:
+    value = next(args, None) if text is None else text
+    if value is None:
+        raise UsageError(f"option {word} requires an argument: give it one, or leave it out")
+    return value
+
+
+def _value(text: str) -> Any:
+    """The value that an argument of vLLM's has where it stands as text: JSON, None, or the text itself."""
+    if text in ("None", "none"):
+        return None
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return text
 
 
 def with_one_line(call: Callable[[], None], options: Collection[str] = ()) -> None:

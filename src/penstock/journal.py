@@ -188,12 +188,16 @@ class Journal:
         self._pending_bytes = 0
         self._last_commit = time.monotonic()  # its end: a slow disk doesn't get all of the time
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The committed rows in the order they were written. Read one by one: any number of them."""
-        end = self._state.data_end
+    def rows(self, field: str | None = None) -> Iterator[dict[str, Any]]:
+        """The committed rows in the order they were written; those with this field alone. Read one by one: any number
+        of them. What doesn't name the field is not parsed."""
+        end, wanted = self._state.data_end, set() if field is None else {field}
+        named = b"" if field is None else json.dumps(field).encode()
         with self.path.open("rb") as file:
             while file.tell() < end:
-                yield json.loads(file.readline())
+                line = file.readline()
+                if named in line and ((row := json.loads(line)).keys() >= wanted):
+                    yield row
 
     def close(self, *, keep_empty: bool = True) -> None:
         """Commits what waits and lets go of the files. Unless `keep_empty`, files without a row are taken away."""

@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Literal, NamedTuple
 
 from penstock.errors import ContextLengthError, UsageError
+from penstock.vllm_arguments import takes_vllms
 
 # numerical_error: its logits were not finite; error: the engine refused it. Both say why beside it.
 FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
@@ -49,6 +50,7 @@ RANGES = {
 }
 
 
+@takes_vllms
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
     """How the n samples of one request are drawn. Checked when made; every field is read by the engine.

@@ -369,11 +369,12 @@ def _chats() -> list[Case]:
                 ("reasoning_effort", "high"),
                 ("web_search_options", {}),
                 ("prediction", {}),
-                ("continue_final_message", True),
                 ("best_of", 1),
                 ("verbosity", "low"),
             )
         ),
+        _chat(400, "continue_final_message", continue_final_message=True),
+        _chat(400, "continue_final_message", continue_final_message=CANARY, add_generation_prompt=False),
         _chat(400, "chat_template_kwargs", chat_template_kwargs=CANARY),
         _chat(400, "chat_template_kwargs", chat_template_kwargs=[1]),
         _chat(400, "messages", chat_template_kwargs={"shout": "x" * 500}),
@@ -544,6 +545,7 @@ def _served() -> list[Case]:
         _chat(200, ..., messages=[{"role": "user", "content": ""}] * 30),
         _chat(200, ..., messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 200}]),
         _chat(200, ..., chat_template_kwargs={}),
+        _chat(200, ..., continue_final_message=True, add_generation_prompt=False),
         _chat(200, ..., chat_template_kwargs={"shout": "\x00"}),
         _chat(200, ..., messages=[{"role": "user", "content": "\x00\ud83d\ude00"}]),
     ]

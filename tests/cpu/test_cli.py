@@ -10,14 +10,17 @@ import sys
 import time
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
-from penstock.cli_options import knob_parameters, stopped_by_sigterm, with_one_line
+from penstock.cli import app, main
+from penstock.cli_options import _part, knob_parameters, stopped_by_sigterm, with_one_line
 from penstock.config import Config
 from penstock.demo import model_folder, problems_file
 from penstock.engine.interrupts import held_interrupts
+from penstock.jobs import doctor as doctor_room
 
 ROOT = Path(__file__).parents[2]
 EXACT = ["--dtype", "float32", "--prefix-groups", "off"]  # nothing is merged: texts are equal to the last letter
@@ -254,3 +257,68 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_serve_refuses_a_port_that_cannot_be(tmp_path: Path) -> None:
     assert os.environ.get("HF_HUB_OFFLINE") == "1"
     assert "port" in refused("serve", "demo", "--port", "70000")
+
+
+def doctored(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Config | None, int]:
+    """The config that `penstock doctor` comes to, and its exit code."""
+    seen: list[Config] = []
+    monkeypatch.setattr(doctor_room, "print_doctor", seen.append)
+    monkeypatch.setattr(sys, "argv", ["penstock", "doctor", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return (seen[0] if seen else None), int(ended.value.code or 0)
+
+
+def test_vllms_arguments_are_read_beside_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--tensor-parallel-size 1 -tp=1 --dtype half --max_num_seqs=7 --disable-log-stats --quantization None"
+    words += (
+        " --hf-overrides {} --swap-space 4 --no-enable-lora --tokenizer x/y -O3 --trust-remote-code --max-model-len 500"
+    )
+    config, code = doctored(monkeypatch, *words.split(), "--model", "x/y")
+    assert config is not None and code == 0
+    assert (config.model.model, config.model.dtype, config.memory.max_model_len, config.batching.max_num_seqs) == (
+        "x/y", "float16", 500, 7,
+    )  # fmt: skip
+    said = "penstock: --trust-remote-code changes nothing: no code of a model ever runs here\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("-tp 2", "--tensor-parallel-size 2 is not served (only 1): a process drives one GPU"),
+        ("--tensor_parallel_size=2", "--tensor-parallel-size 2 is not served"),
+        ("--enable-lora", "--enable-lora is not served: merge an adapter into its model"),
+        ("--lora-modules a=b c=d", "no such option: --lora-modules"),  # a server's
+        ("--no-use-v2-block-manager --quantization fp8", "--quantization fp8 is not served"),
+        ("--numa-bind-nodes 0 1", "--numa-bind-nodes 0 is not served: start it under numactl"),
+        ("--compilation-config.mode 3", "--compilation-config.mode 3 is not served (only {})"),
+        ("--tokenizer other", "--tokenizer other is not served (only the same as model)"),
+        ("--num-gpu-blocks-override 9", "is not served: --kv-cache-tokens says it in tokens"),
+        ("--task", "option --task requires an argument"),
+        ("--enable-prefix", "no such option: --enable-prefix: see"),
+        ("--max-num-seq 3", "no such option: --max-num-seq (Possible options: --max-num-seqs): see"),
+        ("demo --model other", "unexpected extra argument"),
+    ],
+)
+def test_what_is_refused_of_vllms_says_the_way_out(
+    words: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctored(monkeypatch, *words.split()) == (None, 2)
+    said = capsys.readouterr().err
+    assert says in said and said.startswith("penstock: ") and said.count("\n") == 1
+
+
+def test_a_servers_arguments_are_serves_alone() -> None:
+    assert "--lora-modules a=b is not served: merge an adapter" in refused("serve", "demo", "--lora-modules", "a=b")
+    assert "port must be between" in refused("serve", "demo", "--disable-fastapi-docs", "--port", "70000")
+    words: list[str] = []
+    _part(iter(["--served-model-name", "--enable-lora", "--", "--enable-lora"]), serve_options(), True, words, [])
+    assert words == ["--served-model-name", "--enable-lora", "--", "--enable-lora"]  # a value, and what is no option
+
+
+def serve_options() -> list[object]:
+    command: Any = typer.main.get_command(app)
+    return command.commands["serve"].params

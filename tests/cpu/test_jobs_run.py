@@ -18,6 +18,7 @@ import pytest
 from fake_llm import CONTEXT, IN_FLIGHT, FakeLLM, Waves, sample, shown_by
 
 from penstock import journal as journal_room
+from penstock.cli import main
 from penstock.config import Config
 from penstock.errors import CapacityError, JournalError, UsageError
 from penstock.jobs import run as run_room
@@ -50,7 +51,7 @@ def test_rows_in_rows_out(tmp_path: Path) -> None:
     rows = [
         {"id": "a", "prompt": "x", "n": 3, "seed": 4},
         {"id": 2, "prompt": [5, 6], "max_tokens": 9},
-        {"id": "2", "messages": [{"role": "user", "content": "Hi"}]},
+        {"id": "2", "messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"x": 1}},
         {"id": "long", "prompt": "x" * (CONTEXT + 1)},
         {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": "y", "model": "gpt"}},
     ]
@@ -68,6 +69,7 @@ def test_rows_in_rows_out(tmp_path: Path) -> None:
         (2, [5, 6], None),
         ("2", None, [{"role": "user", "content": "Hi"}]),
     ]
+    assert [p.chat_template_kwargs for p in llm.asked] == [None, None, {"x": 1}, None, None]
     assert llm.closed
 
 
@@ -259,3 +261,27 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     run_file(source, tmp_path / "whole.jsonl", Config(), opener(FakeLLM()))
     assert read(out) == read(tmp_path / "whole.jsonl")
     assert len(read(out)) == 200
+
+
+def test_how_many_failed_is_said_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of an earlier sitting too; a text that says "error" is none."""
+    long = [{"id": i, "prompt": "x" * (CONTEXT + 1)} for i in range(3)]
+    rows = [*long[:2], {"id": '"error"', "prompt": "y"}, *many(30), *long[2:]]
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run_file(source, out, Config(), opener(FakeLLM(dies_after=50)))
+    assert sum("error" in row for row in read(out).values()) == 2
+    for said in (f"all 34 are in {out}, 3 of them with an error", "3 of them with an error; nothing was left to do"):
+        outcome = run_file(source, out, Config(), opener(FakeLLM()))
+        assert outcome.failed == 3 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failed", "asked", "code"), [(0, True, 0), (2, False, 0), (2, True, 1)])
+def test_fail_on_error_is_an_exit_code(
+    failed: int, asked: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_room, "run_file", lambda source, out, config: run_room.Outcome(5, failed=failed))
+    monkeypatch.setattr("sys.argv", ["penstock", "run", "in", "out", *(["--fail-on-error"] if asked else [])])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == code

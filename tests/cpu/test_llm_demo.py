@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from collections.abc import Iterator
 from itertools import product
 from math import isfinite, nextafter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import torch
 import transformers
 
 from penstock import LLM, SamplingParams, demo
+from penstock.errors import UsageError
 from penstock.llm import Prompt
 from penstock.request import RANGES
 
@@ -82,5 +86,31 @@ def test_it_chats(llm: LLM) -> None:
         (alone,) = llm.chat(talk, params, use_tqdm=False)
         assert alone.outputs[0].text == out.outputs[0].text != ""
         assert alone.prompt_token_ids == out.prompt_token_ids
+        assert out.prompt == f"<|turn|>user\n{talk[0]['content']}<|end_of_turn|>\n<|turn|>assistant\n"
+        assert llm.get_tokenizer().encode(out.prompt, add_special_tokens=False) == out.prompt_token_ids
+    said = [{"role": "user", "content": ROWS[0]["question"]}, {"role": "assistant", "content": "The "}]
+    (going_on,) = llm.chat(said, params, use_tqdm=False, continue_final_message=True, add_generation_prompt=False)
+    assert going_on.prompt == (both[0].prompt or "") + "The " and going_on.outputs[0].text
+    (given,) = llm.chat(said, params, use_tqdm=False, chat_template_kwargs={"bos_token": "x"}, tools=None)
+    assert given.error is None
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"continue_final_message": True}, "exclude each other"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
+        ({"chat_template_kwargs": "x"}, "chat_template_kwargs must be an object"),
+        ({"chat_template": "x"}, "put a chat_template.jinja into its folder"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(UsageError, match=says):
+            llm.chat(said, params, use_tqdm=False, **options)
     (broken,) = llm.chat([{"role": "user"}], params, use_tqdm=False)
-    assert broken.outputs == [] and broken.error
+    assert broken.outputs == [] and broken.error and broken.prompt is None
+
+
+def test_the_readmes_example_runs_and_its_chat_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "LLM()" in block]
+    (tmp_path / "example.py").write_text(example)
+    made = runpy.run_path(str(tmp_path / "example.py"))
+    (output,) = made["answer"].outputs
+    assert output.finish_reason == "stop" and re.search(r"#### 501\s*$", output.text)
+    assert capsys.readouterr().out.strip().endswith(output.text.strip())

@@ -54,6 +54,17 @@ def greedy(**more: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": 40, "ignore_eos": True} | more)
 
 
+def test_what_scripts_for_vllm_say_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_llm(folder, tensor_parallel_size=1, trust_remote_code=True, quantization=None, seed=None) as llm:
+        assert "penstock: trust_remote_code=True changes nothing: no code of a model" in capsys.readouterr().err
+        (out,) = llm.generate([PROMPTS[0]], greedy(), use_tqdm=False, lora_request=None)
+        assert out.error is None
+        with pytest.raises(UsageError, match="lora_request='x' is not served: merge an adapter into its model"):
+            llm.generate([PROMPTS[0]], greedy(), lora_request="x")
+    with pytest.raises(UsageError, match=r"tensor_parallel_size=2 is not served \(only 1\)"):
+        open_llm(folder, tensor_parallel_size=2)
+
+
 # --- against transformers ---------------------------------------------------------------------------------------------
 
 
@@ -130,22 +141,22 @@ def test_stop_ids_few_and_many_end_a_sample_and_are_named(llm: LLM, twin: Twin) 
         (output,) = run(llm, [PROMPTS[0]], greedy(stop_token_ids=ids))[0].outputs
         assert (output.finish_reason, output.stop_reason) == ("stop", target)
         assert output.token_ids == free[: first + 1]
-        assert output.text == llm.tokenizer.decode(free[:first])
+        assert output.text == llm.get_tokenizer().decode(free[:first])
         late = run(llm, [PROMPTS[0]], greedy(stop_token_ids=ids, min_tokens=first + 1))[0].outputs[0]
         assert len(late.token_ids) > first + 1
 
 
 def test_a_stop_string_cuts_text_and_ids_where_it_was_completed(llm: LLM, twin: Twin) -> None:
     free = twin.run(PROMPTS[2], greedy())
-    text = llm.tokenizer.decode(free)
-    pieces = [llm.tokenizer.decode([t]) for t in free]
+    text = llm.get_tokenizer().decode(free)
+    pieces = [llm.get_tokenizer().decode([t]) for t in free]
     stop = next(
         text[a : a + 3]
         for a in range(8, 30)
         if "\ufffd" not in text[a : a + 3] and not any(text[a : a + 3] in piece for piece in pieces)
     )
     ends = text.index(stop) + len(stop)
-    count = next(i for i in range(1, 41) if llm.tokenizer.decode(free[:i])[:ends].endswith(stop))
+    count = next(i for i in range(1, 41) if llm.get_tokenizer().decode(free[:i])[:ends].endswith(stop))
     outs = run(
         llm, [PROMPTS[2]] * 3, [greedy(stop=stop), greedy(stop=[stop], include_stop_str_in_output=True), greedy()]
     )
@@ -165,7 +176,8 @@ def test_lengths_are_what_was_asked_or_the_context(llm: LLM) -> None:
 
 def test_ids_alone(folder: Path, twin: Twin) -> None:
     with open_llm(folder, skip_tokenizer_init=True) as llm:
-        assert llm.tokenizer is None
+        with pytest.raises(UsageError, match="get_tokenizer needs a tokenizer"):
+            llm.get_tokenizer()
         out, text, stop = run(llm, [PROMPTS[1], "text", PROMPTS[1]], [greedy(), greedy(), greedy(stop="x")])
         assert (out.outputs[0].token_ids, out.outputs[0].text) == (twin.run(PROMPTS[1], greedy()), "")
         for refused in (text, stop):
@@ -212,8 +224,8 @@ def test_a_prompt_that_cannot_run_says_why_and_the_others_go_on(llm: LLM, twin: 
 def fails_at(llm: LLM, fault: str, monkeypatch: pytest.MonkeyPatch) -> Prompt:
     """A prompt whose own error comes from the chat template, the tokenizers library or the engine."""
     text, scheduler = "a text that something fails at", llm.engine.scheduler
-    ids = llm.tokenizer.encode(text)
-    plain_encode, plain_submit = llm.tokenizer._fast.encode_batch_fast, scheduler.submit
+    ids = llm.get_tokenizer().encode(text)
+    plain_encode, plain_submit = llm.get_tokenizer()._fast.encode_batch_fast, scheduler.submit
 
     class PanicError(BaseException):
         """As pyo3's, which is no Exception."""
@@ -231,7 +243,7 @@ def fails_at(llm: LLM, fault: str, monkeypatch: pytest.MonkeyPatch) -> Prompt:
     if fault == "template":
         return Prompt(key="bad", messages=[{"role": "user", "content": text}], params=greedy())
     if fault == "library":
-        monkeypatch.setattr(llm.tokenizer, "_fast", SimpleNamespace(encode_batch_fast=encode))
+        monkeypatch.setattr(llm.get_tokenizer(), "_fast", SimpleNamespace(encode_batch_fast=encode))
     else:
         monkeypatch.setattr(scheduler, "submit", submit)
     return Prompt(key="bad", prompt=text, params=greedy())
@@ -303,7 +315,7 @@ def test_what_makes_no_sense_at_all_is_raised(llm: LLM, tmp_path: Path) -> None:
 
 def test_a_text_a_list_of_texts_and_ids(llm: LLM) -> None:
     text = "the pump lifts water"
-    ids = llm.tokenizer.encode(text)
+    ids = llm.get_tokenizer().encode(text)
     ways: list[Any] = [text, [text], ids, [ids], {"prompt": text}, [{"prompt_token_ids": ids}]]
     outs = [run(llm, given, greedy())[0] for given in ways]
     assert {tuple(out.outputs[0].token_ids) for out in outs} == {tuple(outs[0].outputs[0].token_ids)}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,43 @@ def test_generate_twice_and_two_at_once_and_one_after_the_other(folder: Path) ->
     with open_llm(folder) as three, open_llm(folder) as four:
         drawn = [[o.token_ids for o in llm.generate([PROMPT], free)[0].outputs] for llm in (three, four)]
         assert drawn[0] == drawn[1]  # they come from the LLM's seed
+
+
+def in_a_fork(ask: Callable[[], object]) -> str:
+    """What `ask` raises in a fork of this process; it is ended where it hangs."""
+    end, begin = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            ask()
+        except BaseException as error:  # noqa: BLE001  told by the pipe
+            os.write(begin, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(begin)
+    with open(end, "rb") as said:
+        if not select.select([said], [], [], 60)[0]:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return said.read().decode()
+
+
+def test_a_fork_hears_that_the_llm_is_not_its_own(folder: Path) -> None:
+    """It has none of the device's threads: it would wait for ever for its first step."""
+    with open_llm(folder) as llm:
+        stream = llm.stream([Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(30)])
+        next(stream)  # what the fork's end does with this one is to drop it
+        asks: list[Callable[[], object]] = [
+            lambda: llm.generate([PROMPT], SHORT, use_tqdm=False),
+            lambda: llm.chat([{"role": "user", "content": "x"}], SHORT, use_tqdm=False),
+            lambda: list(llm.stream([Prompt(key=0, prompt=PROMPT, params=SHORT)])),
+            lambda: list(stream),
+        ]
+        for ask in asks:
+            said = in_a_fork(ask)
+            assert said.startswith(f"UsageError: this LLM was made by process {os.getpid()}, and"), said
+            assert "make the LLM behind the fork" in said
+        assert in_a_fork(stream.close) == ""
+        assert len(list(stream)) == 29 and is_at_rest(llm)
 
 
 def storages(llm: LLM) -> list[weakref.ref[torch.Tensor]]:

@@ -249,6 +249,17 @@ def test_truncated_prompt_and_template_kwargs(client: openai.OpenAI, server: Run
     assert server.engine.tokenizer.decode(server.engine.submitted[-1].ids) == "<user>hi\n!!"
 
 
+def test_a_final_message_is_continued(client: openai.OpenAI, server: Running) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    client.chat.completions.create(model="fake", max_tokens=1, messages=messages, extra_body=extra)
+    assert server.engine.tokenizer.decode(server.engine.submitted[-1].ids) == "<user>hi\n<assistant>Well, "
+    for given in ({"continue_final_message": True}, {**extra, "continue_final_message": "yes"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="fake", max_tokens=1, messages=messages, extra_body=given)
+        assert caught.value.param == "continue_final_message"
+
+
 def test_tokens_as_ids(client: openai.OpenAI, server: Running) -> None:
     extra = {"return_tokens_as_token_ids": True}
     answer = client.completions.create(model="fake", prompt="x", max_tokens=1, logprobs=0, extra_body=extra)

@@ -5,6 +5,7 @@ It lies here and not in tests/numpy because transformers imports torch."""
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,25 @@ def test_chats_render_as_transformers_renders_them(
     theirs = AutoTokenizer.from_pretrained(folder)
     expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=generation)
     assert render(Tokenizer.load(folder), messages, tools=tools, add_generation_prompt=generation) == expected
+
+
+AS_IT_STANDS = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, AS_IT_STANDS])
+@pytest.mark.parametrize("last", ["Sure: ", "The", " {{ 7 * 7 }}\n\n", "", " ", "q", "end"])
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_a_final_message_goes_on_where_transformers_lets_it(
+    tmp_path: Path, template: str, last: str, role: str
+) -> None:
+    folder = samples.llama3(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": "q"}, {"role": role, "content": last}]
+    ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert render(ours, messages, add_generation_prompt=False, continue_final_message=True) == expected
+    for render_both in (partial(theirs.apply_chat_template, tokenize=False), partial(render, ours)):
+        with pytest.raises(ValueError, match="add_generation_prompt"):
+            render_both(messages, add_generation_prompt=True, continue_final_message=True)

@@ -79,10 +79,45 @@ def test_what_is_neither(offline: Path, model: str, said: str) -> None:
 
 
 def test_a_file_is_not_a_model(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
+    path = tmp_path / "model.safetensors"
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="is a file: give the folder"):
         find_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([], None),
+        (["config.json", "model-q4.gguf"], None),  # its weights are told by who reads them
+        (["adapter_config.json", "config.json", "model-00001-of-00002.safetensors"], None),
+        (["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"], "is an adapter .*: merge it into"),
+        (["adapter_config.json", "adapter_model.bin", "config.json"], "is an adapter .*: merge it into"),
+        (["README.md", "model-q4.gguf", "model-q8.gguf"], "holds GGUF files, and GGUF is not read: give the folder"),
+    ],
+)
+def test_adapters_and_gguf_are_named_for_what_they_are(
+    tmp_path: Path, offline: Path, files: list[str], said: str | None
+) -> None:
+    snapshot = _cached(offline, "owner/name")
+    (snapshot / "config.json").unlink()
+    for folder, model in ((tmp_path / "some", str(tmp_path / "some")), (snapshot, "owner/name")):
+        folder.mkdir(exist_ok=True)
+        for name in files:
+            (folder / name).touch()
+        if said is None:
+            assert find_model(model) == folder
+            continue
+        with pytest.raises(CheckpointError, match=f"^{model} {said}") as caught:
+            find_model(model)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_gguf_file_is_named_for_what_it_is(tmp_path: Path, offline: Path) -> None:
+    (tmp_path / "model.Q4.GGUF").touch()
+    for model in (str(tmp_path / "model.Q4.GGUF"), "owner/name/model.gguf"):
+        with pytest.raises(CheckpointError, match="is a GGUF file, and GGUF is not read: give the folder or hub id"):
+            find_model(model)
 
 
 def _response(status: int) -> Any:

@@ -192,7 +192,7 @@ def nothing_runs_strangers_code(root: Path) -> list[str]:
     ]
     for path, text in sources(root):
         for node in ast.walk(ast.parse(text)):
-            if what := _runs_strangers_code(node):
+            if (what := _runs_strangers_code(node)) and not _only_tells_of_it(node, path):
                 broken.append(f"{path}:{getattr(node, 'lineno', 0)}: {what}")
     return broken
 
@@ -212,6 +212,10 @@ def _runs_strangers_code(node: ast.AST) -> str | None:
     if isinstance(node, ast.Constant) and node.value in floors.BARRED_WORDS:
         return f"says {node.value}"
     return None
+
+
+def _only_tells_of_it(node: ast.AST, path: str) -> bool:
+    return isinstance(node, ast.Constant) and floors.BARRED_WORDS.get(node.value) == path
 
 
 def state_is_handed_over(root: Path) -> list[str]:

@@ -54,6 +54,8 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.nothing_runs_strangers_code, "jobs/run.py", "exec('1')", "exec"),
     (laws.nothing_runs_strangers_code, "text/chat.py", "f(trust_remote_code=True)", "trust_remote_code"),
     (laws.nothing_runs_strangers_code, "text/chat.py", "f(**{'trust_remote_code': True})", "trust_remote_code"),
+    (laws.nothing_runs_strangers_code, "vllm_arguments.py", "f(trust_remote_code=True)", "trust_remote_code"),
+    (laws.nothing_runs_strangers_code, "text/vllm_arguments.py", "f('trust_remote_code')", "trust_remote_code"),
     (
         laws.nothing_runs_strangers_code,
         "text/chat.py",
@@ -78,6 +80,7 @@ WHOLE = {
     "cli.py": "def main():\n    from penstock.jobs.run import run\n    run()",
     "config.py": "import numpy\nfrom penstock.errors import UsageError",
     "errors.py": "",
+    "vllm_arguments.py": "TABLE = {'trust_remote_code': 'no code of a model ever runs here'}",
     "text/__init__.py": "",
     "text/chat.py": "from penstock.errors import UsageError\nfrom .forms import Form",
     "execute/batch.py": "import torch\nfrom penstock.schedule.step import StepPlan\nmodel.eval()",

@@ -59,6 +59,17 @@ def test_fields_of_a_body_that_ask_for_nothing_are_taken_as_over_http() -> None:
     assert parse(batch(CHAT, messages=HELLO, **nothing, **more)).params.logprobs is None
 
 
+def test_chat_options_of_both_forms() -> None:
+    asked = {
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "chat_template_kwargs": {"thinking": False},
+    }
+    own, batched = parse({"id": 1, "messages": HELLO, **asked}), parse(batch(CHAT, messages=HELLO, **asked))
+    assert own.chat == batched.chat == asked
+    assert parse({"id": 1, "messages": HELLO, "chat_template_kwargs": None}).chat == {}
+
+
 def test_a_row_without_a_seed_gets_its_own() -> None:
     seeds = [parse({"id": i, "prompt": "x"}).params.seed for i in ("a", "b", 1, "1")]
     assert len(set(seeds)) == 4 and None not in seeds
@@ -71,7 +82,8 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
     ("row", "says"),
     [
         ([1], "a row is a JSON object"),
-        ({"prompt": "x"}, "there is no id"),
+        ({"prompt": "x"}, 'there is no id: give every row its own, as {"id": 1, ...}'),
+        ({"custom_id": "", "method": "POST"}, 'own, as {"custom_id": 1, ...}'),
         ({"id": None, "prompt": "x"}, "id must be a text or a whole number"),
         ({"id": True, "prompt": "x"}, "id must be a text or a whole number"),
         ({"id": 1.5, "prompt": "x"}, "id must be a text or a whole number"),
@@ -108,6 +120,11 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         (batch(prompt="x", model=5), "body.model must be a text"),
         (batch(CHAT, messages=HELLO, top_logprobs=3), "top_logprobs needs logprobs"),
         (batch(CHAT, messages=HELLO, logprobs=3), "logprobs must be true or false"),
+        ({"id": 1, "prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs belongs to messages"),
+        (batch(prompt="x", add_generation_prompt=True), "no field 'add_generation_prompt'"),
+        ({"id": 1, "messages": HELLO, "add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
+        (batch(CHAT, messages=HELLO, chat_template_kwargs=[1]), "chat_template_kwargs must be an object"),
+        ({"id": 1, "messages": HELLO, "continue_final_message": True}, "exclude each other: set one of them to false"),
     ],
 )
 def test_refusals(row: Any, says: str) -> None:

@@ -43,6 +43,28 @@ def test_generation_prompt_tools_and_variables_reach_the_template() -> None:
     assert render(both, USER, tools=[{"name": "f"}]) == "f"
 
 
+def test_a_final_message_is_continued() -> None:
+    """As transformers does it: tests/cpu/test_text_against_transformers.py."""
+
+    def continued(template: str, last: dict[str, Any], *, generate: bool = False) -> str:
+        return render(by(template), [*USER, last], add_generation_prompt=generate, continue_final_message=True)
+
+    said = {"role": "assistant", "content": [{"type": "text", "text": "The answer is "}]}
+    assert continued(LINES, said) == "<s>[user:hi][assistant:The answer is "
+    assert continued(LINES.replace("m.content", "m.content | trim"), said) == "<s>[user:hi][assistant:The answer is"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for template, wrong, generate, says in (
+        (LINES, said, True, "exclude each other"),
+        (LINES, {"role": "assistant", "tool_calls": [call]}, False, "some text"),
+        ("{{ messages[0].content }}", said, False, "changes the last message"),
+        ("{{ messages[1].content | upper }}", said, False, "changes the last message"),
+        ("{{ messages[1].content[5:] }}", said, False, "changes the last message"),
+    ):
+        with pytest.raises(UsageError, match=says) as caught:
+            continued(template, wrong, generate=generate)
+        assert caught.value.param == "continue_final_message"
+
+
 def test_tool_calls_have_their_arguments_as_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": [1]}'}}
     template = "{{ messages[0].tool_calls[0].function.arguments.x[0] }}{{ messages[0].content }}"
@@ -137,24 +159,6 @@ def test_a_template_that_adds_up_a_long_conversation_is_served() -> None:
     )
     messages = [{"role": "user", "content": "word " * 200}] * 1000
     assert render(by(template), messages) == ("<|im_start|>user\n" + "word " * 200 + "<|im_end|>\n") * 1000
-
-
-def test_a_final_message_is_continued() -> None:
-    messages = [*USER, {"role": "assistant", "content": "The answer is "}]
-
-    def continued(template: str, messages: Any = messages, *, generate: bool = False) -> str:
-        return render(by(template), messages, add_generation_prompt=generate, continue_final_message=True)
-
-    assert continued(LINES) == "<s>[user:hi][assistant:The answer is "
-    assert continued(LINES.replace("m.content", "m.content | trim")) == "<s>[user:hi][assistant:The answer is"
-    for template, wrong, generate, says in (
-        (LINES, messages, True, "exclude each other"),
-        (LINES, [*USER, {"role": "assistant", "content": " "}], False, "some text"),
-        ("none of it", messages, False, "changes the last message"),
-    ):
-        with pytest.raises(UsageError, match=says) as caught:
-            continued(template, wrong, generate=generate)
-        assert caught.value.param == "continue_final_message"
 
 
 def test_user_text_is_never_a_template() -> None:

@@ -194,6 +194,7 @@ _CHAT = {
     "top_logprobs": st.integers(-1, 21),
     "max_completion_tokens": st.integers(-1, 6),
     "add_generation_prompt": st.booleans(),
+    "continue_final_message": st.booleans(),
     "chat_template_kwargs": st.dictionaries(
         st.sampled_from(["shout", "messages", "range", "raise_exception", "self", "loop", "a b", "documents"]),
         LEAVES,

@@ -2,7 +2,7 @@
 
 Typed msgpack over ZeroMQ (a PAIR over ipc for each client): a tag, a struct, and arrays as raw bytes with their dtype
 and shape. Never pickle. Clients count their requests by themselves: the engine's end makes ids of its own out of
-theirs, sends each client what is its own, and notices when one has gone. In-process users (llm.py) call the engine
+theirs, sends each client what is its own, and notices when one has gone. In-process users (`llm`) call the engine
 directly and need none of this. It knows the words that cross; neither scheduling nor text.
 """
 

@@ -1,6 +1,7 @@
 """The rows that `penstock run` reads: our own form and OpenAI's batch form, made into prompts and sampling parameters.
 
-    {"id": "a", "prompt": "..." or [ids]} or {"id": "a", "messages": [...]}, and any field of SamplingParams
+    {"id": "a", "prompt": "..." or [ids]} or {"id": "a", "messages": [...]}, and any field of SamplingParams;
+        with messages also add_generation_prompt, continue_final_message, chat_template_kwargs
     {"custom_id": "a", "method": "POST", "url": "/v1/completions" or "/v1/chat/completions", "body": {...}}
 
 It knows the forms, no engine and no files to write. Whatever isn't served is refused by name, with the row's number;
@@ -28,6 +29,7 @@ from penstock.server.fields import COMPLETION as COMPLETION_FATES
 from penstock.server.fields import sift
 from penstock.server.line_numbers import LineNumbers
 from penstock.text.chat import check_messages
+from penstock.text.chat_options import OPTIONS, check_options
 
 Id = str | int
 TOLD = 20  # bad rows told in full; of those beyond, the numbers alone
@@ -38,20 +40,22 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SHARED_BODY = OWN_FIELDS - {"detokenize"} | {"model"}
 BODY_FIELDS = {
     COMPLETIONS: SHARED_BODY | {"prompt"},
-    CHAT: SHARED_BODY | {"messages", "max_completion_tokens", "top_logprobs"},
+    CHAT: SHARED_BODY | {"messages", "max_completion_tokens", "top_logprobs", *OPTIONS},
 }
 FATES = {COMPLETIONS: COMPLETION_FATES, CHAT: CHAT_FATES}
 
 
 @dataclass(slots=True)
 class Row:
-    """One row, checked. Either prompt or messages is there. model: what a batch row names, for the record."""
+    """One row, checked. Either prompt or messages is there. model: what a batch row names, for the record. chat: what
+    it says of `text.chat_options`."""
 
     id: Id
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     params: SamplingParams
     model: str | None = None
+    chat: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -156,11 +160,11 @@ def parse_row(line: bytes, number: int, seed: int) -> Row:
 
 def _own_row(row: dict[str, Any], seed: int) -> Row:
     name = _id(row, "id")
-    _refuse_unknown(row, OWN_FIELDS | {"id", "prompt", "messages"}, "a row")
+    _refuse_unknown(row, OWN_FIELDS | {"id", "prompt", "messages", *OPTIONS}, "a row")
     if ("prompt" in row) == ("messages" in row):
         raise UsageError("a row has either prompt or messages")
     values = {key: row[key] for key in row if key in OWN_FIELDS}
-    return Row(name, _prompt(row), _messages(row), _params(values, seed, name))
+    return Row(name, _prompt(row), _messages(row), _params(values, seed, name), chat=_chat_options(row))
 
 
 def _batch_row(row: dict[str, Any], seed: int) -> Row:
@@ -182,7 +186,7 @@ def _batch_row(row: dict[str, Any], seed: int) -> Row:
     if model is not None and not isinstance(model, str):
         raise UsageError("body.model must be a text")
     values = _chat_values(body) if url == CHAT else {k: v for k, v in body.items() if k in OWN_FIELDS}
-    return Row(name, _prompt(body), _messages(body), _params(values, seed, name), model or None)
+    return Row(name, _prompt(body), _messages(body), _params(values, seed, name), model or None, _chat_options(body))
 
 
 def _chat_values(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +219,8 @@ def _params(values: dict[str, Any], seed: int, name: Id) -> SamplingParams:
 def _id(row: Mapping[str, Any], field: str) -> Id:
     value = row.get(field)
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        raise UsageError(f"{field} must be a text or a whole number" if field in row else f"there is no {field}")
+        said = f"{field} must be a text or a whole number" if field in row else f"there is no {field}"
+        raise UsageError(f'{said}: give every row its own, as {{"{field}": 1, ...}}', param=field)
     return value
 
 
@@ -239,3 +244,12 @@ def _prompt(row: Mapping[str, Any]) -> str | list[int] | None:
 
 def _messages(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return check_messages(row["messages"]) if "messages" in row else None
+
+
+def _chat_options(row: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: row[name] for name in OPTIONS if row.get(name) is not None}
+    if options and "messages" not in row:
+        name = next(iter(options))
+        raise UsageError(f"{name} belongs to messages: leave it out beside a prompt", param=name)
+    check_options(**options)
+    return options

@@ -39,7 +39,8 @@ class Tail:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a sitting did. rows: of the file; done: rows that this sitting wrote, `failed` of them with an error."""
+    """What a sitting did. rows: of the file; done: rows that this sitting wrote; failed: all that OUT has with an
+    error, those of earlier sittings too."""
 
     rows: int
     done: int = 0
@@ -67,20 +68,22 @@ def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = ope
                 _say(f"{len(journal):,} of {found.rows:,} rows are done; going on")
             with open_engine(config) as llm:
                 _run_rows(llm, source, config.model.seed, journal, outcome)
+        first = _count_failed(journal, outcome)
         _say(_closing(outcome, out))
-        _refuse_nothing_but_errors(journal)
+        # Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't take it for done.
+        if first is not None and outcome.failed == outcome.rows:
+            raise UsageError(f"no row could be run; the first because {first}")
     return outcome
 
 
-def _refuse_nothing_but_errors(journal: Journal) -> None:
-    """Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't take it for done."""
-    first = None
-    for row in journal.rows():
-        if "error" not in row:
-            return
+def _count_failed(journal: Journal, outcome: Outcome) -> str | None:
+    """Counts the rows with an error, and gives the first one's. All rows are there: any could have been written by an
+    earlier sitting, and the exit code has to be the same each time."""
+    first: str | None = None
+    for row in journal.rows("error"):
+        outcome.failed += 1
         first = first or row["error"]
-    if first is not None:
-        raise UsageError(f"no row could be run; the first because {first}")
+    return first
 
 
 def _fingerprint(found: Survey, config: Config) -> dict[str, Any]:
@@ -128,7 +131,7 @@ def _prompts(
 
 
 def _to_prompt(row: Row, make: type[Prompt]) -> Prompt:
-    return make(key=row.id, prompt=row.prompt, messages=row.messages, params=row.params, samples=None)
+    return make(key=row.id, prompt=row.prompt, messages=row.messages, params=row.params, samples=None, **row.chat)
 
 
 def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: Outcome) -> dict[str, Any] | None:
@@ -138,7 +141,6 @@ def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: Outcome) -> di
         return None
     if finished.output is None or finished.error is not None:
         del open_rows[key]
-        outcome.failed += 1
         return {"id": key, "error": finished.error or "the engine gave no reason"}
     tail = open_rows[key]
     tail.outputs.append(finished.output)
@@ -167,13 +169,13 @@ def _position(token: int, at: PositionLogprobs) -> dict[str, Any]:
 
 
 def _closing(outcome: Outcome, out: Path) -> str:
-    if not outcome.done:
-        return f"all {outcome.rows:,} rows are in {out}; nothing was left to do"
     failed = f", {outcome.failed:,} of them with an error" if outcome.failed else ""
+    if not outcome.done:
+        return f"all {outcome.rows:,} rows are in {out}{failed}; nothing was left to do"
     speed = outcome.output_tokens / outcome.seconds if outcome.seconds else 0.0
     return (
-        f"{outcome.done:,} rows{failed} in {duration(outcome.seconds)}, {speed:,.0f} output tok/s; "
-        f"all {outcome.rows:,} are in {out}"
+        f"{outcome.done:,} rows in {duration(outcome.seconds)}, {speed:,.0f} output tok/s; "
+        f"all {outcome.rows:,} are in {out}{failed}"
     )
 
 

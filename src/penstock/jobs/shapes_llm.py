@@ -105,7 +105,7 @@ class Bench:
     ) -> None:
         self.spec, self.shape, self.machine, self.llm, self.watch = spec, shape, machine, llm, watch
         self.cuda = device.type == "cuda"
-        self.stop = rare_pair(llm.tokenizer.token_bytes, STOP_SHARE)
+        self.stop = rare_pair(llm.get_tokenizer().token_bytes, STOP_SHARE)
 
     def run(self, work: Work) -> dict[str, Any]:
         """A work's result: a row of figures."""

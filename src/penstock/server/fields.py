@@ -112,9 +112,6 @@ CHAT: dict[str, Fate] = {
     "verbosity": Fate(("medium",), "say it in a message"),
     "web_search_options": _refused("nothing is fetched from the web"),  # {} asks for a search
     "documents": Fate(([],), "put them in a message"),
-    "continue_final_message": Fate(
-        (False,), "not served in chat: render the prompt yourself and send it to completions"
-    ),
     "chat_template": Fate(("",), "templates come from the model alone"),
     "return_prompt_text": Fate((False,), "ask for return_token_ids, which tells the prompt's ids"),
     "echo": Fate((False,), "not served in chat: you have the messages"),

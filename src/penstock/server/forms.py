@@ -111,6 +111,7 @@ class ChatForm(Form, kw_only=True):
     top_logprobs: Int | None = None
     max_completion_tokens: Int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: Json | None = None
 
 

@@ -93,7 +93,7 @@ async def _done(jobs: Sequence[Job], form: Form, sandboxed: Sandboxed) -> list[D
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param=_param(form)) from error
     except UsageError as error:
-        raise HttpError(error.rule, param=_param(form)) from error
+        raise HttpError(error.rule, param=_param(form) if error.param == "prompt" else error.param) from error
 
 
 async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, facts: EngineFacts) -> list[Prompt]:
@@ -140,6 +140,7 @@ async def chat_prompt(form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer, 
     job = ChatJob(
         messages=[_plain(message.role, message.text, message.name) for message in form.messages],
         add_generation_prompt=form.add_generation_prompt,
+        continue_final_message=form.continue_final_message,
         template_kwargs=form.chat_template_kwargs,
         add_special_tokens=bool(form.add_special_tokens),
         keep=_kept(form),

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.errors import TokenizerError, UsageError
 from penstock.text.chat import check_messages, pick_template
+from penstock.text.chat_options import check_options, cut, marked
 
 
 class HasTemplates(Protocol):
@@ -51,17 +52,16 @@ def render(
     """
     source = pick_template(tokenizer.chat_templates, with_tools=bool(tools))
     checked = check_messages(messages)
-    if continue_final_message:
-        _check_continued(checked[-1], add_generation_prompt)
+    check_options(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
     variables: dict[str, Any] = {**tokenizer.special_tokens, **(template_kwargs or {})}
     variables.update(
-        messages=checked,
+        messages=marked(checked) if continue_final_message else checked,
         tools=[dict(tool) for tool in tools] if tools else None,
         documents=variables.get("documents"),
         add_generation_prompt=add_generation_prompt,
     )
     text = _run(source, variables)
-    return _until_content(text, checked[-1]["content"]) if continue_final_message else text
+    return cut(text, checked) if continue_final_message else text
 
 
 @lru_cache(maxsize=16)
@@ -96,26 +96,6 @@ def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
     kind = f"{refuses} ({type(error).__name__})"
     message = f"{refuses}: {said}" if said else kind
     return UsageError(message, param="messages", rule=message if said in source else kind)
-
-
-def _check_continued(last: Mapping[str, Any], add_generation_prompt: bool) -> None:
-    if add_generation_prompt:
-        message = "continue_final_message and add_generation_prompt exclude each other: set one of them to false"
-        raise UsageError(message, param="continue_final_message")
-    if not (last["content"] or "").strip():
-        message = "continue_final_message needs some text in the last message: there is nothing to go on with"
-        raise UsageError(message, param="continue_final_message")
-
-
-def _until_content(text: str, content: str) -> str:
-    """Cuts a rendered text behind the last message's content, with the spaces at its end where the template keeps
-    them."""
-    at = text.rfind(content.strip())
-    if at < 0:
-        message = "the model's chat template changes the last message: it cannot be continued, leave that out"
-        raise UsageError(message, param="continue_final_message")
-    whole = content.lstrip()
-    return text[: at + len(whole)] if text.startswith(whole, at) else text[: at + len(content.strip())]
 
 
 class _GenerationTag(Extension):

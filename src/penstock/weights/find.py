@@ -1,4 +1,4 @@
-"""find_model: a folder or a hub id -> a folder on this machine. It reads no file of it."""
+"""find_model: a folder or a hub id -> a folder on this machine. It looks at the names in it, and reads no file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from penstock.errors import CapacityError, CheckpointError, UsageError
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_NOT = ["*/*", "consolidated*"]
 
+_NO_GGUF = "and GGUF is not read: give the folder or hub id that it was made from, with config.json and safetensors"
+
 
 def find_model(model: str, revision: str | None = None) -> Path:
     """The folder of `model`: itself where it is one, else a snapshot of that hub id (downloaded, or from its cache).
@@ -24,12 +26,26 @@ def find_model(model: str, revision: str | None = None) -> Path:
             raise UsageError(
                 f"revision {revision!r} is for hub ids, and {model} is a folder: leave it out", param="revision"
             )
-        return Path(path)
+        return _model_in(Path(path), model)
+    if path.lower().endswith(".gguf"):
+        raise CheckpointError(f"{model} is a GGUF file, {_NO_GGUF}")
     if os.path.exists(path):
         raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the safetensors")
     if model.count("/") > 1 or model.startswith(("/", ".", "~")) or "\\" in model or not model.strip():
         raise CheckpointError(f"there is no folder {model!r}: give a model folder, or a hub id such as owner/name")
-    return _download(model, revision)
+    return _model_in(_download(model, revision), model)
+
+
+def _model_in(folder: Path, model: str) -> Path:
+    """The folder, unless it holds what people take for a model and is none."""
+    if (folder / "adapter_config.json").exists() and not any(folder.glob("model*.safetensors")):
+        raise CheckpointError(
+            f"{model} is an adapter (it holds adapter_config.json), LoRA's or another, and adapters are not served: "
+            "merge it into its base model (peft's merge_and_unload, then save_pretrained) and give that folder"
+        )
+    if any(folder.glob("*.gguf")) and not (folder / "config.json").exists():
+        raise CheckpointError(f"{model} holds GGUF files, {_NO_GGUF}")
+    return folder
 
 
 def _download(model: str, revision: str | None) -> Path:

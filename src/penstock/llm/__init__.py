@@ -8,14 +8,15 @@ It knows the engine and its client; nothing of jobs, files or HTTP.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,32 +24,36 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
+from penstock.llm.bar import Bar
+from penstock.llm.inputs import AnyPrompt, Message, TextOrIds, as_list, params_for, token
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
 from penstock.text.chat import check_messages
+from penstock.text.chat_options import check_options
 from penstock.text.sandbox import Sandbox
 from penstock.text.sandbox_process import ChatJob
+from penstock.vllm_arguments import check_call, engine_knobs
 
 if TYPE_CHECKING:
     from penstock.engine.client import Asked
     from penstock.engine.engine import Engine
     from penstock.text.tokenizer import Tokenizer
 
-TextOrIds = str | Sequence[int]
-AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
-Message = dict[str, Any]
-
 _AHEAD = 2  # prompts are pulled until this many times the rows have work
 
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all."""
+    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last three are
+    told in `text.chat_options`, and belong to messages."""
 
     key: Any
     prompt: TextOrIds | None = None
     messages: list[Message] | None = None
     params: SamplingParams
     samples: Sequence[int] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,14 +67,17 @@ class Finished:
 
 
 class LLM:
-    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name."""
+    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name, and
+    vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         from penstock.engine.client import Client
         from penstock.engine.open import model_folder, open_engine
 
-        self.config = Config.of(model=str(model), **knobs)
-        self.config.check()
+        own, told = engine_knobs(str(model), knobs)
+        for line in told:
+            print(f"penstock: {line}", file=sys.stderr)
+        self.config = Config.of(**own)
         folder = model_folder(self.config)
         with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
             skip = self.config.model.skip_tokenizer_init
@@ -81,6 +89,7 @@ class LLM:
             self._engine.runner.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
+        self._process = os.getpid()
         self._sandbox: Sandbox | None = None
         self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
         # An LLM that is dropped without close() gives its memory back too; so does the end of the interpreter.
@@ -94,14 +103,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        **vllms: Any,
     ) -> list[RequestOutput]:
         """Samples for each prompt (a text, token ids, or a list of either), in the order of the prompts.
 
         A prompt that can't run (too long) gives a RequestOutput with `error` and no outputs; the others go on.
-        `use_tqdm`: a progress line on a terminal.
+        `use_tqdm`: a progress line on a terminal.   vllms: vLLM's other arguments, where they ask for nothing.
         """
-        listed = _as_list(prompts)
-        each = _params_for(listed, sampling_params)
+        check_call("generate", vllms)
+        listed = as_list(prompts)
+        each = params_for(listed, sampling_params)
         asked = [Prompt(key=i, prompt=p, params=s) for i, (p, s) in enumerate(zip(listed, each, strict=True))]
         return self._run(asked, use_tqdm)
 
@@ -111,18 +122,33 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **vllms: Any,
     ) -> list[RequestOutput]:
         """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template.
 
+        add_generation_prompt, continue_final_message, chat_template_kwargs: told in `text.chat_options`.
+
         Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
         """
+        self._refuse_a_fork()
+        check_call("chat", vllms)
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        check_options(**options)
         listed: list[Any] = list(messages)
         if listed and isinstance(listed[0], dict):
             listed = [listed]
         if listed and (fault := self._chat_sandbox().chat_fault) is not None:
             raise fault
-        each = _params_for(listed, sampling_params)
-        asked = [Prompt(key=i, messages=m, params=s) for i, (m, s) in enumerate(zip(listed, each, strict=True))]
+        each = params_for(listed, sampling_params)
+        pairs = enumerate(zip(listed, each, strict=True))
+        asked = [Prompt(key=i, messages=m, params=s, **options) for i, (m, s) in pairs]
         return self._run(asked, use_tqdm)
 
     def stream(
@@ -145,10 +171,10 @@ class LLM:
 
     # --- what else it says --------------------------------------------------------------------------------------------
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer; None with skip_tokenizer_init."""
-        return self._tokenizer
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, ours: `encode`, `decode`, `token_text`, `eos_token_id` and more (docs/text.md). Raises
+        UsageError with skip_tokenizer_init."""
+        return self._needs_tokenizer("get_tokenizer")
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start; prompt tokens of a group are counted once (`prefilled_tokens`)."""
@@ -190,14 +216,23 @@ class LLM:
         else:
             self._engine.cancel(*word)
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: Prompt) -> tuple[list[int], Prompt]:
+        """The prompt as ids; and itself, messages with the text that they became."""
         if prompt.messages is not None:
-            return self._chat_sandbox().run(ChatJob(messages=check_messages(prompt.messages))).ids[0]
+            job = ChatJob(
+                messages=check_messages(prompt.messages),
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                template_kwargs=prompt.chat_template_kwargs,
+            )
+            done = self._chat_sandbox().run(job)
+            return done.ids[0], replace(prompt, prompt=done.text)
         if isinstance(prompt.prompt, str):
-            return list(self._needs_tokenizer("a text prompt").encode_prompt(prompt.prompt, self.facts.max_model_len))
+            encode = self._needs_tokenizer("a text prompt").encode_prompt
+            return encode(prompt.prompt, self.facts.max_model_len), prompt
         if prompt.prompt is None:
             raise UsageError("a prompt needs `prompt` or `messages`", param="prompt")
-        return [_token(t) for t in prompt.prompt]
+        return [token(t) for t in prompt.prompt], prompt
 
     def _chat_sandbox(self) -> Sandbox:
         """The process that renders chats, started for the first, and again where one of them ended it."""
@@ -206,7 +241,7 @@ class LLM:
             weakref.finalize(self, self._sandbox.close)
         return self._sandbox
 
-    def _needs_tokenizer(self, what: str) -> Any:
+    def _needs_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:
             raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
         return self._tokenizer
@@ -220,6 +255,7 @@ class LLM:
         """
         from penstock.engine.interrupts import held_interrupts
 
+        self._refuse_a_fork()
         if not self._finalizer.alive:
             raise EngineError("this LLM is closed: make a new one")
         if not self._turning.acquire(blocking=False):
@@ -232,7 +268,8 @@ class LLM:
                 while room > 0 and (prompt := next(source, None)) is not None:
                     try:
                         with held_interrupts():
-                            asked = self._client.submit(self._ids(prompt), prompt.params, samples=prompt.samples)
+                            ids, prompt = self._ids(prompt)
+                            asked = self._client.submit(ids, prompt.params, samples=prompt.samples)
                             known[asked.request_id] = asked, prompt
                     except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
                         yield Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt
@@ -265,6 +302,7 @@ class LLM:
         work of minutes. Pressed twice, it raises at once."""
         from penstock.engine.interrupts import held_interrupts
 
+        self._refuse_a_fork()
         news: list[Delta] | None = None
         try:
             with held_interrupts():
@@ -276,9 +314,18 @@ class LLM:
             return news, pressed
         return news, None
 
+    def _refuse_a_fork(self) -> None:
+        """Raises UsageError in a fork of the process that made this LLM: nothing would answer it there."""
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"this LLM was made by process {self._process}, and a fork has none of its threads: make the LLM "
+                "behind the fork, or start processes by multiprocessing's 'spawn'"
+            )
+
     def _settle(self) -> None:
         """Reads the flights that are still out: steps that ran too far."""
-        while self._engine.has_work and not self._engine.broken and self._finalizer.alive:
+        here = os.getpid() == self._process  # in a fork, an iterator that came along is dropped
+        while here and self._engine.has_work and not self._engine.broken and self._finalizer.alive:
             self._engine.step()
 
     def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:
@@ -286,10 +333,10 @@ class LLM:
         outs = [
             RequestOutput(str(i), p.prompt if isinstance(p.prompt, str) else None, []) for i, p in enumerate(prompts)
         ]
-        bar = _Bar(sum(p.params.n for p in prompts)) if progress else None
+        bar = Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
             for delta, asked, prompt in self._deltas(prompts):
-                _collect(outs[prompt.key], delta, asked)
+                _collect(outs[prompt.key], delta, asked, prompt.prompt)
                 if bar is not None and delta.finish_reason is not None:
                     bar.advance()
         finally:
@@ -300,10 +347,11 @@ class LLM:
         return outs
 
 
-def _collect(out: RequestOutput, delta: Delta, asked: Asked | None) -> None:
+def _collect(out: RequestOutput, delta: Delta, asked: Asked | None, prompt: TextOrIds | None) -> None:
     if asked is None:
         out.error = delta.error
         return
+    out.prompt = prompt if isinstance(prompt, str) else None
     out.prompt_token_ids = asked.prompt_ids
     out.num_cached_tokens = asked.num_cached_tokens
     out.prompt_logprobs = asked.prompt_logprobs
@@ -333,68 +381,3 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
 
     import_module("torch")  # not before: an import leaves other threads no time, loading the model does
     return Tokenizer.load(folder, vocab_size=read_model_config(folder).vocab_size)
-
-
-class _Bar:
-    """A progress line, on a terminal only."""
-
-    def __init__(self, samples: int) -> None:
-        from rich.console import Console
-        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = (TextColumn("penstock"), MofNCompleteColumn(), TextColumn("samples"))
-        self._progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-        )
-        self._task = self._progress.add_task("", total=samples)
-        self._progress.start()
-
-    def advance(self) -> None:
-        self._progress.advance(self._task)
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-def _as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
-    if isinstance(prompts, (str, dict)):
-        prompts = [prompts]
-    if not isinstance(prompts, Iterable):
-        raise UsageError(f"prompts is {type(prompts).__name__}: give a text, a list of token ids, or a list of them")
-    listed: list[Any] = list(prompts)
-    if listed and all(isinstance(p, Integral) for p in listed):
-        return [listed]
-    listed = [_of_dict(place, prompt) if isinstance(prompt, dict) else prompt for place, prompt in enumerate(listed)]
-    for place, prompt in enumerate(listed):
-        if not isinstance(prompt, (str, Sequence)):
-            raise UsageError(f"prompt {place} is {type(prompt).__name__}: give a text or a list of token ids")
-    return listed
-
-
-def _of_dict(place: int, prompt: dict[str, Any]) -> Any:
-    """vLLM's TextPrompt and TokensPrompt."""
-    if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
-        keys = ", ".join(map(repr, prompt)) or "nothing"
-        raise UsageError(f"prompt {place} is a dict with {keys}: give it 'prompt' or 'prompt_token_ids' alone")
-    return next(iter(prompt.values()))
-
-
-def _params_for(
-    prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * len(prompts)
-    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise UsageError("sampling_params must be a SamplingParams, or a list with one for each prompt")
-    if len(params) != len(prompts):
-        raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each prompt")
-    return list(params)
-
-
-def _token(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's whole numbers are Integral too
-        raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
-    return int(value)

@@ -1,0 +1,60 @@
+"""What `LLM.generate` and `chat` are given, as vLLM's users do, made into lists of one form. It knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.request import SamplingParams
+
+TextOrIds = str | Sequence[int]
+AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
+Message = dict[str, Any]
+
+
+def as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
+    """The prompts, each a text or token ids. Raises UsageError."""
+    if isinstance(prompts, (str, dict)):
+        prompts = [prompts]
+    if not isinstance(prompts, Iterable):
+        raise UsageError(f"prompts is {type(prompts).__name__}: give a text, a list of token ids, or a list of them")
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(p, Integral) for p in listed):
+        return [listed]
+    listed = [_of_dict(place, prompt) if isinstance(prompt, dict) else prompt for place, prompt in enumerate(listed)]
+    for place, prompt in enumerate(listed):
+        if not isinstance(prompt, (str, Sequence)):
+            raise UsageError(f"prompt {place} is {type(prompt).__name__}: give a text or a list of token ids")
+    return listed
+
+
+def _of_dict(place: int, prompt: dict[str, Any]) -> Any:
+    """vLLM's TextPrompt and TokensPrompt."""
+    if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
+        keys = ", ".join(map(repr, prompt)) or "nothing"
+        raise UsageError(f"prompt {place} is a dict with {keys}: give it 'prompt' or 'prompt_token_ids' alone")
+    return next(iter(prompt.values()))
+
+
+def params_for(
+    prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """One for each prompt. Raises UsageError."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise UsageError("sampling_params must be a SamplingParams, or a list with one for each prompt")
+    if len(params) != len(prompts):
+        raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each prompt")
+    return list(params)
+
+
+def token(value: Any) -> int:
+    """A token id as an int. Raises UsageError."""
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's whole numbers are Integral too
+        raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
+    return int(value)

@@ -465,9 +465,11 @@ import sys, threading, types
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from server_fake import FakeEngine, make_tokenizer
+from penstock.text.sandbox import Sandbox
+LOOPS = "{{% for i in range(99999) %}}" * 3 + "{{% endfor %}}" * 3
 async def launch(config, engine, step_timeout):
     import asyncio
-    tokenizer = make_tokenizer(Path({folder!r}))
+    tokenizer = make_tokenizer(Path({folder!r}), template=LOOPS)
     made = FakeEngine(tokenizer)
     loop, broken = asyncio.get_running_loop(), asyncio.Event()
     async def main_loop(server):
@@ -476,14 +478,21 @@ async def launch(config, engine, step_timeout):
     if {end!r} == "breaks":
         import penstock.server.serve as room
         room._Server.main_loop = main_loop
-    def encode_batch(texts, **more):
-        print("tokenises", flush=True)
+    def works():
+        print("works", flush=True)
         if {end!r} == "dies":
             loop.call_soon_threadsafe(setattr, made, "alive", False)
         elif {end!r} == "breaks":
             loop.call_soon_threadsafe(broken.set)
+    def stop_strings(stops, **more):
+        works()
         threading.Event().wait()
-    tokenizer.encode_batch = encode_batch
+    tokenizer.stop_strings = stop_strings
+    run = Sandbox.run_async
+    async def run_async(sandbox, job):
+        works()
+        return await run(sandbox, job)
+    Sandbox.run_async = run_async
     return made
 sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())
 sys.argv = ["penstock", "serve", "some/model", "--port", "0", "--served-model-name", "fake", "--shutdown-timeout", "0"]
@@ -492,9 +501,13 @@ main()
 """
 
 
+@pytest.mark.parametrize("where", ["thread", "sandbox"])
 @pytest.mark.parametrize("end", ["signal", "dies", "breaks"])
-def test_a_thread_that_tokenises_holds_no_end_up(tmp_path: Path, end: str) -> None:
+def test_work_aside_holds_no_end_up(tmp_path: Path, end: str, where: str) -> None:
     """It never ends here; who waits for it hears of the end all the same, but where the server itself broke."""
+    asked: tuple[str, dict[str, Any]] = ("/completions", {"prompt": "x", "stop": ["y"]})
+    if where == "sandbox":
+        asked = ("/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
     script = BUSY.format(tests=str(Path(__file__).parent), folder=str(tmp_path), end=end)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -505,11 +518,11 @@ def test_a_thread_that_tokenises_holds_no_end_up(tmp_path: Path, end: str) -> No
 
     def ask() -> None:
         with contextlib.suppress(httpx.TransportError):
-            answers.append(httpx.post(url + "/completions", json={"prompt": "x" * 10_000}, timeout=60))
+            answers.append(httpx.post(url + asked[0], json=asked[1], timeout=60))
 
     waiter = threading.Thread(target=ask)
     waiter.start()
-    assert process.stdout.readline() == "tokenises\n"
+    assert process.stdout.readline() == "works\n"
     if end == "signal":
         os.kill(process.pid, signal.SIGTERM)
     try:
@@ -607,11 +620,13 @@ def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, mon
         return plain(texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
-    connection = send_raw(server, {"prompt": "x" * 10_000})
+    connection = send_raw(server, {"prompt": "x" * 10_000, "truncate_prompt_tokens": 9})
     server.wait_for(lambda: server.service.queue.reqs.total == 1)
     connection.close()
-    late = httpx.post(server.url + COMPLETIONS, json={"prompt": "x" * 10_000, "timeout": 0.1}, timeout=30)
-    assert late.status_code == 408 and late.json()["error"]["code"] == "timeout"
+    late = httpx.post(
+        server.url + COMPLETIONS, json={"prompt": "x" * 10_000, "truncate_prompt_tokens": 9, "timeout": 0.1}, timeout=30
+    )
+    assert (late.status_code, late.json()["error"]["code"]) == (408, "timeout"), late.text
     server.wait_for(lambda: server.service.queue.reqs.total == server.service.queue.tokens.total == 0)
     going.set()
     assert not server.engine.submitted

@@ -88,6 +88,8 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
 async def _done(jobs: Sequence[Job], form: Form, sandboxed: Sandboxed) -> list[Done]:
     try:
         return await sandboxed(jobs)
+    except HttpError:  # not of the text: it took too long, say
+        raise
     except TokenizerError as error:  # no template in this model: asking it to chat is the fault
         raise HttpError(str(error), param=_param(form)) from error
     except ContextLengthError as error:

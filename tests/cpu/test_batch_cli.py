@@ -8,6 +8,7 @@ import http.server
 import io
 import json
 import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -284,7 +285,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_large_files_go_up_and_come_down(server: Batching, tmp_path: Path) -> None:
-    content = os.urandom(3_500_000)
+    content = random.randbytes(3_500_000)
     (tmp_path / 'odd "na\\me\n.bin').write_bytes(content)
     made = Remote(server.url).upload(tmp_path / 'odd "na\\me\n.bin')
     assert made["filename"] == "odd name.bin" and made["bytes"] == len(content)

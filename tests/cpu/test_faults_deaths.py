@@ -1,7 +1,7 @@
-"""A service whose engine, server or parent dies, hangs or is stopped under load: the issue's times, and no orphan.
+"""A service whose engine, server or parent dies, hangs or is stopped under load: who waits hears of it, and no orphan.
 
 The harness is tests/reliability's: real processes, channel and scheduler over a runner that computes nothing. Bounds of
-seconds are the point here: what takes them is a wait of ours, not this machine's speed. They have slack all the same.
+seconds tell here that nothing hangs; `make reliability`, which has the machine to itself, holds the issue's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fake_runner import Orders, expected
 from service import COMPLETIONS, Serving, make_folder, wait_until
 
 QUICK = 1.0  # a step timeout for tests
-SLACK = 3.0  # of a machine that runs other tests meanwhile; `make reliability` holds the times themselves
+SLACK = 10.0  # of a machine that runs other things meanwhile
 
 
 @pytest.mark.parametrize("what", [*FAULTS, "server"])
@@ -62,7 +62,7 @@ def test_a_stopped_engine_goes_with_a_killed_server(tmp_path: Path) -> None:
         os.kill(serving.process.pid, signal.SIGKILL)
         ending = os.pidfd_open(serving.engine)
         try:
-            assert select.select([ending], [], [], 10)[0] == [ending]
+            assert select.select([ending], [], [], 60)[0] == [ending]
         finally:
             os.close(ending)
 
@@ -71,7 +71,7 @@ def test_a_stopped_engine_goes_with_a_killed_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize("second", [False, True])
 def test_a_signal_drains_and_a_second_ends(tmp_path: Path, servers: int, second: bool) -> None:
     outcome = drain(tmp_path, servers=servers, second=second)
-    assert drain_faults(outcome) == []
+    assert drain_faults(outcome, SLACK) == []
     line = r"penstock: lets (24 )?running requests end, for 30 s at most; a second signal ends it at once\n?"
     assert re.fullmatch(line, outcome.said), outcome.said
 
@@ -95,7 +95,7 @@ def test_a_slow_engine_is_no_hang_and_an_idle_one_neither(tmp_path: Path) -> Non
 
 def test_three_probes(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    with Serving(tmp_path, limits={"step_timeout": 40.0}) as serving:
+    with Serving(tmp_path, limits={"step_timeout": 24.0}) as serving:
 
         def probe(name: str) -> int:
             return httpx.get(f"{serving.url}/health/{name}", timeout=30).status_code
@@ -105,7 +105,7 @@ def test_three_probes(tmp_path: Path) -> None:
         load = Waiters(serving.url, 2)
         assert wait_until(lambda: probe("engine") == 503, 30) is not None  # a quarter of the step timeout
         state = httpx.get(f"{serving.url}/health/engine").json()
-        assert state["alive"] and 10 <= state["seconds_since_step"] < 40 and state["step_timeout"] == 40
+        assert state["alive"] and 6 <= state["seconds_since_step"] < 24 and state["step_timeout"] == 24
         assert [probe(name) for name in ("live", "ready")] == [200, 200]
         serving.order()
         load.join(60)

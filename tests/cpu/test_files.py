@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def on_disk(tmp_path: Path) -> list[str]:
 
 
 def test_a_file_comes_and_goes(server: Batching, tmp_path: Path) -> None:
-    content = os.urandom(3 << 20)
+    content = random.randbytes(3 << 20)
     made = server.openai.files.create(file=("night.jsonl", content), purpose="batch")
     assert (made.object, made.bytes, made.filename, made.purpose) == ("file", len(content), "night.jsonl", "batch")
     assert made.id.startswith("file-") and made.status == "processed"
@@ -54,7 +55,7 @@ def test_a_file_comes_and_goes(server: Batching, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, (1 << 20) - 1, 1 << 20, MOST])
 def test_sizes_come_back_byte_for_byte(server: Batching, size: int) -> None:
-    content = os.urandom(size)
+    content = random.randbytes(size)
     assert server.openai.files.content(server.upload(content)).content == content
 
 

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import floors
@@ -58,10 +59,16 @@ def sources(root: Path) -> Iterator[tuple[str, str]]:
         yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
 
 
+@cache
+def tree_of(text: str) -> ast.Module:
+    """Every law reads the same files: each is parsed once."""
+    return ast.parse(text)
+
+
 def imports(root: Path) -> list[Import]:
     found: list[Import] = []
     for path, text in sources(root):
-        _Collector(path, found).visit(ast.parse(text))
+        _Collector(path, found).visit(tree_of(text))
     return found
 
 
@@ -191,14 +198,21 @@ def nothing_runs_strangers_code(root: Path) -> list[str]:
         if each.package in floors.BARRED_MODULES
     ]
     for path, text in sources(root):
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree_of(text)):
             if (what := _runs_strangers_code(node)) and not _only_tells_of_it(node, path):
                 broken.append(f"{path}:{getattr(node, 'lineno', 0)}: {what}")
     return broken
 
 
+_BARRED_NAMES = {call.split(".")[-1] for call in floors.BARRED_CALLS}  # what is told apart quickly
+
+
+def _last_name(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
 def _runs_strangers_code(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Call):
+    if isinstance(node, ast.Call) and _last_name(node) in _BARRED_NAMES:
         name = ast.unparse(node.func)
         if name in floors.BARRED_CALLS or f".{name.split('.')[-1]}" in floors.BARRED_CALLS:
             return f"calls {name}"
@@ -223,7 +237,7 @@ def state_is_handed_over(root: Path) -> list[str]:
     return [
         f"{path}:{node.lineno}: global {', '.join(node.names)}: hand it over instead"
         for path, text in sources(root)
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(tree_of(text))
         if isinstance(node, ast.Global)
     ]
 
@@ -236,7 +250,7 @@ def files_draw_their_border(root: Path) -> list[str]:
     return [
         f"{path}:1: opens with no docstring: say what it does and what it doesn't know"
         for path, text in sources(root)
-        if text.strip() and not ast.get_docstring(ast.parse(text))
+        if text.strip() and not ast.get_docstring(tree_of(text))
     ]
 
 
@@ -267,7 +281,7 @@ def tests_can_fail(root: Path) -> list[str]:
     for path, text in sources(root):
         if not path.split("/")[-1].startswith("test_"):
             continue
-        tree = ast.parse(text)
+        tree = tree_of(text)
         asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
         raises = [
             node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises"
@@ -284,6 +298,24 @@ def _always_true(test: ast.expr) -> bool:
     if isinstance(test, ast.Tuple):
         return bool(test.elts)
     return isinstance(test, ast.Constant) and bool(test.value)
+
+
+def tests_draw_the_same_each_time(root: Path) -> list[str]:
+    """`make reliability` alone draws what nobody drew before."""
+    return [
+        f"{path}:{node.lineno}: {ast.unparse(node)} draws something else in each run: give it a seed"
+        for path, text in sources(root)
+        if not path.startswith("reliability/")
+        for node in ast.walk(tree_of(text))
+        if isinstance(node, ast.Call) and _draws_by_chance(node)
+    ]
+
+
+def _draws_by_chance(call: ast.Call) -> bool:
+    owner, name = getattr(getattr(call.func, "value", None), "id", ""), _last_name(call)
+    if name in ("Random", "default_rng"):
+        return not (call.args or call.keywords)
+    return owner == "secrets" or name in ("urandom", "uuid4", "SystemRandom")
 
 
 def numpy_tests_need_no_torch(root: Path) -> list[str]:

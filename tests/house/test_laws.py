@@ -28,7 +28,12 @@ SOURCE_LAWS: list[Law] = [
     laws.files_can_be_read,
     laws.no_utils,
 ]
-TEST_LAWS: list[Law] = [laws.tests_can_fail, laws.numpy_tests_need_no_torch, laws.files_draw_their_border]
+TEST_LAWS: list[Law] = [
+    laws.tests_can_fail,
+    laws.tests_draw_the_same_each_time,
+    laws.numpy_tests_need_no_torch,
+    laws.files_draw_their_border,
+]
 
 
 def declared() -> frozenset[str]:

@@ -71,6 +71,9 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert True", "can't fail"),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert f() or 1", "can't fail"),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert (f() == 1, 'why')", "can't fail"),
+    (laws.tests_draw_the_same_each_time, "cpu/test_x.py", "import os\nassert os.urandom(3)", "os.urandom(3)"),
+    (laws.tests_draw_the_same_each_time, "cpu/x.py", "import random\nr = random.Random()", "random.Random()"),
+    (laws.tests_draw_the_same_each_time, "cpu/x.py", "import secrets\nr = secrets.randbits(3)", "secrets.randbits"),
     (laws.numpy_tests_need_no_torch, "numpy/test_x.py", "import torch\nassert torch", "no torch"),
 ]
 
@@ -128,7 +131,7 @@ def test_a_whole_house_breaks_nothing(law: Law, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("law", TEST_LAWS, ids=lambda law: law.__name__)
 def test_whole_tests_break_nothing(law: Law, tmp_path: Path) -> None:
-    plant(tmp_path, "cpu/test_x.py", "import torch\ndef test_x():\n    assert torch.ones(1).sum() == 1")
+    plant(tmp_path, "cpu/test_x.py", "import torch\ndef test_x():\n    assert torch.ones(1).sum() == Random(1)")
     plant(
         tmp_path,
         "numpy/test_x.py",

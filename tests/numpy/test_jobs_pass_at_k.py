@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
+from penstock.jobs import pass_at_k as pass_at_k_room
 from penstock.jobs.pass_at_k import coverage, majority, pass_at_k, powers
+from penstock.jobs.problems import Problem
+from penstock.jobs.report import print_table, render
+from penstock.jobs.tally import Tally, add_up
 
 
 @given(st.integers(1, 9), st.data())
@@ -46,15 +54,69 @@ def test_coverage_is_the_mean_and_rises() -> None:
     assert points == coverage([8, 8, 8], [0, 1, 8], powers(8), seed=1)
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
-    """40 problems drawn 150 times: a 95 % interval out of 40 values holds the truth 88 to 100 % of times."""
-    draw, hits = np.random.default_rng(3), 0
-    for trial in range(150):
-        easy = draw.uniform(0, 1, 40)
-        right = draw.binomial(16, easy)
-        point = coverage([16] * 40, right.tolist(), [1], seed=trial)[0]
-        hits += point.low <= 0.5 <= point.high
-    assert 0.88 <= hits / 150 <= 1.0
+POPULATIONS = {  # name: how likely each problem's samples are right, and the mean
+    "as they come": (lambda draw, count: draw.uniform(0, 1, count), 0.5),
+    "one in 30": (lambda draw, count: np.where(draw.random(count) < 1 / 30, 0.6, 0.0), 0.02),
+    "all hard": (lambda draw, count: np.full(count, 0.01), 0.01),
+    "nearly all": (lambda draw, count: np.where(draw.random(count) < 0.9, 1.0, 0.5), 0.95),
+}
+
+
+@pytest.mark.parametrize("problems", [4, 25])
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_the_interval_holds_the_truth_as_often_as_it_says(
+    name: str, problems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A percentile bootstrap over problems held it 10 to 96 times of 100."""
+    monkeypatch.setattr(pass_at_k_room, "BOOTSTRAPS", 2_000)  # enough for a count, in a fifth of the time
+    likely, truth = POPULATIONS[name]
+    draw, held = np.random.default_rng(3), 0
+    for trial in range(100):
+        right = draw.binomial(4, likely(draw, problems))
+        point = coverage([4] * problems, right.tolist(), [1], seed=trial)[0]
+        held += point.low <= truth <= point.high
+    assert held >= 95
+
+
+def test_an_interval_of_many_problems_is_no_wider_than_it_must_be() -> None:
+    right = np.random.default_rng(4).binomial(16, np.random.default_rng(5).uniform(0, 1, 1000))
+    point = coverage([16] * 1000, right.tolist(), [1], seed=1)[0]
+    assert point.high - point.low == pytest.approx(2 * 1.96 * (right / 16).std() / 1000**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("problems", [1, 2, 40, 1000])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_where_problems_are_solved_or_not_the_interval_is_the_exact_one(problems: int, share: float) -> None:
+    """Every sample right or none: at each k it is what scipy's Clopper-Pearson says of so many problems."""
+    solved = int(problems * share)
+    exact = binomtest(solved, problems).proportion_ci(0.95, "exact")
+    for point in coverage([8] * problems, [8] * solved + [0] * (problems - solved), powers(8), seed=1):
+        assert (point.low, point.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
+def test_no_interval_is_of_zero_width(right: list[int]) -> None:
+    points = coverage([4] * len(right), right, powers(4), seed=1)
+    assert all(point.low < point.high and point.low <= point.value <= point.high for point in points)
+
+
+@pytest.mark.parametrize(("right", "told"), [([0] * 1000, "0.00% to 0.37%"), ([4] * 40, "91.2% to 100.0%")])
+def test_table_page_and_picture_show_the_interval_of_none_and_of_all(
+    right: list[int], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tallies = [
+        Tally(Problem(i, "?", "", "1"), dict.fromkeys(range(4), "1" if each else "2"), dict.fromkeys(range(4), 9))
+        for i, each in enumerate(right)
+    ]
+    run = {"speed": {"samples": 0}, "settings": {"model": "demo", "n": 4}}
+    summary = {**add_up(tallies, Counter(stop=4 * len(right)), 4, 1).row(), **run}
+    print_table(summary, tmp_path)
+    assert capsys.readouterr().out.count(told) == 3
+    page = render(summary, [])
+    assert page.count(f'<td class="n">{told}</td>') == page.count(f"({told})</title>") == 3
+    spans = re.findall(r'class="span" .*? y1="([\d.]+)" y2="([\d.]+)"', page)
+    assert len(spans) == 3 and all(float(low) - float(high) > 1 for high, low in spans)
 
 
 def test_majority() -> None:

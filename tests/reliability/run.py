@@ -15,6 +15,7 @@ import argparse
 import os
 import platform
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -176,7 +177,7 @@ def tests(*files: str) -> Callable[[Path, float], Outcome]:
 
 
 def drawn(*files: str) -> Callable[[Path, float], Outcome]:
-    """As tests, of files that draw their inputs: several times as many as `make test` draws."""
+    """As tests, of files that draw their inputs: several times as many as `make test` draws, and others each time."""
 
     def run(folder: Path, size: float) -> Outcome:
         count, inputs, wrong = _pytest(files, max(1.0, DRAWN * size))
@@ -186,18 +187,28 @@ def drawn(*files: str) -> Callable[[Path, float], Outcome]:
 
 
 def _pytest(files: tuple[str, ...], scale: float) -> tuple[int, int, list[str]]:
-    """Cases that passed, inputs that hypothesis drew for them, and what is wrong."""
+    """Cases that passed, inputs that hypothesis drew for them, and what is wrong, with what draws it again."""
     found = [str(path) for name in files for path in sorted((ROOT / "tests").glob(name))]
     assert found, f"no test file is called {files}"
+    draws = ["--hypothesis-profile=wandering", f"--hypothesis-seed={secrets.randbits(32)}"]
     made = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-show-statistics", *found],
+        [sys.executable, "-m", "pytest", "-qp", "no:cacheprovider", "--hypothesis-show-statistics", *draws, *found],
         cwd=ROOT, capture_output=True, text=True,
         env={**os.environ, "PENSTOCK_FUZZ": str(scale), "PENSTOCK_RELIABILITY": "1"},
     )  # fmt: skip
     last = made.stdout.strip().splitlines()[-1]
     count = re.search(r"(\d+) passed", last)
     inputs = sum(map(int, re.findall(r"^ *- (\d+) passing", made.stdout, re.M)))
-    return int(count[1]) if count else 0, inputs, [] if made.returncode == 0 else [last]
+    failed = re.findall(r"^(?:FAILED|ERROR) .*", made.stdout, re.M) or [last]
+    again = f"again: PENSTOCK_FUZZ={scale} python -m pytest {' '.join(draws)} TEST"
+    return int(count[1]) if count else 0, inputs, [] if made.returncode == 0 else [again, *failed]
+
+
+def that_draw() -> list[str]:
+    """The test files whose inputs hypothesis draws."""
+    tests = ROOT / "tests"
+    found = sorted(tests.glob("*/test_*.py"))
+    return [str(path.relative_to(tests)) for path in found if "from hypothesis import" in path.read_text()]
 
 
 PARTS = (
@@ -237,8 +248,8 @@ PARTS = (
         tests("cpu/test_*bad_input*.py", "cpu/test_server_doors.py", "cpu/test_server_connection.py"), timeless=True,
     ),
     Part(
-        "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages of the channel",
-        drawn("cpu/test_fuzz*.py", "numpy/test_fuzz*.py"), timeless=True,
+        "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages; all that tests draw",
+        drawn(*that_draw()), timeless=True,
     ),
     Part(
         "bad inputs tried", "schema", "schemathesis: data that fits and that doesn't, every operation",

@@ -1,18 +1,25 @@
 """The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. It knows points, not samples.
 
-Both have k on a doubling scale, the share of problems solved from 0 to 100 %, and the 95 % interval as a band.
+Both have k on a doubling scale, the share of problems solved from 0 to 100 %, and the 95 % interval as a band, with a
+line at each point: of a single one there is no band.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from math import log2
+from math import ceil, log2, log10
 from typing import Any
 
 WIDTH, HEIGHT = 760, 380  # of the SVG's own coordinates; it scales with the page
 LEFT, RIGHT, TOP, BOTTOM = 56, 78, 18, 46
 Point = dict[str, Any]  # {"k", "value", "low", "high"}
+
+
+def interval(point: Point) -> str:
+    """Returns `57.3% to 68.0%`, with as many digits as tell its ends apart."""
+    digits = max(1, ceil(-log10(point["high"] - point["low"])) - 1)
+    return f"{point['low']:.{digits}%} to {point['high']:.{digits}%}"
 
 
 def svg(points: Sequence[Point]) -> str:
@@ -35,10 +42,14 @@ def svg(points: Sequence[Point]) -> str:
         [f"{x(p['k']):.1f},{y(p['high']):.1f}" for p in points]
         + [f"{x(p['k']):.1f},{y(p['low']):.1f}" for p in reversed(points)]
     )
+    spans = "".join(
+        f'<line class="span" x1="{x(p["k"]):.1f}" x2="{x(p["k"]):.1f}" y1="{y(p["high"]):.1f}" y2="{y(p["low"]):.1f}"/>'
+        for p in points
+    )
     line = " ".join(f"{x(p['k']):.1f},{y(p['value']):.1f}" for p in points)
     dots = "".join(
         f'<circle class="dot" cx="{x(p["k"]):.1f}" cy="{y(p["value"]):.1f}" r="4.5"><title>pass@{p["k"]}: '
-        f"{p['value']:.1%} ({p['low']:.1%} to {p['high']:.1%})</title></circle>"
+        f"{p['value']:.1%} ({interval(p)})</title></circle>"
         for p in points
     )
     ends = "".join(
@@ -51,7 +62,7 @@ def svg(points: Sequence[Point]) -> str:
     label = f"Coverage from {points[0]['value']:.1%} at one sample to {points[-1]['value']:.1%} at {points[-1]['k']}"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{grid}{ticks}{axis}'
-        f'<polygon class="band" points="{band}"/><polyline class="curve" points="{line}"/>{dots}{ends}</svg>'
+        f'<polygon class="band" points="{band}"/>{spans}<polyline class="curve" points="{line}"/>{dots}{ends}</svg>'
     )
 
 
@@ -82,8 +93,9 @@ def png(points: Sequence[Point], title: str) -> bytes:
 
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.subplots()
-    ks = [p["k"] for p in points]
-    axes.fill_between(ks, [p["low"] for p in points], [p["high"] for p in points], color="#0b6e99", alpha=0.16, lw=0)
+    ks, low, high = ([p[name] for p in points] for name in ("k", "low", "high"))
+    axes.fill_between(ks, low, high, color="#0b6e99", alpha=0.16, lw=0)
+    axes.vlines(ks, low, high, color="#0b6e99", alpha=0.4, lw=1.5)
     axes.plot(ks, [p["value"] for p in points], color="#0b6e99", marker="o", lw=2, ms=5)
     axes.set_xscale("log", base=2)
     labelled = [p["k"] for p in _labelled(points)]

@@ -4,7 +4,10 @@ The estimator is Chen et al. 2021 (arXiv:2107.03374), unbiased from n >= k sampl
 
     pass@k = 1 - C(n - c, k) / C(n, k)
 
-and the 95 % interval says what another draw of problems would give: a percentile bootstrap over problems.
+The 95 % interval is of the mean over all problems like these, which are a draw of them: Gaffke's (2005), a Bayesian
+bootstrap over problems with one problem more, that is never solved for the low end and always for the high one. It
+asks nothing of their distribution. Where each problem's estimate is 0 or 1 (always at k = n, and where none or all are
+solved) it is Clopper-Pearson's, and taken from there to the digit. docs/jobs.md has what it covers.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.almanac.intervals import share_interval
+
 BOOTSTRAPS = 10_000
-CHUNK = 256  # bootstrap draws at once: [256, problems] counts in memory
+CHUNK = 256  # bootstrap draws at once: [256, problems] weights in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +62,21 @@ def coverage(samples: Sequence[int], right: Sequence[int], ks: Iterable[int], se
 
 
 def _interval(estimates: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    problems = len(estimates)
+    """estimates: [problems, k]. Problems of equal estimates draw their weight together."""
+    distinct, counts = np.unique(estimates, axis=0, return_counts=True)
     draw = np.random.default_rng(seed)
-    means = []
+    lows, highs = [], []
     for start in range(0, BOOTSTRAPS, CHUNK):
         rows = min(CHUNK, BOOTSTRAPS - start)
-        counts = draw.multinomial(problems, np.full(problems, 1 / problems), size=rows)  # [rows, problems]
-        means.append(counts @ estimates / problems)
-    low, high = np.percentile(np.concatenate(means), [2.5, 97.5], axis=0)
+        weights = draw.standard_gamma(counts, (rows, len(counts)))
+        another = draw.standard_gamma(1, (rows, 1))
+        total, solved = weights.sum(1, keepdims=True) + another, weights @ distinct  # [rows, 1], [rows, k]
+        lows.append(solved / total)
+        highs.append((solved + another) / total)
+    low = np.percentile(np.concatenate(lows), 2.5, axis=0)
+    high = np.percentile(np.concatenate(highs), 97.5, axis=0)
+    binary = ((estimates == 0) | (estimates == 1)).all(0)
+    low[binary], high[binary] = share_interval(estimates[:, binary].sum(0), len(estimates))
     return low, high
 
 

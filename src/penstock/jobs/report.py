@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.jobs.curve import png, svg
+from penstock.jobs.curve import interval, png, svg
 from penstock.jobs.outputs import write_whole
 from penstock.jobs.progress import duration
 
@@ -32,7 +32,7 @@ def print_table(summary: Summary, out: Path) -> None:
     for name in ("k", "pass@k", "95 % interval"):
         table.add_column(name, justify="right")
     for point in summary["coverage"]:
-        table.add_row(f"{point['k']:,}", f"{point['value']:.1%}", f"{point['low']:.1%} to {point['high']:.1%}")
+        table.add_row(f"{point['k']:,}", f"{point['value']:.1%}", interval(point))
     console.print(table)
     for name, value in facts(summary):
         console.print(f"  {name:<22}{value}")
@@ -87,6 +87,7 @@ def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
         summary=summary,
         facts=facts(summary),
         curve=Markup(svg(summary["coverage"])),
+        intervals=[interval(point) for point in summary["coverage"]],
         settings={name: value for name, value in summary["settings"].items() if value is not None},
         problems=problems[:SHOWN_PROBLEMS],
         left_out=max(0, len(problems) - SHOWN_PROBLEMS),

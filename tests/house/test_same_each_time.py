@@ -1,0 +1,46 @@
+"""A run of the tests is like every other: it draws the same inputs, and hears Ctrl-C whatever shell began it."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+STARTED_DEAF = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+runpy.run_path(sys.argv[1])
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_ctrl_c_is_heard_where_a_shell_had_it_ignored() -> None:
+    child = [sys.executable, "-c", STARTED_DEAF, str(CONFTEST)]
+    assert subprocess.run(child, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_inputs_wander_where_they_are_asked_to_alone() -> None:
+    hypothesis = pytest.importorskip("hypothesis")
+
+    def drawn(profile: str) -> list[bytes]:
+        seen: list[bytes] = []
+
+        @hypothesis.settings(hypothesis.settings.get_profile(profile), max_examples=20)
+        @hypothesis.given(hypothesis.strategies.binary())
+        def draw(data: bytes) -> None:
+            seen.append(data)
+
+        draw()
+        return seen
+
+    assert drawn("penstock") == drawn("penstock")
+    assert drawn("wandering") != drawn("wandering")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_draws_from_nobodys_generator_begin_anew_with_each_test(again: bool) -> None:
+    assert random.random() == random.Random(0).random(), f"the second time: {again}"

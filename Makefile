@@ -6,7 +6,7 @@
 #   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (20 minutes)
-#   make soak     the same server under load for an hour, its memory looked at
+#   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
 #   make setup    what the others begin with
 #
@@ -72,6 +72,7 @@ reliability: $(RELIABILITY)
 
 soak: $(DEVELOPMENT)
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak.py
+	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak_model.py
 
 docs: $(DEVELOPMENT)
 	$(PY) scripts/make_docs.py

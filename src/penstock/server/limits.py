@@ -90,7 +90,7 @@ class Place:
         intake = self._intake
         if size <= max(LARGE, self._bytes):
             return
-        if intake.large != self._bytes and intake.large - self._bytes + size > intake.limits.max_large_bytes:
+        if intake.large != self._bytes and intake.large - self._bytes + size > intake.most_large:
             message = (
                 "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
             )
@@ -104,10 +104,11 @@ class Place:
 
 
 class Intake:
-    """Bodies on their way in."""
+    """Bodies on their way in. Of several servers each has its part of the room for large ones."""
 
-    def __init__(self, limits: Limits, arrivals: Arrivals) -> None:
+    def __init__(self, limits: Limits, arrivals: Arrivals, servers: int = 1) -> None:
         self.limits, self._arrivals = limits, arrivals
+        self.most_large = limits.max_large_bytes // servers
         self.bytes = 0  # of bodies that are being received
         self.large = 0  # of large ones that are not token ids yet
 

@@ -58,7 +58,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)
-        self.intake = Intake(self.limits, self.arrivals)
+        self.intake = Intake(self.limits, self.arrivals, self.servers)
         self.wholes = Wholes(self.limits.max_answer_bytes // self.servers)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs

@@ -25,8 +25,7 @@ from penstock.text.tokenizer import Tokenizer
 
 USUAL = Bounds()
 PATIENCE = 120.0  # seconds without an answer, by the clock, after which the process is killed: it hangs, or is stopped
-# One thread, and one place for its memory: what a job may take is counted for all that the process has.
-_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"}
+_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}  # no threads: they would share the limits
 
 
 class Done:
@@ -111,19 +110,22 @@ class Sandbox:
         try:
             async with asyncio.timeout(PATIENCE):
                 await loop.sock_sendall(self._channel, data)
-                header = await self._exactly(loop, HEADER)
-                return header and await self._exactly(loop, int.from_bytes(header, "little"))
+                return await self._receive_async(loop)
         except OSError:
             return None
 
-    async def _exactly(self, loop: asyncio.AbstractEventLoop, size: int) -> bytearray | None:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            got = await loop.sock_recv_into(self._channel, view)
-            if not got:
+    async def _receive_async(self, loop: asyncio.AbstractEventLoop) -> bytearray | None:
+        """As `receive`; a short frame comes in one piece."""
+        data = bytearray()
+        size = HEADER
+        while len(data) < size:
+            piece = await loop.sock_recv(self._channel, max(size - len(data), 65_536))
+            if not piece:
                 return None
-            view = view[got:]
+            data += piece
+            if len(data) >= HEADER:
+                size = HEADER + int.from_bytes(data[:HEADER], "little")
+        del data[:HEADER]
         return data
 
     # --- what came back -----------------------------------------------------------------------------------------------
@@ -188,6 +190,8 @@ class SandboxPool:
         """Does jobs, several at once where there are processes for it, and returns what each came to. Where one fails,
         or nobody waits any more, what was begun goes on and the rest is dropped. Raises what Sandbox.run does, and
         CapacityError where no process can be started."""
+        if len(jobs) == 1:
+            return [await self._run(jobs[0])]
         tasks = [asyncio.ensure_future(self._run(job)) for job in jobs]
         try:
             return await asyncio.gather(*tasks)

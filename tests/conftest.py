@@ -20,9 +20,12 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A shell's background job, and much that runs in CI, is started deaf to Ctrl-C, and so would every child of a test be.
+# A shell's background job and much that runs in CI is started deaf to Ctrl-C, one of nohup to a hangup, and so would
+# every child of a test be. A handler is not passed on to them: under nohup the tests themselves outlive a hangup still.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 # A GPU image without a registry may lack hypothesis: its tests fail there by themselves, the others run.
 if importlib.util.find_spec("hypothesis"):

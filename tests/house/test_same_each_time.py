@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,22 @@ import pytest
 
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 STARTED_DEAF = """
-import runpy, signal, sys
+import runpy, signal, subprocess, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 runpy.run_path(sys.argv[1])
-print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+signal.raise_signal(signal.SIGHUP)
+for number in ("INT", "HUP"):
+    print(subprocess.run(["sh", "-c", f"kill -{number} $$"]).returncode)
+signal.raise_signal(signal.SIGINT)
 """
 
 
-def test_ctrl_c_is_heard_where_a_shell_had_it_ignored() -> None:
+def test_signals_are_heard_where_a_shell_had_them_ignored() -> None:
+    """By what tests start, and Ctrl-C by the tests; a hangup doesn't end them."""
     child = [sys.executable, "-c", STARTED_DEAF, str(CONFTEST)]
-    assert subprocess.run(child, capture_output=True, text=True, check=True).stdout == "True\n"
+    ended = subprocess.run(child, capture_output=True, text=True)
+    assert ended.stdout == f"{-signal.SIGINT}\n{-signal.SIGHUP}\n" and "KeyboardInterrupt" in ended.stderr
 
 
 def test_inputs_wander_where_they_are_asked_to_alone() -> None:

@@ -125,7 +125,7 @@ class FakeDevice:
             self.table[row, index] = block
         self._store(plan)
         self._check_groups(plan)
-        assert np.unique(plan.rows).size == plan.rows.size, "a row stands in a step twice"
+        assert len(set(plan.rows.tolist())) == plan.rows.size, "a row stands in a step twice"
         asked = int(np.bitwise_or.reduce(self.wants[plan.rows], initial=0))
         assert plan.wants == asked, "the step's wants are not its rows'"
         tokens = [self._decode(row, length) for row, length in zip(plan.rows, plan.lengths, strict=True)]
@@ -134,7 +134,7 @@ class FakeDevice:
 
     def _copy(self, plan: StepPlan) -> None:
         targets = plan.copies[:, 1]
-        assert np.unique(targets).size == targets.size and SCRATCH_BLOCK not in targets
+        assert len(set(targets.tolist())) == targets.size and SCRATCH_BLOCK not in targets
         for source, target in plan.copies:
             self.slots[target] = self.slots[source]
 

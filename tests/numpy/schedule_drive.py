@@ -89,14 +89,14 @@ class Drive:
         self.check()
 
     def step(self) -> StepPlan | None:
-        running = np.flatnonzero(self.scheduler.rows.state == 1)
+        running = np.flatnonzero(self.scheduler.rows.state == 1).tolist()
         plan = self.scheduler.plan()
         if plan is not None:
             self._check_reuse(plan)
             self.device.launch(plan)
             self._named.append(self._names(plan))
-            still = running[self.scheduler.rows.state[running] == 1]
-            self.stalled += bool(np.setdiff1d(still, plan.rows).size)
+            still = {row for row in running if self.scheduler.rows.state[row] == 1}
+            self.stalled += not still <= set(plan.rows.tolist())
         self.check()
         return plan
 

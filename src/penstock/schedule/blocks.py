@@ -113,7 +113,7 @@ class BlockPool:
     def check(self) -> None:
         """Restates the invariants; for tests."""
         stack = self._stack[: self._top]
-        assert np.unique(stack).size == stack.size, "a block is free twice"
+        assert len(set(stack.tolist())) == stack.size, "a block is free twice"
         assert not stack.size or stack.min() > SCRATCH_BLOCK, "the scratch block is free"
         assert (self.refs[stack] == 0).all(), "a free block is held"
         assert not self.kept[stack].any(), "a free block is kept"

@@ -8,6 +8,8 @@ It knows rows, groups, blocks and the line; not how tokens are read, nor how a s
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from penstock.schedule.admission import Admission
@@ -254,20 +256,18 @@ class Departure:
 
     def check(self) -> None:
         """Restates who holds which block; for tests."""
-        held = np.zeros(self.pool.num_blocks, np.int32)
-        held[0] = 1
         live = np.flatnonzero(self.rows.state != 0).astype(np.int32)
-        np.add.at(held, self.rows.own_blocks(live), 1)
+        held = [np.zeros(1, np.int32), self.rows.own_blocks(live)]
+        in_steps = live[(self.rows.state[live] != ENDED) & (self.rows.state[live] != PREEMPTED)]
+        rows, running = Counter(self.rows.group[live].tolist()), Counter(self.rows.group[in_steps].tolist())
         for group in self.groups:
-            np.add.at(held, group.blocks, 1)
-            rows = live[self.rows.group[live] == group.slot]
-            assert group.rows == rows.size, "a group's count of rows is off"
-            in_steps = (self.rows.state[rows] != ENDED) & (self.rows.state[rows] != PREEMPTED)
-            assert group.running == np.count_nonzero(in_steps), "a group's count of running rows is off"
+            held.append(group.blocks)
+            assert group.rows == rows[group.slot], "a group's count of rows is off"
+            assert group.running == running[group.slot], "a group's count of running rows is off"
             assert group.pending or group.rows, "a group outlived its last tail"
-        for _, blocks in self.limbo._blocks:
-            np.add.at(held, blocks, 1)
-        assert (held == self.pool.refs).all(), "references and holders disagree"
+        held += [blocks for _, blocks in self.limbo._blocks]
+        counts = np.bincount(np.concatenate(held), minlength=self.pool.num_blocks)
+        assert (counts == self.pool.refs).all(), "references and holders disagree"
 
 
 def _counted(slots: Int32) -> tuple[list[int], list[int]]:

@@ -30,13 +30,18 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # A GPU image without a registry may lack hypothesis: its tests fail there by themselves, the others run.
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
+    from hypothesis.internal.conjecture import providers
 
     # A busy machine is no failure: no deadline, no rule how fast inputs are drawn. A run draws what every run draws;
-    # `make reliability` draws others by --hypothesis-profile=wandering --hypothesis-seed=N, which draws them again.
+    # `make reliability` draws others by --hypothesis-profile=wandering --hypothesis-seed=N.
     clockless = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("penstock", clockless, derandomize=True)
-    settings.register_profile("wandering", clockless, derandomize=False, max_examples=300)
+    settings.register_profile("wandering", clockless, derandomize=False, max_examples=300, print_blob=True)
     settings.load_profile("penstock")
+
+    # Numbers and strings that stand in imported sources are drawn too, but what is imported hangs on the tests before.
+    if in_sources := getattr(providers, "is_local_module_file", None):
+        providers.is_local_module_file = lambda path: not settings.default.derandomize and in_sources(path)
 
 HERE = Path(__file__).parent
 GPUS_NEEDED = {"gpu": 1, "many_gpu": 2}  # folder -> CUDA devices

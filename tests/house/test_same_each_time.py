@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import signal
 import subprocess
@@ -30,21 +31,26 @@ def test_signals_are_heard_where_a_shell_had_them_ignored() -> None:
     assert ended.stdout == f"{-signal.SIGINT}\n{-signal.SIGHUP}\n" and "KeyboardInterrupt" in ended.stderr
 
 
-def test_inputs_wander_where_they_are_asked_to_alone() -> None:
+def test_inputs_wander_where_they_are_asked_to_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they don't hang on what is imported: the constants of sources are drawn too."""
     hypothesis = pytest.importorskip("hypothesis")
 
-    def drawn(profile: str) -> list[bytes]:
-        seen: list[bytes] = []
+    def drawn(profile: str) -> list[int]:
+        seen: list[int] = []
 
-        @hypothesis.settings(hypothesis.settings.get_profile(profile), max_examples=20)
-        @hypothesis.given(hypothesis.strategies.binary())
-        def draw(data: bytes) -> None:
-            seen.append(data)
+        @hypothesis.settings(hypothesis.settings.get_profile(profile), max_examples=60)
+        @hypothesis.given(hypothesis.strategies.lists(hypothesis.strategies.integers()))
+        def draw(data: list[int]) -> None:
+            seen.extend(data)
 
         draw()
         return seen
 
-    assert drawn("penstock") == drawn("penstock")
+    first = drawn("penstock")
+    (tmp_path / "source.py").write_text(f"NUMBERS = {[*range(1000, 2000)]}")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("source")
+    assert drawn("penstock") == first
     assert drawn("wandering") != drawn("wandering")
 
 

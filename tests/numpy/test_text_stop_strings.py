@@ -51,7 +51,8 @@ def test_watch_bits_are_the_definition(stops: list[str], pieces: list[bytes]) ->
 
 @given(data=st.data())
 def test_the_completing_token_is_watched(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Random tokens with special ones between; any slice of their text is a stop string that some token completes."""
+    """Random tokens with special ones between; any slice of their text is a stop string that some token completes.
+    What was there, was torn by the first byte of a next character and is back with its last is not completed again."""
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=12))
     skip = data.draw(st.booleans())
     text = tokenizer.decode(ids, skip_special_tokens=skip)
@@ -61,13 +62,13 @@ def test_the_completing_token_is_watched(tokenizer: Tokenizer, data: st.DataObje
     stop = text[begin : begin + data.draw(st.integers(1, 8))]
     stops = tokenizer.stop_strings([stop], skip_special_tokens=skip)
     bits = stops.watch_bits()
-    before = ""
+    most = 0
     for place in range(1, len(ids) + 1):
-        now = tokenizer.decode(ids[:place], skip_special_tokens=skip)
-        if now.count(stop) > before.count(stop):
+        now = tokenizer.decode(ids[:place], skip_special_tokens=skip).count(stop)
+        if now > most:
             assert bits[ids[place - 1]], (stop, ids[:place])
             assert stops.completes(ids[:place])
-        before = now
+        most = max(most, now)
 
 
 @given(data=st.data())

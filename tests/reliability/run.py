@@ -187,10 +187,12 @@ def drawn(*files: str) -> Callable[[Path, float], Outcome]:
 
 
 def _pytest(files: tuple[str, ...], scale: float) -> tuple[int, int, list[str]]:
-    """Cases that passed, inputs that hypothesis drew for them, and what is wrong, with what draws it again."""
+    """Cases that passed, inputs that hypothesis drew for them, and what is wrong, with the seed of all draws; an input
+    that fails goes to stderr, with the line of hypothesis' that has it drawn again."""
     found = [str(path) for name in files for path in sorted((ROOT / "tests").glob(name))]
     assert found, f"no test file is called {files}"
-    draws = ["--hypothesis-profile=wandering", f"--hypothesis-seed={secrets.randbits(32)}"]
+    seed = f"--hypothesis-seed={secrets.randbits(32)}"
+    draws = ["--hypothesis-profile=wandering", seed]
     made = subprocess.run(
         [sys.executable, "-m", "pytest", "-qp", "no:cacheprovider", "--hypothesis-show-statistics", *draws, *found],
         cwd=ROOT, capture_output=True, text=True,
@@ -199,9 +201,11 @@ def _pytest(files: tuple[str, ...], scale: float) -> tuple[int, int, list[str]]:
     last = made.stdout.strip().splitlines()[-1]
     count = re.search(r"(\d+) passed", last)
     inputs = sum(map(int, re.findall(r"^ *- (\d+) passing", made.stdout, re.M)))
-    failed = re.findall(r"^(?:FAILED|ERROR) .*", made.stdout, re.M) or [last]
-    again = f"again: PENSTOCK_FUZZ={scale} python -m pytest {' '.join(draws)} TEST"
-    return int(count[1]) if count else 0, inputs, [] if made.returncode == 0 else [again, *failed]
+    wrong = []
+    if made.returncode:
+        print(made.stdout, file=sys.stderr)
+        wrong = [seed, *(re.findall(r"^(?:FAILED|ERROR) .*", made.stdout, re.M) or [last])]
+    return int(count[1]) if count else 0, inputs, wrong
 
 
 def that_draw() -> list[str]:

@@ -1,0 +1,21 @@
+"""The engine gives what it gave: the golden record replayed on the CPU, in the ways in which most can go wrong.
+
+All ways, there and on a GPU: `python tests/golden/record.py --check KIND`; tests/gpu/test_golden.py replays the GPU's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from corpus import MODELS
+from record import replay
+
+
+@pytest.mark.parametrize("variant", ["3 ahead, preempted", "few blocks, chunked"])
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_and_logprobs_are_the_recorded_ones(model: str, variant: str, tmp_path: Path) -> None:
+    found = replay(model, variant, "cpu-float32", tmp_path)
+    assert found.samples > 40 and found.scores > 500
+    assert not found.parted, found.parted[:3]
+    assert found.furthest < 3e-4

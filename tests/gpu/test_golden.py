@@ -1,0 +1,19 @@
+"""The golden record of the GPU replayed: the same tokens, but where kernels that changed have moved a near-tie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from corpus import MODELS, VARIANTS
+from record import replay
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_tokens_and_logprobs_are_the_recorded_ones(model: str, variant: str, tmp_path: Path) -> None:
+    found = replay(model, variant, "h200-bfloat16", tmp_path)
+    print(f"{len(found.parted)} of {found.samples} samples part, logprobs within {found.furthest:.4f}")
+    assert found.samples > 40 and found.scores > 500
+    assert len(found.parted) <= found.samples // 10, found.parted
+    assert found.furthest < 0.15

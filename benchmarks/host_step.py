@@ -32,7 +32,7 @@ from penstock.execute.asked import Asked
 from penstock.execute.batch import build_batch
 from penstock.execute.device_rows import DeviceRows
 from penstock.request import Request, SamplingParams
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import NO_TOKEN, StepPlan, StepTokens
 
@@ -47,7 +47,7 @@ Parts = tuple[float, float, float]  # seconds of plan, build, commit
 class Host:
     """A scheduler before a device that draws tokens which end nothing, but for rows that it is told to end."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
         cpu = torch.device("cpu")
         self.rows = DeviceRows(limits.max_rows, limits.max_model_len, (END,), VOCAB, cpu)
@@ -97,7 +97,7 @@ def filled(rows: int, context: int, tails: int, capacity: int = 0) -> Host:
     """`rows` of `capacity` rows at `context` tokens each, in groups of `tails`."""
     capacity = max(capacity, rows)
     prompts = capacity // tails + 64
-    limits = Limits(
+    limits = SchedulerConfig(
         num_blocks=capacity * (2 * NEW // 16) + prompts * (context // 16 + 2),
         max_rows=capacity,
         max_model_len=context + 1024,

@@ -18,7 +18,7 @@ from penstock.config import Config
 from penstock.engine.engine import Engine
 from penstock.engine.open import EngineFacts
 from penstock.engine.process import main
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import StepPlan, StepTokens
 
@@ -79,7 +79,7 @@ def open_paced(config: Config) -> tuple[Engine, EngineFacts]:
     pace = msgspec.json.decode((folder / "pace.json").read_bytes(), type=Pace)
     runner = PacedRunner(pace)
     scheduler = Scheduler(
-        Limits(
+        SchedulerConfig(
             num_blocks=runner.num_blocks,
             max_rows=pace.rows,
             max_model_len=pace.longest,

@@ -48,7 +48,7 @@ def test_auto_is_handed_the_devices_times_and_always_counts_tokens(tmp_path: Pat
             model=str(folder), device="cpu", dtype="float32", prefix_groups=groups, kv_cache_tokens=1024, max_num_seqs=4
         )
         engine, _ = open_engine(config)
-        found[groups] = engine.scheduler.lineup.sharing
+        found[groups] = engine.scheduler.batch_order.sharing
         engine.runner.close()
     assert found["always"] == SharingCosts() and found["off"] is None
     assert found["auto"] is not None and 0 < found["auto"].step < 1e-3, "seconds of a layer"

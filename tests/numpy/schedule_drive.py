@@ -14,7 +14,7 @@ from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
 
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import ERROR, GOES_ON, Deltas, PromptNews
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.rows import FREE
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import StepPlan
@@ -39,7 +39,7 @@ class Asked:
 class Drive:
     """A scheduler, its device, and the truth."""
 
-    def __init__(self, limits: Limits, bad_in: int = 0, misled: bool = False) -> None:
+    def __init__(self, limits: SchedulerConfig, bad_in: int = 0, misled: bool = False) -> None:
         self.limits, self.bad_in = limits, bad_in
         self.scheduler = Scheduler(limits)
         width = -(-limits.max_model_len // 16)
@@ -170,7 +170,7 @@ class Drive:
         admission.park = counted  # type: ignore[method-assign]
 
     def _count_carried(self) -> None:
-        reading = self.scheduler.reading
+        reading = self.scheduler.outputs
         bring = reading.bring_scores
 
         def counted(rows, group):  # type: ignore[no-untyped-def]

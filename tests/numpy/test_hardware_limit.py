@@ -13,13 +13,13 @@ from penstock.engine.engine import Engine
 from penstock.engine.hardware import AT_ONCE, LimitGauge, ModelSizes, Steps, limit_seconds
 from penstock.execute.rated import DATA_SHEETS, Rated
 from penstock.request import Request, SamplingParams
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Chunks, StepPlan, StepTokens
 
 MODEL = ModelSizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
 MEMORY = Rated(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
-LIMITS = Limits(num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50)
+LIMITS = SchedulerConfig(num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50)
 
 
 def bytes_of(plan: StepPlan) -> int:

@@ -7,7 +7,7 @@ import pytest
 from schedule_drive import EOS, VOCAB, Drive
 
 from penstock.request import SamplingParams
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.rows import BACKGROUND, RUNNING
 
 LONG = SamplingParams(max_tokens=300, ignore_eos=True, seed=1)
@@ -15,7 +15,7 @@ SHORT = SamplingParams(max_tokens=4, ignore_eos=True, seed=2)
 
 
 def drive(rows: int = 16, blocks: int = 1000, tokens: int = 256) -> Drive:
-    limits = Limits(
+    limits = SchedulerConfig(
         num_blocks=blocks, max_rows=rows, max_model_len=400, max_batched_tokens=tokens, vocab_size=VOCAB,
         eos_token_ids=tuple(EOS),
     )  # fmt: skip

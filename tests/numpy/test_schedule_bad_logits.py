@@ -7,7 +7,7 @@ import pytest
 
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import ERROR
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
 
@@ -16,7 +16,7 @@ PROMPT = list(range(10, 60))  # three full blocks
 
 def _scheduler(**knobs: object) -> Scheduler:
     return Scheduler(
-        Limits(num_blocks=64, max_rows=8, max_model_len=256, max_batched_tokens=256, vocab_size=200, **knobs)
+        SchedulerConfig(num_blocks=64, max_rows=8, max_model_len=256, max_batched_tokens=256, vocab_size=200, **knobs)
     )  # type: ignore[arg-type]
 
 

@@ -11,22 +11,22 @@ from schedule_drive import EOS, VOCAB, Drive
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, SamplingParams
-from penstock.schedule.groups import ForkGroup, LiveRequest
-from penstock.schedule.limits import Limits
-from penstock.schedule.line import Line
+from penstock.schedule.request_state import ForkGroup, RequestState
+from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.wait_queue import FairQueue
 
 
 class Asking:
     """Groups in the order in which they come."""
 
     def __init__(self) -> None:
-        self.line = Line()
+        self.line = FairQueue()
         self.count = 0
 
     def group(self, tenant: int = 0, tokens: int = 17) -> ForkGroup:
         ids = np.arange(tokens, dtype=np.int32)
         request = Request(request_id=self.count, prompt=ids.tobytes(), sampling=SamplingParams(), tenant=tenant)
-        live = LiveRequest.of(request, self.count, 0, 1024, -1)
+        live = RequestState.of(request, self.count, 0, 1024, -1)
         self.count += 1
         return ForkGroup(0, live, ids, np.zeros(1, np.int32), tokens)
 
@@ -122,9 +122,9 @@ def test_many_tenants_leave_little() -> None:
 # -- in the scheduler
 
 
-def limits(**changed: int) -> Limits:
+def limits(**changed: int) -> SchedulerConfig:
     usual = {"num_blocks": 400, "max_rows": 2, "max_model_len": 256, "max_batched_tokens": 64, "vocab_size": VOCAB}
-    return Limits(**{**usual, **changed}, eos_token_ids=tuple(EOS))  # type: ignore[arg-type]
+    return SchedulerConfig(**{**usual, **changed}, eos_token_ids=tuple(EOS))  # type: ignore[arg-type]
 
 
 def test_the_scheduler_serves_tenants_in_turn() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.request import Request, SamplingParams
-from penstock.schedule import lineup as lineup_file
+from penstock.schedule import batch_order as batch_order_file
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.groups import ForkGroup, Groups, LiveRequest
-from penstock.schedule.lineup import Lineup
+from penstock.schedule.request_state import ForkGroup, Groups, RequestState
+from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.rows import FREE, RUNNING, Rows
 
@@ -19,7 +19,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.rows, self.groups, self.pool = Rows(32, 8), Groups(), BlockPool(64)
-        self.lineup = Lineup(self.rows, self.groups, self.pool, SharingCosts())
+        self.batch_order = BatchOrder(self.rows, self.groups, self.pool, SharingCosts())
         self.step = 0
 
     def add(self, tails: int, blocks: tuple[int, ...] = ()) -> tuple[ForkGroup, np.ndarray]:
@@ -27,7 +27,7 @@ class Scene:
         tokens = np.arange(16 * (len(blocks) or 2) + 1, dtype=np.int32)
         request = Request(request_id=1, prompt=tokens.tobytes(), sampling=SamplingParams(n=tails))
         samples = np.arange(tails, dtype=np.int32)
-        group = self.groups.add(LiveRequest.of(request, 0, 0, 100, -1), tokens, samples, tokens.size)
+        group = self.groups.add(RequestState.of(request, 0, 0, 100, -1), tokens, samples, tokens.size)
         group.blocks = np.array(blocks, np.int32) if blocks else self.pool.take(2)
         if blocks:
             self.pool.refs[group.blocks] += 1
@@ -37,19 +37,19 @@ class Scene:
         rows = self.rows.take(tails)
         group.running += tails
         self.rows.state[rows], self.rows.group[rows] = RUNNING, group.slot
-        self.lineup.came(group)
+        self.batch_order.joined(group)
         return rows
 
     def remove(self, group: ForkGroup, rows: np.ndarray) -> None:
         self.rows.free(rows)
         group.running -= rows.size
-        self.lineup.left(np.array([group.slot]), np.array([rows.size]))
+        self.batch_order.removed(np.array([group.slot]), np.array([rows.size]))
         if not group.running:
             self.groups.drop(group)
 
     def grouped(self) -> list[tuple[list[int], list[int]]]:
         """(rows, blocks) of each prefix group of the next step; every running row must stand in it once."""
-        order = self.lineup.order(self.lineup.running(), self.step)
+        order = self.batch_order.order(self.batch_order.running(), self.step)
         self.step += 1
         assert sorted(order.rows.tolist()) == np.flatnonzero(self.rows.state == RUNNING).tolist()
         bounds = zip(order.start[:-1], order.start[1:], order.blocks, order.length, strict=True)
@@ -57,7 +57,7 @@ class Scene:
 
 
 def test_a_slot_used_again_does_not_inherit_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineup_file, "_FEW", 0)
+    monkeypatch.setattr(batch_order_file, "_FEW", 0)
     scene = Scene()
     first, rows = scene.add(5)
     for _ in range(9):
@@ -73,7 +73,7 @@ def test_a_slot_used_again_does_not_inherit_its_group(monkeypatch: pytest.Monkey
 
 
 def test_tails_that_leave_and_join_keep_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineup_file, "_FEW", 0)
+    monkeypatch.setattr(batch_order_file, "_FEW", 0)
     scene = Scene()
     group, rows = scene.add(6)
     other, _ = scene.add(1)
@@ -104,7 +104,7 @@ def test_more_tails_of_a_group_that_shares_all_its_blocks_cost_no_finding(monkey
     group, _ = scene.add(6)
     scene.grouped()
     found = []
-    monkeypatch.setattr(lineup_file, "find_groups", lambda *told: found.append(told) or [])
+    monkeypatch.setattr(batch_order_file, "find_groups", lambda *told: found.append(told) or [])
     scene.join(group, 4)
     assert len(scene.grouped()[0][0]) == 10 and not found
     scene.add(3)
@@ -115,7 +115,7 @@ def test_more_tails_of_a_group_that_shares_all_its_blocks_cost_no_finding(monkey
 def test_a_group_that_half_has_left_is_looked_at_again() -> None:
     """Over two blocks a tail saves 32 tokens: 8 pay for a launch of 70, 4 still, 3 don't."""
     scene = Scene()
-    scene.lineup.sharing = SharingCosts(step=70)
+    scene.batch_order.sharing = SharingCosts(step=70)
     group, rows = scene.add(8)
     assert scene.grouped() == [(sorted(rows.tolist()), group.blocks.tolist())]
     scene.remove(group, rows[:4])

@@ -12,16 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schedule_drive import EOS, VOCAB, Drive, submit_random
 
 from penstock.request import SamplingParams
-from penstock.schedule import lineup
-from penstock.schedule.limits import Limits
+from penstock.schedule import batch_order
+from penstock.schedule.scheduler_config import SchedulerConfig
 
 RANDOMS = st.randoms(use_true_random=False)
 
 
-def limits_of(rng: random.Random) -> Limits:
+def limits_of(rng: random.Random) -> SchedulerConfig:
     longest = rng.choice([20, 96, 160])
     rows = rng.choice([1, 2, 4, 8, 12])
-    return Limits(
+    return SchedulerConfig(
         num_blocks=-(-longest // 16) + 3 + rng.choice([0, 1, 4, 10, 20, 50]),
         max_rows=rows,
         max_model_len=longest,
@@ -108,7 +108,7 @@ def random_replay(seed: int, lag: int) -> Drive:
 def tight_replay(seed: int, lag: int) -> Drive:
     """Long outputs where short ones are expected, in few blocks."""
     rng = random.Random(seed)
-    limits = Limits(
+    limits = SchedulerConfig(
         num_blocks=rng.randrange(13, 22),
         max_rows=8,
         max_model_len=128,

@@ -1,4 +1,4 @@
-"""Reading a flight in whole columns against a twin that keeps an object for each sequence."""
+"""OutputProcessor a flight in whole columns against a twin that keeps an object for each sequence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas
-from penstock.schedule.groups import Groups, LiveRequest
-from penstock.schedule.limits import Limits
-from penstock.schedule.reading import Reading
+from penstock.schedule.request_state import Groups, RequestState
+from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.rows import AT_END, DRAINED, EACH_TOKEN, ENDED, FREE, ON_WATCH, PREEMPTED, RUNNING, Rows
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan, StepTokens, TokenLogprobs
-from penstock.schedule.watch import WatchTables
+from penstock.schedule.stop_token_masks import StopTokenMasks
 
 VOCAB, EOS, WIDTH = 40, (3, 9), 8
 LONGEST = WIDTH * 16
@@ -27,7 +27,7 @@ class Twin:
     """One sequence as an object."""
 
     row: int
-    live: LiveRequest
+    live: RequestState
     sample: int
     state: int
     position: int  # of the last token read
@@ -69,9 +69,9 @@ class Scene:
 
     def __init__(self, seed: int, rows: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.rows, self.groups, self.watch = Rows(rows, WIDTH), Groups(), WatchTables(VOCAB)
+        self.rows, self.groups, self.watch = Rows(rows, WIDTH), Groups(), StopTokenMasks(VOCAB)
         self.slot_token = np.zeros((rows * WIDTH + 1, 16), np.int32)
-        limits = Limits(
+        limits = SchedulerConfig(
             num_blocks=len(self.slot_token),
             max_rows=rows,
             max_model_len=LONGEST,
@@ -79,7 +79,7 @@ class Scene:
             vocab_size=VOCAB,
             eos_token_ids=EOS,
         )
-        self.reading = Reading(limits, self.rows, self.groups, self.slot_token, self.watch)
+        self.outputs = OutputProcessor(limits, self.rows, self.groups, self.slot_token, self.watch)
         self.rows.table[:] = 1 + np.random.default_rng(seed).permutation(rows * WIDTH).reshape(rows, WIDTH)
         self.twins = [self._twin(row) for row in range(rows)]
         self.number = 0
@@ -106,7 +106,7 @@ class Scene:
             request_id=10**10 + row, prompt=tokens.tobytes(), sampling=params, stream=rng.random() < 0.3, watch=packed
         )
         slot = self.watch.hold(packed) if packed is not None else -1
-        live = LiveRequest.of(request, row, 0, LONGEST, slot)
+        live = RequestState.of(request, row, 0, LONGEST, slot)
         group = self.groups.add(live, tokens, np.arange(3, dtype=np.int32), prompt)
         state = rng.choice([RUNNING, RUNNING, RUNNING, DRAINED, PREEMPTED, ENDED, FREE])
         self._columns(row, live, group.slot, state)
@@ -115,14 +115,14 @@ class Scene:
         ignore = params.ignore_eos
         return Twin(row, live, row % 3, state, prompt - 1, prompt, stop_ids, ignore, watched if packed else set())
 
-    def _columns(self, row: int, live: LiveRequest, slot: int, state: int) -> None:
+    def _columns(self, row: int, live: RequestState, slot: int, state: int) -> None:
         columns, record = self.rows, live.record
         columns.state[row], columns.group[row], columns.request[row] = state, slot, live.request_id
         columns.length[row] = columns.read[row] = live.prompt_length - 1
         columns.prompt[row] = columns.sent[row] = live.prompt_length
         columns.limit[row], columns.deliver[row], columns.watch[row] = live.limit, live.deliver, live.watch
         columns.top[row] = record["logprobs"][0]
-        self.reading.scores.ask(int(columns.top[row]))  # one after the other: the store grows wider
+        self.outputs.scores.ask(int(columns.top[row]))  # one after the other: the store grows wider
         columns.wants[row], columns.ignore_eos[row] = live.flags, record["ignore_eos"][0]
         columns.stops[row], columns.stop_ids[row] = record["stop_ids"][0, 0] >= 0, record["stop_ids"][0]
 
@@ -150,7 +150,7 @@ class Scene:
     def _compare(
         self, plan: StepPlan, result: StepTokens, some: list[Twin], want: dict[int, tuple[list[int], int, int]], n: int
     ) -> None:
-        read = self.reading.read(plan, result)
+        read = self.outputs.read(plan, result)
         deltas = read.deltas
         got = {}
         for i in range(deltas.count):

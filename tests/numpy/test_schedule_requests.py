@@ -8,8 +8,8 @@ from schedule_drive import EOS, VOCAB, Drive
 
 from penstock.errors import ContextLengthError, UsageError
 from penstock.request import Request, SamplingParams
-from penstock.schedule.groups import LiveRequest, sampling_columns, wants_of
-from penstock.schedule.limits import Limits
+from penstock.schedule.request_state import RequestState, sampling_columns, wants_of
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import (
     WANTS_BIAS,
@@ -18,17 +18,17 @@ from penstock.schedule.step import (
     WANTS_MIN_TOKENS,
     WANTS_PENALTY,
 )
-from penstock.schedule.watch import WatchTables
+from penstock.schedule.stop_token_masks import StopTokenMasks
 
 
-def limits(**changed: int | bool) -> Limits:
+def limits(**changed: int | bool) -> SchedulerConfig:
     usual = {"num_blocks": 20, "max_rows": 4, "max_model_len": 64, "max_batched_tokens": 32, "vocab_size": VOCAB}
-    return Limits(**{**usual, **changed}, eos_token_ids=tuple(EOS))  # type: ignore[arg-type]
+    return SchedulerConfig(**{**usual, **changed}, eos_token_ids=tuple(EOS))  # type: ignore[arg-type]
 
 
-def live_of(params: SamplingParams, prompt: int = 3) -> LiveRequest:
+def live_of(params: SamplingParams, prompt: int = 3) -> RequestState:
     packed = np.zeros(prompt, np.int32).tobytes()
-    return LiveRequest.of(Request(request_id=1, prompt=packed, sampling=params), 0, params.seed or 0, 64, -1)
+    return RequestState.of(Request(request_id=1, prompt=packed, sampling=params), 0, params.seed or 0, 64, -1)
 
 
 def submit(prompt: list[int], **fields: object) -> Drive:
@@ -145,7 +145,7 @@ def test_requests_without_a_seed_get_one_each_that_others_don_t_move() -> None:
 
 def test_a_long_drain_into_the_tree_is_no_deadlock() -> None:
     """More full blocks of ended single samples than the tree takes in a few steps, and nothing else to do."""
-    wide = Limits(
+    wide = SchedulerConfig(
         num_blocks=4200, max_rows=64, max_model_len=1024, max_batched_tokens=4096, vocab_size=VOCAB, eos_token_ids=(3,)
     )
     scheduler = Scheduler(wide)
@@ -188,7 +188,7 @@ def packed(ids: set[int]) -> bytes:
 
 
 def test_watch_tables_are_shared_and_their_slots_used_again() -> None:
-    tables = WatchTables(VOCAB)
+    tables = StopTokenMasks(VOCAB)
     sets = [{1, 2}, {2, 199}, {7}, {8}, {9}, set()]
     slots = [tables.hold(packed(ids)) for ids in sets]
     assert len(set(slots)) == len(sets) and tables.hold(packed({1, 2})) == slots[0]

@@ -17,7 +17,7 @@ from penstock.engine.hardware import LimitGauge, ModelSizes
 from penstock.engine.open import EngineFacts
 from penstock.engine.process import main
 from penstock.execute.rated import Rated
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
 
 COMMAND = (sys.executable, __file__)
@@ -30,7 +30,7 @@ def open_fake(config: Config) -> tuple[Engine, EngineFacts]:
     folder = Path(config.model.model)
     shape = msgspec.json.decode((folder / SHAPE).read_bytes(), type=Shape)
     scheduler = Scheduler(
-        Limits(
+        SchedulerConfig(
             num_blocks=shape.num_blocks,
             max_rows=shape.rows,
             max_model_len=shape.longest,

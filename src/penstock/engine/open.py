@@ -13,7 +13,7 @@ from penstock.config import Config
 from penstock.engine.engine import Engine
 from penstock.engine.hardware import LimitGauge, ModelSizes
 from penstock.errors import UsageError
-from penstock.schedule.limits import Limits
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 
@@ -57,7 +57,7 @@ def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, Eng
     runner = open_runner(config, folder)
     try:
         scheduler = Scheduler(
-            Limits(
+            SchedulerConfig(
                 num_blocks=runner.num_blocks,
                 max_rows=runner.max_rows,
                 max_model_len=runner.max_model_len,

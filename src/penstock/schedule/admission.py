@@ -2,9 +2,9 @@
 
     waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are left)
 
-First come, first served, and fair between tenants (line.py): a group that doesn't fit holds up those behind it. The
+First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds up those behind it. The
 forecast says what fits; nothing is reserved. Groups in the background stand behind all others at each of these places,
-leave some rows and blocks free for who comes next, and give rows up where others cannot get in (departure.give_way). It
+leave some rows and blocks free for who comes next, and give rows up where others cannot get in (departure.preempt_background). It
 knows groups, rows, blocks and the tree; not how tokens come back, nor how steps are ordered.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.forecast import Forecast, LengthModel
-from penstock.schedule.groups import PREFILLING, READY, WAITING, ForkGroup
-from penstock.schedule.limits import Limits
-from penstock.schedule.line import Line
+from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
+from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.wait_queue import FairQueue
 from penstock.schedule.prefix_tree import PrefixTree, root_of
 from penstock.schedule.rows import BACKGROUND, RUNNING, Rows
 from penstock.schedule.step import Int32, Int64
@@ -64,10 +64,10 @@ class Admitted:
 class Admission:
     """The line before the rows."""
 
-    def __init__(self, limits: Limits, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel) -> None:
+    def __init__(self, limits: SchedulerConfig, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel) -> None:
         self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
-        self.waiting = Line()
-        self.behind = Line()  # waiting too, in the background
+        self.waiting = FairQueue()
+        self.behind = FairQueue()  # waiting too, in the background
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
         self._came = False  # somebody, since the last look; not in the background
@@ -85,7 +85,7 @@ class Admission:
         return sum(g.pending for line in self._lines for g in line)
 
     @property
-    def _lines(self) -> tuple[Line | list[ForkGroup], ...]:
+    def _lines(self) -> tuple[FairQueue | list[ForkGroup], ...]:
         return self.waiting, self.behind, self.prefilling, self.ready
 
     def push(self, group: ForkGroup) -> None:

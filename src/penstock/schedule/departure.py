@@ -15,13 +15,13 @@ import numpy as np
 from penstock.schedule.admission import Admission
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.forecast import LengthModel
-from penstock.schedule.groups import ForkGroup, Groups, LiveRequest
-from penstock.schedule.limbo import Limbo
-from penstock.schedule.lineup import Lineup
+from penstock.schedule.request_state import ForkGroup, Groups, RequestState
+from penstock.schedule.deferred_free import DeferredFree
+from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.prefix_tree import PrefixTree
-from penstock.schedule.reading import Reading
+from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.rows import BACKGROUND, ENDED, PREEMPTED, RUNNING, Rows
-from penstock.schedule.scores import NO_SCORES
+from penstock.schedule.logprob_store import NO_SCORES
 from penstock.schedule.step import Int32
 
 _TREE_BUDGET = 512  # generated blocks that go into the tree a step
@@ -37,22 +37,22 @@ class Departure:
         tree: PrefixTree,
         groups: Groups,
         admission: Admission,
-        lineup: Lineup,
+        batch_order: BatchOrder,
         lengths: LengthModel,
-        reading: Reading,
+        outputs: OutputProcessor,
     ) -> None:
         self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
-        self.admission, self.lineup, self.lengths, self.reading = admission, lineup, lengths, reading
-        self.limbo = Limbo()
+        self.admission, self.batch_order, self.lengths, self.outputs = admission, batch_order, lengths, outputs
+        self.deferred = DeferredFree()
         self.preemptions = 0
         self._distrusted: set[int] = set()  # rows, until they are free
         self._to_keep: list[int] = []  # rows whose generated blocks the tree will take before they go
 
     @property
     def waits(self) -> bool:
-        return not self.limbo.empty or bool(self._to_keep)
+        return not self.deferred.empty or bool(self._to_keep)
 
-    def ended(self, rows: Int32) -> list[LiveRequest]:
+    def ended(self, rows: Int32) -> list[RequestState]:
         """Rows whose last token was read; gives the requests that lost samples."""
         if not rows.size:
             return []
@@ -66,7 +66,7 @@ class Departure:
         self._leave(rows, ENDED)
         return lives
 
-    def distrust(self, rows: Int32) -> None:
+    def invalidate(self, rows: Int32) -> None:
         """Rows whose logits were not finite: no block of theirs, prompt's or own, is found again by anybody.
 
         A prompt's are in the tree from the moment they are planned, so whoever comes later computes them anew. Others
@@ -90,7 +90,7 @@ class Departure:
             group.finished += count
             group.finished_tokens += int(total)
 
-    def cancel(self, live: LiveRequest, sample: int | None) -> None:
+    def cancel(self, live: RequestState, sample: int | None) -> None:
         """Ends all of a request, or one sample: pending tails at once, rows as their flights are read."""
         for group in list(live.groups):
             pending = group.samples[group.next :]
@@ -111,7 +111,7 @@ class Departure:
 
     def preempt(self, blocks: int) -> None:
         """Takes the youngest rows out until `blocks` will come free; the oldest row always stays."""
-        running = self.lineup.running()
+        running = self.batch_order.running()
         if running.size < 2:
             return
         youngest = running[np.argsort(-self.rows.order[running], kind="stable")][:-1]
@@ -120,10 +120,10 @@ class Departure:
         self.preemptions += victims.size
         self._leave(victims, PREEMPTED)
 
-    def give_way(self) -> None:
+    def preempt_background(self) -> None:
         """Takes rows in the background out, the youngest first, for tails that find no place; rows that are on their
         way out count already."""
-        running = self.lineup.running()
+        running = self.batch_order.running()
         behind = running[self.rows.order[running] >= BACKGROUND]
         count = self.admission.count_starved(self.rows.count)
         count -= int(np.count_nonzero((self.rows.state == PREEMPTED) | (self.rows.state == ENDED)))
@@ -135,7 +135,7 @@ class Departure:
 
     def reclaim(self, short: int, read: int) -> None:
         """Sees to it that `short` blocks come free: groups without rows first, the youngest first, then rows."""
-        coming = self.limbo.blocks_coming(self.rows)
+        coming = self.deferred.blocks_coming(self.rows)
         idle = [g for g in (*self.admission.ready, *self.admission.prefilling) if not g.rows and g.blocks.size]
         while idle and coming < short:
             coming += self._park(idle.pop())
@@ -156,7 +156,7 @@ class Departure:
 
     def drain(self, read: int) -> None:
         """Frees what no flight after `read` names."""
-        rows, blocks = self.limbo.take(read)
+        rows, blocks = self.deferred.take(read)
         if blocks:
             self.pool.release(np.concatenate(blocks))
         if rows.size:
@@ -178,8 +178,8 @@ class Departure:
         slots, counts = np.unique(self.rows.group[fresh], return_counts=True)
         for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
             group.running -= count
-        self.lineup.left(slots, counts)
-        self.limbo.add_rows(fresh, self.rows)
+        self.batch_order.removed(slots, counts)
+        self.deferred.add_rows(fresh, self.rows)
 
     def _free(self, rows: Int32) -> None:
         if not rows.size:
@@ -203,24 +203,24 @@ class Departure:
     def _close_if_over(self, group: ForkGroup) -> None:
         if group.pending or group.rows:
             return
-        self.limbo.add_blocks(group.blocks, group.last_flight)
+        self.deferred.add_blocks(group.blocks, group.last_flight)
         self.groups.drop(group)
 
     def _park(self, group: ForkGroup) -> int:
         blocks = self.admission.park(group)
-        self.limbo.add_blocks(blocks, group.last_flight)
+        self.deferred.add_blocks(blocks, group.last_flight)
         return int(np.count_nonzero(self.pool.refs[blocks] == 1))
 
     def _resume(self, row: int) -> None:
         """A preempted row goes back into the line as a group of one, with all it has made."""
         columns, group = self.rows, self.groups[int(self.rows.group[row])]
         one = np.array([row], np.int32)
-        _, output = self.reading.gather(one, columns.prompt[one], columns.read[one] + 1)
+        _, output = self.outputs.gather(one, columns.prompt[one], columns.read[one] + 1)
         tokens = np.concatenate((group.tokens[: group.live.prompt_length], output))
         sample = columns.sample[one].copy()
         resumed = self.groups.add(group.live, tokens, sample, int(columns.sent[row]))
         if columns.top[row] != NO_SCORES and columns.sent[row] <= columns.read[row]:
-            resumed.scored = self.reading.scores_of(row)
+            resumed.scored = self.outputs.scores_of(row)
         self.admission.push(resumed)
 
     # --- generated blocks ---------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Departure:
             assert group.rows == rows[group.slot], "a group's count of rows is off"
             assert group.running == running[group.slot], "a group's count of running rows is off"
             assert group.pending or group.rows, "a group outlived its last tail"
-        held += [blocks for _, blocks in self.limbo._blocks]
+        held += [blocks for _, blocks in self.deferred._blocks]
         counts = np.bincount(np.concatenate(held), minlength=self.pool.num_blocks)
         assert (counts == self.pool.refs).all(), "references and holders disagree"
 

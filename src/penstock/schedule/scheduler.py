@@ -4,7 +4,7 @@
     StepTokens -> commit: tokens to samples, ends, blocks back, preempted rows back into the line -> Deltas
 
 Steps are planned ahead of what was read. The rule that keeps this sound: a row number and its blocks are used again
-only once every flight that names them has been read (limbo.py). It knows no torch, no text and no channel.
+only once every flight that names them has been read (deferred_free.py). It knows no torch, no text and no channel.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, check_request
 from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.columns import chunks_of, joins_of
+from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.departure import Departure
 from penstock.schedule.forecast import LengthModel
-from penstock.schedule.groups import Groups, LiveRequest
-from penstock.schedule.limits import Limits
-from penstock.schedule.lineup import Lineup
+from penstock.schedule.request_state import Groups, RequestState
+from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.prefix_tree import PrefixTree
-from penstock.schedule.prompt_news import PromptNewsDesk
-from penstock.schedule.reading import Reading, drained
+from penstock.schedule.prompt_outputs import PromptOutputs
+from penstock.schedule.output_processor import OutputProcessor, mark_drained
 from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import Bool, Int32, Joins, StepPlan, StepTokens
-from penstock.schedule.watch import WatchTables
+from penstock.schedule.stop_token_masks import StopTokenMasks
 
 _NO_GROWTH: Int32 = np.zeros((0, 3), np.int32)
 _WANTS_MASK = 31
@@ -36,7 +36,7 @@ _WANTS_MASK = 31
 class Scheduler:
     """One engine's scheduler."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchedulerConfig) -> None:
         self.limits = limits
         width = -(-limits.max_model_len // 16)
         if limits.num_blocks - 1 < width + 2:
@@ -51,15 +51,15 @@ class Scheduler:
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
         self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths)
-        self.watch = WatchTables(limits.vocab_size)
-        self.reading = Reading(limits, self.rows, self.groups, self.slot_token, self.watch)
+        self.watch = StopTokenMasks(limits.vocab_size)
+        self.outputs = OutputProcessor(limits, self.rows, self.groups, self.slot_token, self.watch)
         sharing = limits.sharing if limits.prefix_groups else None
-        self.lineup = Lineup(self.rows, self.groups, self.pool, sharing)
-        self.live: dict[int, LiveRequest] = {}
+        self.batch_order = BatchOrder(self.rows, self.groups, self.pool, sharing)
+        self.live: dict[int, RequestState] = {}
         self.departure = Departure(
-            self.rows, self.pool, self.tree, self.groups, self.admission, self.lineup, self.lengths, self.reading
+            self.rows, self.pool, self.tree, self.groups, self.admission, self.batch_order, self.lengths, self.outputs
         )
-        self.news = PromptNewsDesk()
+        self.news = PromptOutputs()
         self._seeds = np.random.default_rng(limits.seed)
         self._planned = 0  # flights launched
         self._read = -1  # the last flight read
@@ -77,10 +77,10 @@ class Scheduler:
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
         drawn = int(self._seeds.integers(0, 2**63 - 1))  # drawn for each request, so that one's seed moves no other's
         seed = drawn if request.sampling.seed is None else request.sampling.seed
-        live = LiveRequest.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch)
+        live = RequestState.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch)
         samples = np.arange(request.sampling.n) if request.samples is None else np.array(request.samples)
         self.live[request.request_id] = live
-        self.reading.scores.ask(int(live.record["logprobs"][0]))
+        self.outputs.scores.ask(int(live.record["logprobs"][0]))
         self.admission.push(self.groups.add(live, tokens, samples.astype(np.int32), tokens.size))
         self.counts["requests"] += 1
         self.counts["prompt_tokens"] += tokens.size
@@ -109,13 +109,13 @@ class Scheduler:
         if every and number % every == every - 1:
             self.departure.preempt(1)
         if self.admission.starved:
-            self.departure.give_way()
-        rows, growth, stalled = self._grow(self.lineup.running(), self._short_of_blocks())
+            self.departure.preempt_background()
+        rows, growth, stalled = self._grow(self.batch_order.running(), self._short_of_blocks())
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
         joins = joins_of(admitted.pieces, self.rows)
         if joins is not None:
             for piece in admitted.pieces:
-                self.lineup.came(piece.group)
+                self.batch_order.joined(piece.group)
             self.news.joined(number, [piece.group for piece in admitted.pieces])
             rows = np.concatenate((rows, joins.rows))
             _, more, _ = self._grow(joins.rows, joins.rows[self._need_block()[joins.rows]])
@@ -123,7 +123,7 @@ class Scheduler:
             # A resumed tail's last token may not have gone up yet: it is gathered from its slot like the ones to come.
             self.slot_token.reshape(-1)[self.rows.slots(joins.rows, joins.length)] = joins.last_token
             for piece in admitted.pieces:
-                self.reading.bring_scores(piece.rows, piece.group)
+                self.outputs.bring_scores(piece.rows, piece.group)
         if not rows.size and not admitted.chunks:
             if not self.in_flight:
                 self.departure.unblock(self._read)
@@ -140,23 +140,23 @@ class Scheduler:
         assert plan.number == self._read + 1, "flights are read in the order of their launch"
         self._read = plan.number
         self.news.scored(plan, result)
-        read = self.reading.read(plan, result)
+        read = self.outputs.read(plan, result)
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
-        self.departure.distrust(read.bad)
+        self.departure.invalidate(read.bad)
         self._forget(self.departure.ended(read.ended))
         self.departure.drain(self._read)
         read.deltas.prompts = self.news.take(plan.number)
         return read.deltas
 
     def _launch(self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted) -> StepPlan:
-        order = self.lineup.order(rows, number)
+        order = self.batch_order.order(rows, number)
         rows = order.rows
         lengths = self.rows.length.take(rows)
         self.rows.length[rows] = lengths + 1
         self.rows.last_flight[rows] = number
-        if drained(self.rows, rows).size:
-            self.lineup.changed = True
+        if mark_drained(self.rows, rows).size:
+            self.batch_order.changed = True
         self._planned += 1
         self._idle_plans = 0
         self.counts["steps"] += 1
@@ -226,7 +226,7 @@ class Scheduler:
         ):
             raise UsageError(f"samples must be distinct indices below n = {request.sampling.n}", param="samples")
 
-    def _forget(self, lives: list[LiveRequest]) -> None:
+    def _forget(self, lives: list[RequestState]) -> None:
         for live in lives:
             if not live.outstanding and self.live.pop(live.request_id, None) is not None and live.watch >= 0:
                 self.watch.release(live.watch)

@@ -1,7 +1,7 @@
-"""Reading: a flight's tokens find their samples, ends are seen, and what goes up is gathered, all in whole columns.
+"""OutputProcessor: a flight's tokens find their samples, ends are seen, and what goes up is gathered, all in whole columns.
 
 Output tokens lie in the pool's geometry (`slot_token [blocks, 16]`), and so do their scores where a row asks for
-logprobs (scores.py); both are gathered from there when they go up. It knows rows, tokens and requests' delivery; not
+logprobs (logprob_store.py); both are gathered from there when they go up. It knows rows, tokens and requests' delivery; not
 who is admitted, nor who gets the freed blocks.
 """
 
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
-from penstock.schedule.groups import ForkGroup, Groups
-from penstock.schedule.limits import Limits
+from penstock.schedule.request_state import ForkGroup, Groups
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.rows import DRAINED, EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows, spread
-from penstock.schedule.scores import NO_SCORES, Places, Scored, Scores
+from penstock.schedule.logprob_store import NO_SCORES, Places, TokenScores, LogprobStore
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, Int64, StepPlan, StepTokens, TokenLogprobs
-from penstock.schedule.watch import WatchTables
+from penstock.schedule.stop_token_masks import StopTokenMasks
 
 _BY_BLOCKS = 8  # tokens a row from which on they are gathered block by block
 
@@ -34,12 +34,12 @@ class Read:
     wasted: int  # tokens computed for rows that had ended
 
 
-class Reading:
+class OutputProcessor:
     """Reads flights in the order of their launch."""
 
-    def __init__(self, limits: Limits, rows: Rows, groups: Groups, slot_token: Int32, watch: WatchTables) -> None:
+    def __init__(self, limits: SchedulerConfig, rows: Rows, groups: Groups, slot_token: Int32, watch: StopTokenMasks) -> None:
         self.rows, self.groups, self.slot_token, self.watch = rows, groups, slot_token, watch
-        self.scores = Scores(len(slot_token))
+        self.scores = LogprobStore(len(slot_token))
         self._eos: Bool = np.zeros(limits.vocab_size, np.bool_)
         self._eos[[t for t in limits.eos_token_ids if t < limits.vocab_size]] = True
 
@@ -78,7 +78,7 @@ class Reading:
         targets = slots[found.where]
         taken = targets >= 0
         if not taken.all():
-            kept = Scored(found.chosen[taken], found.rank[taken], found.top_ids[taken], found.top[taken])
+            kept = TokenScores(found.chosen[taken], found.rank[taken], found.top_ids[taken], found.top[taken])
             self.scores.put(targets[taken], kept)
         else:
             self.scores.put(targets, found)
@@ -147,8 +147,8 @@ class Reading:
         start, places = self._places(rows, first, stop)
         return start, places.of(self.slot_token)
 
-    def scores_of(self, row: int) -> Scored:
-        """Scores of a row's tokens that have been read and have not gone up."""
+    def scores_of(self, row: int) -> TokenScores:
+        """LogprobStore of a row's tokens that have been read and have not gone up."""
         one = np.array([row], np.int32)
         first, stop = self.rows.sent[one], self.rows.read[one] + np.int32(1)
         _, places = self._places(one, first, stop)
@@ -182,10 +182,10 @@ class Reading:
         return Places(blocks=blocks, mine=mine)
 
 
-def _among(found: Scored, asks: Bool) -> Scored:
-    """Scores of the tokens that have some, among all of them: asks [t]."""
+def _among(found: TokenScores, asks: Bool) -> TokenScores:
+    """LogprobStore of the tokens that have some, among all of them: asks [t]."""
     width = found.top.shape[1]
-    every = Scored(
+    every = TokenScores(
         np.full(asks.size, np.nan, np.float32),
         np.zeros(asks.size, np.int32),
         np.full((asks.size, width), -1, np.int32),
@@ -196,7 +196,7 @@ def _among(found: Scored, asks: Bool) -> Scored:
     return every
 
 
-def drained(columns: Rows, rows: Int32) -> Int32:
+def mark_drained(columns: Rows, rows: Int32) -> Int32:
     """Of rows just launched, those whose last step this was: the host knows without reading."""
     last = rows[columns.length.take(rows) + 1 >= columns.limit.take(rows)]
     columns.state[last] = DRAINED

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of a request that lives: its record (LiveRequest) and its fork groups.
+"""What the scheduler keeps of a request that lives: its record (RequestState) and its fork groups.
 
 A request begins as one fork group: a prompt and its pending samples. A preempted row comes back as a fork group of one
 sample, whose prompt is the old prompt and what it had made so far. It knows no rows' columns and no pool.
@@ -18,7 +18,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
 from penstock.schedule.prefix_tree import ROOT, root_of
 from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
-from penstock.schedule.scores import Scored
+from penstock.schedule.logprob_store import TokenScores
 from penstock.schedule.step import (
     WANTS_BIAS,
     WANTS_FILTER,
@@ -91,7 +91,7 @@ def sampling_record(params: SamplingParams, seed: int) -> NDArray[np.void]:
 
 
 @dataclass(slots=True, eq=False)
-class LiveRequest:
+class RequestState:
     """A request from its arrival to the end of its last sample."""
 
     request_id: int
@@ -119,7 +119,7 @@ class LiveRequest:
     waited: float = -1.0  # seconds until a step first took it up
 
     @classmethod
-    def of(cls, request: Request, arrival: int, seed: int, max_len: int, watch: int) -> LiveRequest:
+    def of(cls, request: Request, arrival: int, seed: int, max_len: int, watch: int) -> RequestState:
         params = request.sampling
         prompt_length = len(request.prompt) // 4
         most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
@@ -166,7 +166,7 @@ class ForkGroup:
     """A prompt and the samples that start from it. `tokens` of a resumed sample end with what it had made."""
 
     slot: int
-    live: LiveRequest
+    live: RequestState
     tokens: Int32
     samples: Int32  # all of it; samples[next:] are pending
     sent: int  # position of the first token that has not gone up
@@ -180,7 +180,7 @@ class ForkGroup:
     rows: int = 0  # rows that are not released, ended ones in flight included
     running: int = 0  # rows that are in the steps
     last_flight: int = -1
-    scored: Scored | None = None  # scores of the tokens from `sent` on, where its request asks for them
+    scored: TokenScores | None = None  # scores of the tokens from `sent` on, where its request asks for them
     ready_from: int = 0  # the first flight that tails may join
     finished: int = 0
     finished_tokens: int = 0
@@ -236,7 +236,7 @@ class Groups:
     def __iter__(self) -> Iterator[ForkGroup]:
         return (group for group in self._by_slot if group is not None)
 
-    def add(self, live: LiveRequest, tokens: Int32, samples: Int32, sent: int) -> ForkGroup:
+    def add(self, live: RequestState, tokens: Int32, samples: Int32, sent: int) -> ForkGroup:
         slot = self._free.pop() if self._free else len(self._by_slot)
         group = ForkGroup(slot, live, tokens, samples, sent, parent=root_of(live.salt), base=live.salt)
         if slot == len(self._by_slot):
@@ -252,7 +252,7 @@ class Groups:
         group.live.groups.remove(group)
 
 
-def sampling_columns(lives: list[LiveRequest], counts: list[int]) -> SamplingColumns:
+def sampling_columns(lives: list[RequestState], counts: list[int]) -> SamplingColumns:
     """Columns of rows that join: request i's parameters, counts[i] times."""
     records = np.repeat(np.concatenate([live.record for live in lives]), counts)
     bias_counts = np.repeat([live.bias_ids.size for live in lives], counts)

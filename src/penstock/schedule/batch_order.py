@@ -1,4 +1,4 @@
-"""Lineup: the rows of a step, members of a prefix group side by side.
+"""BatchOrder: the rows of a step, members of a prefix group side by side.
 
 It keeps the list of running rows and the current prefix groups between steps, and makes both anew only when somebody
 came or left. It knows rows and groups; not admission, not tokens.
@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.groups import ForkGroup, Groups
+from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.prefix_groups import PrefixGroup, SharingCosts, Unit, find_groups
 from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
@@ -32,7 +32,7 @@ class Order:
     length: Int32
 
 
-class Lineup:
+class BatchOrder:
     """Who runs, in which order."""
 
     def __init__(self, rows: Rows, groups: Groups, pool: BlockPool, sharing: SharingCosts | None) -> None:
@@ -59,7 +59,7 @@ class Lineup:
             self.changed = False
         return self._running
 
-    def came(self, group: ForkGroup) -> None:
+    def joined(self, group: ForkGroup) -> None:
         """Tails of this group have joined. More tails of a group that shares all its blocks change no grouping."""
         self.changed = True
         slot = group.slot
@@ -81,7 +81,7 @@ class Lineup:
             self._stale = True
         self._tails[slot] = group.running
 
-    def left(self, slots: Int32, counts: Int64 | Int32) -> None:
+    def removed(self, slots: Int32, counts: Int64 | Int32) -> None:
         """So many tails of these fork groups have left; a slot stands here once. Half of a prefix group's may have:
         then it may no longer pay."""
         self.changed = True

@@ -1,4 +1,4 @@
-"""Scores: logprobs of drawn tokens that wait to go up with their tokens, in the pool's geometry, as slot_token.
+"""LogprobStore: logprobs of drawn tokens that wait to go up with their tokens, in the pool's geometry, as slot_token.
 
 Kept from the first request on that asks for logprobs; the most likely ones as wide as the widest such request. A slot
 means something only to the row that drew its token: blocks that rows share hold no token with scores to be sent (see
@@ -20,8 +20,8 @@ NO_SCORES = -1  # in Rows.top: the row asks for no logprobs
 
 
 @dataclass(slots=True)
-class Scored:
-    """Scores of t tokens that follow each other; `top_*` are padded with id -1."""
+class TokenScores:
+    """LogprobStore of t tokens that follow each other; `top_*` are padded with id -1."""
 
     chosen: Float32  # [t]
     rank: Int32  # [t]
@@ -46,7 +46,7 @@ class Places:
         return found
 
 
-class Scores:
+class LogprobStore:
     """A store of scores for a pool of `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -77,8 +77,8 @@ class Scores:
             self._widen(self.num_blocks, k)
             self.top_ids[written, :, :old], self.top[written, :, :old] = ids[written], values[written]
 
-    def put(self, slots: Int64, found: Scored | TokenLogprobs) -> None:
-        """Scores of drawn tokens, to their slots. Wider ones than anybody asked for are cut."""
+    def put(self, slots: Int64, found: TokenScores | TokenLogprobs) -> None:
+        """LogprobStore of drawn tokens, to their slots. Wider ones than anybody asked for are cut."""
         self.chosen.reshape(-1)[slots] = found.chosen
         self.rank.reshape(-1)[slots] = found.rank
         width = min(self.top.shape[2], found.top.shape[1])
@@ -91,13 +91,13 @@ class Scores:
         if self.kept:
             self.chosen.reshape(-1)[slots] = np.nan
 
-    def take(self, places: Places, tops: Int32) -> Scored:
-        """Scores from their places; tops [t]: how many of the most likely ones each token's row asked for."""
+    def take(self, places: Places, tops: Int32) -> TokenScores:
+        """LogprobStore from their places; tops [t]: how many of the most likely ones each token's row asked for."""
         width = int(tops.max(initial=0))
         chosen, rank = places.of(self.chosen), places.of(self.rank)
         if not width:
-            return Scored(chosen, rank, np.zeros((tops.size, 0), np.int32), np.zeros((tops.size, 0), np.float32))
-        found = Scored(chosen, rank, places.of(self.top_ids)[:, :width], places.of(self.top)[:, :width])
+            return TokenScores(chosen, rank, np.zeros((tops.size, 0), np.int32), np.zeros((tops.size, 0), np.float32))
+        found = TokenScores(chosen, rank, places.of(self.top_ids)[:, :width], places.of(self.top)[:, :width])
         if (tops < width).any():
             none = np.arange(width) >= tops[:, None]
             found.top_ids[none], found.top[none] = -1, np.nan

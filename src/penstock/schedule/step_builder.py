@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.schedule.admission import Chunk, Piece
-from penstock.schedule.groups import sampling_columns
+from penstock.schedule.request_state import sampling_columns
 from penstock.schedule.rows import Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, Joins
 

@@ -1,4 +1,4 @@
-"""PromptNewsDesk: what is told of a prompt, once a request: its cached tokens, and its logprobs where asked for.
+"""PromptOutputs: what is told of a prompt, once a request: its cached tokens, and its logprobs where asked for.
 
 It waits until the flight is read in which the request's first tail joined: all chunks of the prompt were read by then.
 It knows chunks and scores; not rows.
@@ -12,23 +12,23 @@ import numpy as np
 
 from penstock.schedule.admission import Chunk
 from penstock.schedule.deltas import PromptNews
-from penstock.schedule.groups import ForkGroup, LiveRequest
+from penstock.schedule.request_state import ForkGroup, RequestState
 from penstock.schedule.step import StepPlan, StepTokens, TokenLogprobs
 
 
 class _Scored(NamedTuple):
-    live: LiveRequest
+    live: RequestState
     start: int  # of the chunk in the step's tokens
     stop: int
     first: int  # of the chunk in the prompt
 
 
-class PromptNewsDesk:
+class PromptOutputs:
     """Collects by flight."""
 
     def __init__(self) -> None:
         self._chunks: dict[int, list[_Scored]] = {}
-        self._joined: dict[int, list[LiveRequest]] = {}
+        self._joined: dict[int, list[RequestState]] = {}
 
     def launched(self, number: int, chunks: list[Chunk]) -> None:
         """Flight `number` prefills these chunks, some of them scored."""
@@ -71,7 +71,7 @@ class PromptNewsDesk:
         return [_news(live) for live in self._joined.pop(number, ())]
 
 
-def _news(live: LiveRequest) -> PromptNews:
+def _news(live: RequestState) -> PromptNews:
     if live.prompt_logprobs < 0:
         return PromptNews(live.request_id, live.cached_tokens, waited=live.waited)
     count, width = live.prompt_length - 1, live.prompt_logprobs

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import chain
 
-from penstock.schedule.groups import ForkGroup
+from penstock.schedule.request_state import ForkGroup
 
 
-class Line:
+class FairQueue:
     """Groups that wait. The order in which they go depends on what is pushed and what is charged, on nothing else."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Limbo: rows and blocks that nobody may have yet, because flights that name them are still to be read.
+"""DeferredFree: rows and blocks that nobody may have yet, because flights that name them are still to be read.
 
 It knows row numbers, block numbers and flight numbers.
 """
@@ -11,7 +11,7 @@ from penstock.schedule.rows import Rows
 from penstock.schedule.step import Int32, Int64
 
 
-class Limbo:
+class DeferredFree:
     """What left the steps, by the last flight that names it."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""WatchTables: token ids whose drawing sends a sample's tokens up at once, because they can end a stop string.
+"""StopTokenMasks: token ids whose drawing sends a sample's tokens up at once, because they can end a stop string.
 
 One table of bits over the vocabulary for each distinct set, shared by the requests that bring it. It knows ids alone.
 """
@@ -11,7 +11,7 @@ from penstock.errors import UsageError
 from penstock.schedule.step import Bool, Int32
 
 
-class WatchTables:
+class StopTokenMasks:
     """Tables by slot; a slot goes back when its last request has ended."""
 
     def __init__(self, vocab_size: int) -> None:

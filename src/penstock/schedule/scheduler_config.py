@@ -1,4 +1,4 @@
-"""Limits: the numbers that bound a scheduler. `execute` measures them, the engine hands them over."""
+"""SchedulerConfig: the numbers that bound a scheduler. `execute` measures them, the engine hands them over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.schedule.prefix_groups import SharingCosts
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Limits:
+class SchedulerConfig:
     """What the device holds and the model ends with."""
 
     num_blocks: int  # of the KV pool, the scratch block included

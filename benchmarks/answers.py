@@ -27,9 +27,9 @@ import numpy as np
 import uvloop
 
 from penstock.engine.async_client import AsyncClient
-from penstock.engine.channel import News, Wire
+from penstock.engine.build_engine import EngineFacts
+from penstock.engine.channel import StepOutputs, Wire
 from penstock.engine.client import Client
-from penstock.engine.open import EngineFacts
 from penstock.jobs.shapes_tokenizer import write_tokenizer
 from penstock.request import SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas
@@ -123,7 +123,7 @@ def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: A
             np.full(step.size, -1, np.int32), start, draw.integers(0, vocab, total, np.int32),
             **scores(total, vocab, likely, draw),
         )  # fmt: skip
-        messages.append(wire.encode(News(deltas, [], None)))
+        messages.append(wire.encode(StepOutputs(deltas, [], None)))
     return messages
 
 
@@ -136,7 +136,9 @@ def token_news(rows: int, steps: int, vocab: int, likely: int | None) -> list[by
         finish = np.full(rows, LENGTH if step == steps - 1 else GOES_ON, np.int8)
         tokens = draw.integers(0, vocab, rows, np.int32)
         more = scores(rows, vocab, likely, draw)
-        messages.append(wire.encode(News(Deltas(who, zeros, finish, zeros - 1, start, tokens, **more), [], None)))
+        messages.append(
+            wire.encode(StepOutputs(Deltas(who, zeros, finish, zeros - 1, start, tokens, **more), [], None))
+        )
     return messages
 
 
@@ -199,7 +201,7 @@ def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> 
     begin = time.thread_time()
     for message in messages:
         word = wire.up(message)
-        assert isinstance(word, News) and word.deltas is not None
+        assert isinstance(word, StepOutputs) and word.deltas is not None
         client.take(word.deltas)
     return time.thread_time() - begin
 

@@ -32,8 +32,8 @@ from penstock.execute.asked import Asked
 from penstock.execute.batch import build_batch
 from penstock.execute.device_rows import DeviceRows
 from penstock.request import Request, SamplingParams
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import NO_TOKEN, StepPlan, StepTokens
 
 VOCAB = 128_256

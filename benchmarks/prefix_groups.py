@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from prefix_groups_fit import RULES, Mixed, Part, Shape, Step, Times, show
 
-from penstock.execute.sizes import group_capacity, padded
+from penstock.execute.padding import group_capacity, padded
 from penstock.kernels.choose import choose
 from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs
-from penstock.kernels.sharing import sharing_times
+from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.schedule.prefix_groups import SharingCosts
 
 BOUND = 8192  # tokens that a row may have, as far as a launch on a GPU knows
@@ -49,7 +49,7 @@ class Bench:
         dtype = torch.bfloat16
         ops = choose(device, dtype)
         self.attention = ops.attention
-        self.costs = SharingCosts(**asdict(sharing_times(ops, *shape, dtype, device)))  # as they are in the tree
+        self.costs = SharingCosts(**asdict(prefix_cost_times(ops, *shape, dtype, device)))  # as they are in the tree
         self.kv = torch.empty(blocks + 1, self.kv_heads, 2, 16, self.width, dtype=dtype, device=device)
         for part in self.kv.split(65536):
             part.normal_()

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.kernels.sharing import MeasuredSharing
+from penstock.kernels.prefix_cost import MeasuredSharing
 from penstock.schedule.prefix_groups import SharingCosts, Unit, find_groups
 
 Shape = tuple[int, int, int]  # heads, KV heads, width

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config import BLOCK_SIZE, Config
-from penstock.execute.ranks import open_runner
+from penstock.execute.open_runner import open_runner
 from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import WANTS_FILTER, WANTS_PENALTY, Chunks, Joins, SamplingColumns, StepPlan
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from penstock.config import BLOCK_SIZE, Config
-from penstock.execute.ranks import open_runner
+from penstock.execute.open_runner import open_runner
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
 from penstock.schedule.step import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY, Joins, SamplingColumns, StepPlan

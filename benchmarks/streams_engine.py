@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from penstock.config import Config
+from penstock.engine.build_engine import EngineFacts
 from penstock.engine.engine import Engine
-from penstock.engine.open import EngineFacts
 from penstock.engine.process import main
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import StepPlan, StepTokens
 
 MAX_STEPS = 1_000_000

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cpu"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from penstock.kernels.triton import activation, blocks, embedding, logprobs, norm, penalties, rotary
-from penstock.kernels.triton import rows as step_rows
+from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
 from penstock.kernels.triton.linear import linear as linear_op
 from penstock.kernels.triton.linear import prepare_linear

@@ -59,7 +59,7 @@ def check_own_blocks(folder: Path, **knobs: Any) -> None:
         harmed = False
         while engine.has_work:
             deltas = engine.step()
-            for delta in client.take(deltas) if deltas is not None else []:
+            for delta in client.process(deltas) if deltas is not None else []:
                 said[delta.request_id] += delta.token_ids
                 ends |= {delta.request_id: delta.finish_reason} if delta.finish_reason else {}
             if not harmed and len(said[asked[0].request_id]) > 100:

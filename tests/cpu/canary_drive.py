@@ -12,7 +12,7 @@ from typing import Any
 from canary_model import Canary, canary, header
 
 from penstock import LLM, SamplingParams
-from penstock.engine.client import Asked
+from penstock.engine.client import PendingRequest
 
 HEADERS = (0, 0, 3, 16, 40, 64, 65, 150)  # lengths; each is shared by an eighth of the requests
 
@@ -53,7 +53,7 @@ class Flock:
         by_id = {a.request_id: bird for a, bird in zip(asked, self.birds, strict=True)}
         while engine.has_work:
             deltas = engine.step()
-            for delta in client.take(deltas) if deltas is not None else []:
+            for delta in client.process(deltas) if deltas is not None else []:
                 self._hear(by_id[delta.request_id], delta)
             self._let_go(client, asked)
             self.steps += 1
@@ -61,7 +61,7 @@ class Flock:
                 meddle(self.steps)
         self.wrong += [f"{b.canary} of {b.params.n} ended {b.ended}" for b in self.birds if not self._is_over(b)]
 
-    def _let_go(self, client: Any, asked: list[Asked]) -> None:
+    def _let_go(self, client: Any, asked: list[PendingRequest]) -> None:
         for one, bird in zip(asked, self.birds, strict=True):
             if bird.leaves == self.steps and client.waits_for(one.request_id):
                 client.cancel(one)

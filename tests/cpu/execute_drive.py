@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from penstock.config import BLOCK_SIZE
-from penstock.execute.flights import open_lane
+from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits
 from penstock.execute.runner import TorchRunner
 from penstock.kernels.choose import choose
@@ -57,7 +57,7 @@ def tiny_model(poison: int | None = None, device: str = "cpu") -> Decoder:
 def tiny_runner(max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu") -> TorchRunner:
     model = tiny_model(poison, device)
     limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks)
-    return TorchRunner(model, model.ops, limits, (END,), {}, open_lane(model.device))
+    return TorchRunner(model, model.ops, limits, (END,), {}, open_executor(model.device))
 
 
 @dataclass(slots=True)

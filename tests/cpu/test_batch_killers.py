@@ -12,7 +12,7 @@ from batch_fake import Batching, batching, jsonl, line, note_points, points
 from server_fake import Facts, FakeStream, make_tokenizer
 
 from penstock.engine.async_client import AsyncClient, SharedEngine
-from penstock.engine.channel import Failed, News
+from penstock.engine.channel import Failed, StepOutputs
 from penstock.errors import EngineError
 from penstock.request import Delta, SamplingParams
 from penstock.server import batch_compute
@@ -233,12 +233,12 @@ class Channel:
     """The real client's end of one: a test says what the engine does."""
 
     def __init__(self) -> None:
-        self.words: asyncio.Queue[News | Failed] = asyncio.Queue()
+        self.words: asyncio.Queue[StepOutputs | Failed] = asyncio.Queue()
 
     def send_down(self, word: Any) -> None:
         """Nobody reads it."""
 
-    async def receive(self) -> News | Failed:
+    async def receive(self) -> StepOutputs | Failed:
         return await self.words.get()
 
 
@@ -256,7 +256,7 @@ def test_the_client_tells_who_was_there_when_the_engine_died(before: str, heard:
         if before == "a cut":
             done.cancel()
         for number in range(heard):
-            channel.words.put_nowait(News(None, [], {"completed_steps": number}))
+            channel.words.put_nowait(StepOutputs(None, [], {"completed_steps": number}))
         assert client.open_at_death == frozenset()
         channel.words.put_nowait(Failed("EngineError", "the engine died", None))
         for stream in streams:

@@ -17,7 +17,8 @@ import torch
 import triton_interpreter  # before the kernels
 from execute_drive import Ask, Host, Row, tiny_runner
 
-from penstock.execute import flights, warm
+from penstock.execute import executor as executor_file
+from penstock.execute import warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
@@ -39,7 +40,7 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     for op, candidates in choose.CANDIDATES.items():
         there = tuple(replace(c, devices=("cpu", "cuda"), dtypes=(torch.float32,)) for c in candidates)
         monkeypatch.setitem(choose.CANDIDATES, op, there)
-    monkeypatch.setattr(flights, "_to_host", lambda x, pinned: x.clone())
+    monkeypatch.setattr(executor_file, "_to_host", lambda x, pinned: x.clone())
 
 
 def _steps(runner: TorchRunner, asks: list[Ask], steps: int) -> list[StepTokens]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from engine_model import END, VOCABULARY, make_tokenizer
 
-from penstock.engine.client import Asked, Client
-from penstock.engine.open import EngineFacts
+from penstock.engine.build_engine import EngineFacts
+from penstock.engine.client import Client, PendingRequest
 from penstock.errors import ContextLengthError, UsageError
 from penstock.request import Delta, Request, SamplingParams
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, STOP, Deltas
@@ -44,7 +44,7 @@ class Below:
             self.cancelled.append(word)
 
 
-def news(*samples: tuple[Asked, int, list[int], int], stop_id: int = -1, scored: bool = False) -> Deltas:
+def news(*samples: tuple[PendingRequest, int, list[int], int], stop_id: int = -1, scored: bool = False) -> Deltas:
     """One message: (request, sample index, tokens, finish) each. `scored`: logprob -t of token t, and a top of one."""
     sizes = [len(tokens) for _, _, tokens, _ in samples]
     tokens = np.array([t for _, _, each, _ in samples for t in each], np.int32)
@@ -77,7 +77,7 @@ def feed(tokenizer: Tokenizer, params: SamplingParams, stream: bool, tokens: lis
         if not (last or stream or watched[token]):
             continue
         scored = params.logprobs is not None
-        out += client.take(news((asked, 0, held, finish if last else GOES_ON), scored=scored))
+        out += client.process(news((asked, 0, held, finish if last else GOES_ON), scored=scored))
         held = []
         if not client.waits_for(asked.request_id):
             assert below.cancelled == ([] if last else [(asked.request_id, 0)])
@@ -190,9 +190,9 @@ def test_stop_ids_are_told_and_an_error_takes_its_token_back(tokenizer: Tokenize
     for stream in (True, False):
         client = Client(FACTS, tokenizer, Below())
         asked = client.submit([5], SamplingParams(n=2, stop_token_ids=[9]), stream=stream)
-        (ended,) = client.take(news((asked, 1, [8, 9], STOP), stop_id=9))
+        (ended,) = client.process(news((asked, 1, [8, 9], STOP), stop_id=9))
         assert (ended.finish_reason, ended.stop_reason, ended.token_ids) == ("stop", 9, [8, 9])
-        (bad,) = client.take(news((asked, 0, [8, 0], ERROR)))
+        (bad,) = client.process(news((asked, 0, [8, 0], ERROR)))
         assert (bad.finish_reason, bad.token_ids, bad.text) == ("numerical_error", [8], tokenizer.decode([8]))
         assert bad.error is not None and not client.asked
 
@@ -200,7 +200,7 @@ def test_stop_ids_are_told_and_an_error_takes_its_token_back(tokenizer: Tokenize
 def test_logprobs_hold_the_drawn_token_first_and_then_the_top(tokenizer: Tokenizer) -> None:
     client = Client(FACTS, tokenizer, Below())
     asked = client.submit([5], SamplingParams(n=2, logprobs=1), stream=True)
-    (delta, other) = client.take(news((asked, 0, [50], GOES_ON), (asked, 1, [7], GOES_ON), scored=True))
+    (delta, other) = client.process(news((asked, 0, [50], GOES_ON), (asked, 1, [7], GOES_ON), scored=True))
     assert delta.logprobs is not None and other.logprobs is not None
     assert {t: (s.logprob, s.rank) for t, s in delta.logprobs[0].items()} == {50: (-50.0, 2), 7: (-0.5, 1)}
     assert list(other.logprobs[0]) == [7]
@@ -212,12 +212,12 @@ def test_news_of_what_is_over_is_passed_by(tokenizer: Tokenizer) -> None:
     client = Client(FACTS, tokenizer, below)
     asked = client.submit([5], SamplingParams(n=2, stop="wheel"), stream=True)
     wheel = tokenizer.encode(" wheel")
-    assert client.take(news((asked, 0, wheel, GOES_ON)))[-1].finish_reason == "stop"
-    assert client.take(news((asked, 0, [8], GOES_ON))) == []
-    assert client.take(news((asked, 0, [8], LENGTH))) == []
+    assert client.process(news((asked, 0, wheel, GOES_ON)))[-1].finish_reason == "stop"
+    assert client.process(news((asked, 0, [8], GOES_ON))) == []
+    assert client.process(news((asked, 0, [8], LENGTH))) == []
     client.cancel(asked)
     client.cancel(asked)
-    assert client.take(news((asked, 1, [8], LENGTH))) == []
+    assert client.process(news((asked, 1, [8], LENGTH))) == []
     assert below.cancelled == [(asked.request_id, 0), (asked.request_id, None)]
 
 
@@ -258,6 +258,6 @@ def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(UsageError):
         client.submit([5], SamplingParams(stop="a"))
     asked = client.submit([5], SamplingParams(logprobs=1))
-    (delta,) = client.take(news((asked, 0, [8, 8], LENGTH), scored=True))
+    (delta,) = client.process(news((asked, 0, [8, 8], LENGTH), scored=True))
     assert (delta.text, delta.token_ids) == ("", [8, 8])
     assert delta.logprobs is not None and delta.logprobs[0][8].decoded_token is None

@@ -59,7 +59,7 @@ def streamed(llm: LLM) -> dict[tuple[int, int], list[Delta]]:
     found: dict[tuple[int, int], list[Delta]] = {}
     while llm._client.asked:
         up = llm._engine.step()
-        for delta in [] if up is None else llm._client.take(up):
+        for delta in [] if up is None else llm._client.process(up):
             assert len(delta.token_ids) <= 1
             found.setdefault((place[delta.request_id], delta.index), []).append(delta)
     llm._settle()

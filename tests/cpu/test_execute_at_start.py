@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.errors import CapacityError, EngineError, UsageError
-from penstock.execute.ranks import _named_failures, find_device
+from penstock.execute.open_runner import _named_failures, find_device
 from penstock.kernels.choose import choose, choose_rows
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -14,7 +14,7 @@ from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
 from penstock.execute import limits as limits_module
 from penstock.execute.limits import BatchLimits, batch_limits, with_kv
-from penstock.execute.ranks import cpu_multiplies_bfloat16, find_device, find_dtype, open_runner
+from penstock.execute.open_runner import cpu_multiplies_bfloat16, find_device, find_dtype, open_runner
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -142,7 +142,7 @@ def test_no_memory_for_the_cache_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_no_memory_for_the_model_is_told_before_any_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.execute.ranks.free_memory", lambda device: 1000)
+    monkeypatch.setattr("penstock.execute.open_runner.free_memory", lambda device: 1000)
     monkeypatch.setattr("penstock.weights.load.dummy_weights", None)
     with pytest.raises(CapacityError, match=r"the weights of .*, 48 positions .* is free on cpu: take a smaller model"):
         open_runner(Config.of(load_format="dummy", device="cpu", max_model_len=48), _folder(tmp_path))

@@ -12,7 +12,7 @@ import torch
 from execute_drive import END, VOCABULARY, Ask, Host, Row, tiny_runner
 
 from penstock.errors import EngineError
-from penstock.execute.flights import Outcome, StreamLane
+from penstock.execute.executor import Outcome, StreamExecutor
 from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN
 
@@ -275,8 +275,8 @@ def test_what_fails_in_the_thread_is_raised_where_it_is_read_and_ever_after(runn
 
 def test_after_a_launch_that_failed_a_stream_takes_no_other() -> None:
     """Half a step may have gone out, and the rows are not to be trusted. (The stream is none: it is never used.)"""
-    lane = StreamLane.__new__(StreamLane)
-    lane._stream, lane._error, lane._closed = None, None, False
+    executor = StreamExecutor.__new__(StreamExecutor)
+    executor._stream, executor._error, executor._closed = None, None, False
     tries = []
 
     def work() -> Outcome:
@@ -285,7 +285,7 @@ def test_after_a_launch_that_failed_a_stream_takes_no_other() -> None:
 
     for _ in range(2):
         with pytest.raises(EngineError, match="the device failed: KeyError: 'row'"):
-            lane.launch(work, lambda _: None)
+            executor.launch(work, lambda _: None)
     assert len(tries) == 1
 
 

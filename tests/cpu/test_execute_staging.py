@@ -10,7 +10,7 @@ from execute_drive import Ask, Row, _joins
 from penstock.execute import packing
 from penstock.execute.asked import Asked
 from penstock.execute.graphs import coarse_first
-from penstock.execute.sizes import (
+from penstock.execute.padding import (
     GRAPH_ROWS,
     chunk_capacity,
     graph_sizes,

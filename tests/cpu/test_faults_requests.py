@@ -17,7 +17,7 @@ from in_loop import Events, Here, close, post, serving_here
 from service import make_folder
 
 from penstock.config import Config
-from penstock.engine.sample_text import SampleText
+from penstock.engine.sample_decoder import SampleDecoder
 from penstock.request import Request, SamplingParams
 
 BAD = [7, 7, 7]
@@ -98,14 +98,14 @@ def test_whole_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("more", [{"stream": True}, {"stop": ["never in it"]}])
 def test_text_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
-    plain = SampleText.take
+    plain = SampleDecoder.take
 
-    def take(self: SampleText, request_id: int, *news: Any) -> Any:
+    def take(self: SampleDecoder, request_id: int, *news: Any) -> Any:
         if self.params.seed == 3:
             raise ZeroDivisionError("secret")
         return plain(self, request_id, *news)
 
-    monkeypatch.setattr(SampleText, "take", take)
+    monkeypatch.setattr(SampleDecoder, "take", take)
     run(tmp_path, lambda here, words: check(here, words, 200 if "stream" in more else 500, **more))
 
 

@@ -13,9 +13,9 @@ import torch
 from server_fake import FakeEngine
 
 from penstock.config import Config
-from penstock.engine.hardware import ModelSizes
-from penstock.engine.open import limit_of, open_engine
-from penstock.execute.rated import DATA_SHEETS, Rated, rated
+from penstock.engine.build_engine import build_engine, limit_of
+from penstock.engine.roofline import ModelSizes
+from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs, rated
 from penstock.jobs.shapes_model import SHAPES
 from penstock.models.model_config import model_config_of
 from penstock.request import Request, SamplingParams
@@ -38,7 +38,7 @@ def test_sizes_are_those_that_bench_shapes_reckons_with(name: str) -> None:
 def test_gpus_are_known_by_their_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (copy, flops) in DATA_SHEETS.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert rated(CUDA, torch.bfloat16) == rated(CUDA, torch.float16) == Rated(item=2, copy=copy, flops=flops)
+        assert rated(CUDA, torch.bfloat16) == rated(CUDA, torch.float16) == GpuSpecs(item=2, copy=copy, flops=flops)
         assert rated(CUDA, torch.float32) is None
         assert 1e12 < copy < 1e13 and 1e14 < flops < 1e16
     for other in ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA A10G", "Radeon"):
@@ -48,7 +48,7 @@ def test_gpus_are_known_by_their_whole_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_window_or_an_unknown_device_leaves_it_out() -> None:
-    known = Rated(item=2, copy=1e12, flops=1e15)
+    known = GpuSpecs(item=2, copy=1e12, flops=1e15)
     config = config_of("llama-3.2-1b")
     runner = SimpleNamespace(rated=known, model_config=config)
     assert limit_of(runner) is not None  # type: ignore[arg-type]
@@ -59,9 +59,9 @@ def test_a_window_or_an_unknown_device_leaves_it_out() -> None:
 
 def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU that is known: the runner says what it is rated at, and the plans are a real scheduler's."""
-    monkeypatch.setattr("penstock.execute.runner.rated", lambda device, dtype: Rated(item=2, copy=1e12, flops=1e14))
-    monkeypatch.setattr("penstock.engine.hardware.EVERY", 0.02)
-    engine, _ = open_engine(Config.of(model="demo", device="cpu", max_num_seqs=8, kv_cache_tokens=4096))
+    monkeypatch.setattr("penstock.execute.runner.rated", lambda device, dtype: GpuSpecs(item=2, copy=1e12, flops=1e14))
+    monkeypatch.setattr("penstock.engine.roofline.EVERY", 0.02)
+    engine, _ = build_engine(Config.of(model="demo", device="cpu", max_num_seqs=8, kv_cache_tokens=4096))
     try:
         prompt = (np.arange(40, dtype=np.int32) + 1).tobytes()
         params = SamplingParams(n=4, max_tokens=32, ignore_eos=True, seed=1)
@@ -76,7 +76,7 @@ def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_on_a_cpu_there_is_no_gauge() -> None:
-    engine, _ = open_engine(Config.of(model="demo", device="cpu", max_num_seqs=2, kv_cache_tokens=4096))
+    engine, _ = build_engine(Config.of(model="demo", device="cpu", max_num_seqs=2, kv_cache_tokens=4096))
     try:
         assert engine.limit is None and "hardware_limit" not in engine.stats()
     finally:

@@ -18,8 +18,8 @@ import pytest
 from server_fake import Facts, make_tokenizer, running_server
 
 from penstock.engine.async_client import AsyncClient
-from penstock.engine.channel import News
-from penstock.engine.client import Asked, Client
+from penstock.engine.channel import StepOutputs
+from penstock.engine.client import Client, PendingRequest
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import Delta, SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas, PromptNews
@@ -152,12 +152,12 @@ class End:
     """The channel's end of the real client: a test puts an engine's news into it."""
 
     def __init__(self) -> None:
-        self.words: asyncio.Queue[News] = asyncio.Queue()
+        self.words: asyncio.Queue[StepOutputs] = asyncio.Queue()
 
     def take(self, deltas: Deltas) -> None:
-        self.words.put_nowait(News(deltas, [], None))
+        self.words.put_nowait(StepOutputs(deltas, [], None))
 
-    async def receive(self) -> News:
+    async def receive(self) -> StepOutputs:
         return await self.words.get()
 
     def send_down(self, word: Any) -> None:
@@ -280,7 +280,7 @@ def test_a_body_is_that_of_the_plain_construction(what: str, tokenizer: Tokenize
     body = msgspec.json.decode(b"".join(pieces))
 
     other = Client(Facts(), tokenizer, lambda word: None)  # type: ignore[arg-type]
-    asked: list[Asked] = [other.submit(ids, sampling) for ids in PROMPTS]
+    asked: list[PendingRequest] = [other.submit(ids, sampling) for ids in PROMPTS]
     deltas = [d for news in news_of(5, PROMPTS, k, stream=False, seed=3) for d in other.take(news)]
     want = [
         slow_choice(d.request_id * 5 + d.index, call, d, asked[d.request_id].prompt_logprobs, tokenizer, chat)

@@ -17,7 +17,7 @@ import pytest
 from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
-from penstock.engine.lifeline import LossyFile
+from penstock.engine.parent_death import LossyFile
 from penstock.server.access_log import AccessLog, open_log, write_line
 from penstock.server.admission import Queue
 from penstock.server.connection import Connection

@@ -16,7 +16,7 @@ from penstock.bench.load import Seen
 from penstock.bench.null_plan import Draw, Plan
 from penstock.bench.null_server import NullServer
 from penstock.demo import model_folder
-from penstock.engine.hardware import limit_seconds
+from penstock.engine.roofline import limit_seconds
 from penstock.errors import EngineError, UsageError
 from penstock.jobs.shapes import Options, Results, run_shapes
 from penstock.jobs.shapes_http import drive, figures

@@ -10,9 +10,9 @@ import torch
 from engine_model import make_folder
 
 from penstock.config import Config
-from penstock.engine.open import open_engine
+from penstock.engine.build_engine import build_engine
 from penstock.kernels.choose import choose
-from penstock.kernels.sharing import sharing_times
+from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.schedule.prefix_groups import SharingCosts
 
 SHAPES = [(32, 8, 64), (32, 8, 128), (14, 2, 64), (16, 16, 128)]
@@ -23,7 +23,7 @@ def costs_of(column: str, shape: tuple[int, int, int]) -> SharingCosts:
         pytest.importorskip("triton")
     ops = choose(torch.device("cpu"), torch.bfloat16)
     ops = replace(ops, why={**ops.why, "attention": (column, "")})
-    return SharingCosts(**asdict(sharing_times(ops, *shape, torch.bfloat16, torch.device("cpu"))))
+    return SharingCosts(**asdict(prefix_cost_times(ops, *shape, torch.bfloat16, torch.device("cpu"))))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -47,7 +47,7 @@ def test_auto_is_handed_the_devices_times_and_always_counts_tokens(tmp_path: Pat
         config = Config.of(
             model=str(folder), device="cpu", dtype="float32", prefix_groups=groups, kv_cache_tokens=1024, max_num_seqs=4
         )
-        engine, _ = open_engine(config)
+        engine, _ = build_engine(config)
         found[groups] = engine.scheduler.batch_order.sharing
         engine.runner.close()
     assert found["always"] == SharingCosts() and found["off"] is None

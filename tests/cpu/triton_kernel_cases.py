@@ -32,7 +32,7 @@ from penstock.kernels.triton import (
     penalties,
     rotary,
 )
-from penstock.kernels.triton import rows as step_rows
+from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as fast_sample
 from penstock.request import RANGES
 

@@ -34,7 +34,7 @@ PROMPTS = [f"Question: {problem.question}\nAnswer:" for problem in shipped("test
 
 def _runner(device: str, **knobs: Any) -> TorchRunner:
     runner = tiny_runner(device=device, **knobs)
-    runner._lane.call(lambda: runner.capture(True))
+    runner._executor.call(lambda: runner.capture(True))
     return runner
 
 

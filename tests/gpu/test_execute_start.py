@@ -20,7 +20,7 @@ import triton.language as tl
 
 from penstock import LLM
 from penstock.errors import CapacityError, EngineError, PenstockError
-from penstock.kernels.triton import rows as step_rows
+from penstock.kernels.triton import row_state as step_rows
 
 LARGE = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64_000, "hidden_size": 4096,

@@ -14,9 +14,9 @@ from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
 
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import ERROR, GOES_ON, Deltas, PromptNews
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.rows import FREE
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import StepPlan
 
 VOCAB = 200

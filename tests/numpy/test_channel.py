@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import (
     Ask,
     Cancel,
@@ -18,14 +19,13 @@ from penstock.engine.channel import (
     EngineEnd,
     Failed,
     Left,
-    News,
     Ready,
+    StepOutputs,
     Up,
     Wire,
 )
+from penstock.engine.client_ids import ClientIds
 from penstock.engine.engine import Refused
-from penstock.engine.open import EngineFacts
-from penstock.engine.owners import Owners
 from penstock.errors import EngineError
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import Deltas, PromptNews, empty_deltas
@@ -75,9 +75,9 @@ WORDS_UP: list[Up] = [
     Ready(FACTS),
     Failed("UsageError", "a line", "model"),
     Failed("EngineError", "a line", None),
-    News(None, [TOO_LONG, Refused(2, "UsageError", "no", None)], {"running": 1.0}),
-    News(empty_deltas(), [], None),
-    News(deltas(), [], {}),
+    StepOutputs(None, [TOO_LONG, Refused(2, "UsageError", "no", None)], {"running": 1.0}),
+    StepOutputs(empty_deltas(), [], None),
+    StepOutputs(deltas(), [], {}),
 ]  # fmt: skip
 
 
@@ -108,10 +108,10 @@ def test_words_come_up_as_they_are(word: Up) -> None:
     assert_same(word, Wire().up(Wire().encode(word)))
 
 
-def up_with(tokens: Any) -> News:
+def up_with(tokens: Any) -> StepOutputs:
     news = empty_deltas()
     news.tokens = tokens
-    return News(news, [], None)
+    return StepOutputs(news, [], None)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def up_with(tokens: Any) -> News:
 )
 def test_arrays_keep_their_dtype_and_shape(array: Any) -> None:
     word = Wire().up(Wire().encode(up_with(array)))
-    assert isinstance(word, News) and word.deltas is not None
+    assert isinstance(word, StepOutputs) and word.deltas is not None
     assert_same(np.array(array), np.array(word.deltas.tokens))
     assert word.deltas.tokens.shape == array.shape
 
@@ -191,10 +191,10 @@ def test_the_two_ends_meet(tmp_path: Any) -> None:
             assert [word.request_id for word in got if isinstance(word, Cancel)] == list(range(300))
             assert engine.receive(0) == []
             for i in range(300):
-                engine.send_up(News(deltas(), [], {"i": float(i)}))
+                engine.send_up(StepOutputs(deltas(), [], {"i": float(i)}))
             for i in range(300):
                 word = await client.receive()
-                assert isinstance(word, News) and word.stats == {"i": float(i)}
+                assert isinstance(word, StepOutputs) and word.stats == {"i": float(i)}
         finally:
             engine.close()
             client.close()
@@ -205,7 +205,7 @@ def test_the_two_ends_meet(tmp_path: Any) -> None:
 @pytest.mark.parametrize("one_each", [True, False], ids=["a token each", "any number"])
 def test_each_client_gets_its_own_news_in_its_own_ids(one_each: bool) -> None:
     rng = np.random.default_rng(3)
-    owners, k = Owners(3), 40
+    owners, k = ClientIds(3), 40
     ids = [(int(c), int(i)) for c, i in zip(rng.integers(0, 3, k), rng.integers(0, 2**40, k), strict=True)]
     counts = np.ones(k, np.int64) if one_each else rng.integers(0, 5, k)
     total = int(counts.sum())
@@ -242,10 +242,10 @@ def test_each_client_gets_its_own_news_in_its_own_ids(one_each: bool) -> None:
 
 
 def test_a_client_without_news_gets_none() -> None:
-    assert Owners(2).deltas(empty_deltas()) == {} == Owners(2).deltas(None)
+    assert ClientIds(2).deltas(empty_deltas()) == {} == ClientIds(2).deltas(None)
     only = empty_deltas()
     only.prompts = [PromptNews(5, 0)]
-    (found,) = Owners(2).deltas(only).items()
+    (found,) = ClientIds(2).deltas(only).items()
     assert found[0] == 1 and found[1].count == 0 and found[1].prompts == [PromptNews(2, 0)]
 
 
@@ -275,18 +275,20 @@ def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
             engine.send_up(Ready(FACTS))
             for client in clients:
                 assert_same(await client.receive(), Ready(FACTS))
-            engine.send_up(News(None, [Refused(22, "UsageError", "no", None)], None))
-            engine.send_up(News(None, [], {"a": 1.0}))
-            assert await clients[0].receive() == News(None, [], {"a": 1.0})
-            assert await clients[1].receive() == News(None, [Refused(7, "UsageError", "no", None)], None)
+            engine.send_up(StepOutputs(None, [Refused(22, "UsageError", "no", None)], None))
+            engine.send_up(StepOutputs(None, [], {"a": 1.0}))
+            assert await clients[0].receive() == StepOutputs(None, [], {"a": 1.0})
+            assert await clients[1].receive() == StepOutputs(None, [Refused(7, "UsageError", "no", None)], None)
             clients[0].close()
             assert await hear(engine, 1) == [Left(0)] and engine.clients == 2
             clients[1].send_down(Close())
             assert await hear(engine, 1) == [Left(1)] and engine.clients == 1
             clients[1].close(flush=True)
-            assert await clients[2].receive() == News(None, [], {"a": 1.0})
-            engine.send_up(News(None, [Refused(22, "UsageError", "no", None)], {"b": 2.0}))  # of one who has gone
-            assert await clients[2].receive() == News(None, [], {"b": 2.0})
+            assert await clients[2].receive() == StepOutputs(None, [], {"a": 1.0})
+            engine.send_up(
+                StepOutputs(None, [Refused(22, "UsageError", "no", None)], {"b": 2.0})
+            )  # of one who has gone
+            assert await clients[2].receive() == StepOutputs(None, [], {"b": 2.0})
             assert engine.receive(0) == []
         finally:
             engine.close()

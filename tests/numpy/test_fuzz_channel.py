@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from service import make_folder
 
 from penstock.config import Config
-from penstock.engine.channel import Ask, Cancel, Close, Failed, News, Ready, Wire
+from penstock.engine.build_engine import EngineFacts
+from penstock.engine.channel import Ask, Cancel, Close, Failed, Ready, StepOutputs, Wire
 from penstock.engine.engine import Refused
-from penstock.engine.open import EngineFacts
 from penstock.errors import EngineError
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, Deltas, PromptNews
@@ -29,7 +29,7 @@ LONG = settings(suppress_health_check=list(HealthCheck))
 FACTS = EngineFacts(model="m", folder="f", max_model_len=64, max_num_seqs=8, vocab_size=256, eos_token_ids=(0,))
 
 
-def news(finish: int, *samples: tuple[int, int]) -> News:
+def news(finish: int, *samples: tuple[int, int]) -> StepOutputs:
     """One token of each (request, sample)."""
     count = len(samples)
     deltas = Deltas(
@@ -45,7 +45,7 @@ def news(finish: int, *samples: tuple[int, int]) -> News:
         top=np.zeros((count, 1), np.float32),
         prompts=[PromptNews(0, 16), PromptNews(1, 0)],
     )
-    return News(deltas, [], {"completed_steps": 3.0})
+    return StepOutputs(deltas, [], {"completed_steps": 3.0})
 
 
 def ask(number: int, prompt: list[int], **sampling: object) -> Ask:
@@ -59,8 +59,8 @@ UP = [
     for word in (
         news(GOES_ON, (0, 0), (1, 1), (0, 1)),
         news(LENGTH, (0, 0), (1, 1)),
-        News(None, [Refused(0, "UsageError", "no", "n")], None),
-        News(None, [], {"completed_steps": 4.0}),
+        StepOutputs(None, [Refused(0, "UsageError", "no", "n")], None),
+        StepOutputs(None, [], {"completed_steps": 4.0}),
         Failed("CapacityError", "a line", None),
         Ready(FACTS),
     )
@@ -144,7 +144,7 @@ def test_an_engine_that_hears_no_word_says_so_and_ends(tmp_path: Path, bad: byte
         assert isinstance(Wire().up(socket.recv()), Ready)
         socket.send(bad)
         words = [Wire().up(socket.recv())]
-        while isinstance(words[-1], News):  # of the idle engine
+        while isinstance(words[-1], StepOutputs):  # of the idle engine
             words.append(Wire().up(socket.recv()))
         last = words[-1]
         assert isinstance(last, Failed) and last.kind == "EngineError" and "cannot be read" in last.message

@@ -10,15 +10,15 @@ import pytest
 from fake_device import FakeDevice
 
 from penstock.engine.engine import Engine
-from penstock.engine.hardware import AT_ONCE, LimitGauge, ModelSizes, Steps, limit_seconds
-from penstock.execute.rated import DATA_SHEETS, Rated
+from penstock.engine.roofline import AT_ONCE, ModelSizes, RooflineGauge, Steps, limit_seconds
+from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs
 from penstock.request import Request, SamplingParams
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Chunks, StepPlan, StepTokens
 
 MODEL = ModelSizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
-MEMORY = Rated(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
+MEMORY = GpuSpecs(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
 LIMITS = SchedulerConfig(num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50)
 
 
@@ -83,7 +83,7 @@ class Flight:
 
 
 def engine(clock: Clock, times: float, ahead: int = 1, *, limit: bool = True) -> Engine:
-    gauge = LimitGauge(MODEL, MEMORY, clock) if limit else None
+    gauge = RooflineGauge(MODEL, MEMORY, clock) if limit else None
     return Engine(Scheduler(LIMITS), Device(clock, times), ahead, gauge)
 
 
@@ -163,7 +163,7 @@ def test_where_nothing_is_known_there_is_no_number() -> None:
 def test_many_steps_a_second_are_taken_in_part_by_part() -> None:
     """More steps than are summed at once, in less than a second."""
     clock = Clock()
-    fast = LimitGauge(MODEL, Rated(item=2, copy=1e8, flops=1e18), clock)
+    fast = RooflineGauge(MODEL, GpuSpecs(item=2, copy=1e8, flops=1e18), clock)
     made = engine(clock, 0.02, 1)  # 0.02 times the least time of MEMORY: twice that of memory 100 times as fast
     made.limit = fast
     values: set[float] = set()
@@ -175,7 +175,7 @@ def test_many_steps_a_second_are_taken_in_part_by_part() -> None:
 
 
 def test_products_count_where_they_take_longer_than_their_weights() -> None:
-    machine = Rated(item=2, copy=1e6, flops=1e6)
+    machine = GpuSpecs(item=2, copy=1e6, flops=1e6)
     assert machine.layer_seconds(np.array([0.0, 1.0, 100.0]), 1000).tolist() == [0.0, 2e-3, 0.2]
     names = ("own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
     steps = dict.fromkeys(names, np.zeros(1)) | {"rows": np.array([100.0])}
@@ -205,7 +205,7 @@ def test_steps_that_an_h200_was_measured_at_stay_below_its_data_sheet(
     plan.lengths[:] = own + (prefix if groups else 0)
     steps = Steps()
     steps.note(plan)
-    least = limit_seconds(steps.columns(), model, Rated(item=2, copy=copy, flops=flops))
+    least = limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=copy, flops=flops))
     assert 1e3 * least / ms == pytest.approx(share, abs=0.01)
 
 

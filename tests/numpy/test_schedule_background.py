@@ -7,8 +7,8 @@ import pytest
 from schedule_drive import EOS, VOCAB, Drive
 
 from penstock.request import SamplingParams
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.rows import BACKGROUND, RUNNING
+from penstock.schedule.scheduler_config import SchedulerConfig
 
 LONG = SamplingParams(max_tokens=300, ignore_eos=True, seed=1)
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True, seed=2)

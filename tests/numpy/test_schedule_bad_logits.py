@@ -7,8 +7,8 @@ import pytest
 
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import ERROR
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
 
 PROMPT = list(range(10, 60))  # three full blocks

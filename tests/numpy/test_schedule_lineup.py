@@ -7,10 +7,10 @@ import pytest
 
 from penstock.request import Request, SamplingParams
 from penstock.schedule import batch_order as batch_order_file
-from penstock.schedule.blocks import BlockPool
-from penstock.schedule.request_state import ForkGroup, Groups, RequestState
 from penstock.schedule.batch_order import BatchOrder
+from penstock.schedule.blocks import BlockPool
 from penstock.schedule.prefix_groups import SharingCosts
+from penstock.schedule.request_state import ForkGroup, Groups, RequestState
 from penstock.schedule.rows import FREE, RUNNING, Rows
 
 

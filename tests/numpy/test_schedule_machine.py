@@ -161,7 +161,7 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
 
 def test_prefix_groups_that_are_found_anew_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with very many units: rows come and go between two findings, and fork groups' slots are used again."""
-    monkeypatch.setattr(lineup, "_FEW", 0)
+    monkeypatch.setattr(batch_order, "_FEW", 0)
     seen: Counter[str] = Counter()
     for seed in range(6):
         seen += happened(tight_replay(seed, lag=1)) + happened(random_replay(seed, lag=1))

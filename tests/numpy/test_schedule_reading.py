@@ -11,10 +11,10 @@ import pytest
 
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas
-from penstock.schedule.request_state import Groups, RequestState
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.output_processor import OutputProcessor
+from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import AT_END, DRAINED, EACH_TOKEN, ENDED, FREE, ON_WATCH, PREEMPTED, RUNNING, Rows
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan, StepTokens, TokenLogprobs
 from penstock.schedule.stop_token_masks import StopTokenMasks
 

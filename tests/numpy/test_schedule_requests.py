@@ -9,8 +9,8 @@ from schedule_drive import EOS, VOCAB, Drive
 from penstock.errors import ContextLengthError, UsageError
 from penstock.request import Request, SamplingParams
 from penstock.schedule.request_state import RequestState, sampling_columns, wants_of
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import (
     WANTS_BIAS,
     WANTS_FILTER,

@@ -12,18 +12,18 @@ import msgspec
 from fake_runner import SHAPE, FakeRunner, Shape
 
 from penstock.config import Config
+from penstock.engine.build_engine import EngineFacts
 from penstock.engine.engine import Engine
-from penstock.engine.hardware import LimitGauge, ModelSizes
-from penstock.engine.open import EngineFacts
 from penstock.engine.process import main
-from penstock.execute.rated import Rated
-from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.engine.roofline import ModelSizes, RooflineGauge
+from penstock.execute.gpu_specs import GpuSpecs
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 
 COMMAND = (sys.executable, __file__)
 # Made up, so that there is a gauge: reading these weights takes 0.2 ms, and steps 1 ms unless told otherwise.
 MODEL = ModelSizes(layers=1, hidden=64, heads=1, head_dim=1, vocab=256, layer_weights=100_000, kv_numbers=1)
-MACHINE = Rated(item=2, copy=1e9, flops=1e15)
+MACHINE = GpuSpecs(item=2, copy=1e9, flops=1e15)
 
 
 def open_fake(config: Config) -> tuple[Engine, EngineFacts]:
@@ -48,7 +48,7 @@ def open_fake(config: Config) -> tuple[Engine, EngineFacts]:
         vocab_size=shape.vocab_size,
         eos_token_ids=(),
     )
-    limit = LimitGauge(MODEL, MACHINE)
+    limit = RooflineGauge(MODEL, MACHINE)
     return Engine(scheduler, FakeRunner(folder, shape), config.schedule.steps_ahead, limit), facts
 
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, News
-from penstock.engine.client import Asked, Client, error_of
+from penstock.engine.build_engine import EngineFacts
+from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepOutputs
+from penstock.engine.client import Client, PendingRequest, error_of
 from penstock.engine.engine import Refused
 from penstock.engine.logprobs import LazyLogprobs
-from penstock.engine.open import EngineFacts
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError
 from penstock.request import Delta, PositionLogprobs, Request, SamplingParams
@@ -38,7 +38,7 @@ PART = 65_536  # tokens of a message that are read in one turn of the loop; abou
 class Stream:
     """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader."""
 
-    def __init__(self, asked: Asked, cancel: Callable[[Asked], None]) -> None:
+    def __init__(self, asked: PendingRequest, cancel: Callable[[PendingRequest], None]) -> None:
         self.asked = asked
         self._cancel = cancel
         self._news: list[Delta] = []  # what the reader hasn't taken
@@ -87,7 +87,7 @@ class Stream:
             self.cancel()  # a reader that goes away early frees the blocks; after the last delta it changes nothing
 
     def push(self, news: list[Delta]) -> None:
-        """News; the list is the stream's from here on. None come after the end."""
+        """StepOutputs; the list is the stream's from here on. None come after the end."""
         if self._news:
             for delta in news:
                 if isinstance(delta.logprobs, LazyLogprobs):  # a reader that is behind keeps no message after message
@@ -282,7 +282,7 @@ class AsyncClient:
             self._since_cut = 0
             self._end.send_down(Cancel(*word))
 
-    def _cancel(self, asked: Asked) -> None:
+    def _cancel(self, asked: PendingRequest) -> None:
         self._streams.pop(asked.request_id, None)
         if not self._closing and self._dead is None:
             self._client.cancel(asked)
@@ -302,7 +302,7 @@ class AsyncClient:
                 if isinstance(word, Failed):
                     self._fail(error_of(Refused(-1, word.kind, word.message, word.param)))
                     return
-                if isinstance(word, News):
+                if isinstance(word, StepOutputs):
                     await self._news(word)
         except EngineError as error:
             self._fail(error)
@@ -311,7 +311,7 @@ class AsyncClient:
             failure.__cause__ = error
             self._fail(failure)
 
-    async def _news(self, word: News) -> None:
+    async def _news(self, word: StepOutputs) -> None:
         if word.stats is not None:
             completed = word.stats["completed_steps"]
             if completed != self._stats.get("completed_steps"):
@@ -334,7 +334,7 @@ class AsyncClient:
 
     def _deltas(self, news: Deltas) -> None:
         by_request: dict[int, list[Delta]] = {}
-        for delta in self._client.take(news):
+        for delta in self._client.process(news):
             by_request.setdefault(delta.request_id, []).append(delta)
         for request_id, deltas in by_request.items():
             stream = self._streams.get(request_id)

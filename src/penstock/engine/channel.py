@@ -20,9 +20,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from penstock.engine.build_engine import EngineFacts
+from penstock.engine.client_ids import ClientIds
 from penstock.engine.engine import Refused
-from penstock.engine.open import EngineFacts
-from penstock.engine.owners import Owners
 from penstock.errors import EngineError
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
@@ -63,7 +63,7 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     param: str | None
 
 
-class News(msgspec.Struct, tag="news", frozen=True):
+class StepOutputs(msgspec.Struct, tag="news", frozen=True):
     """Up: what one step brought, and the engine's stats now and then."""
 
     deltas: Deltas | None
@@ -72,7 +72,7 @@ class News(msgspec.Struct, tag="news", frozen=True):
 
 
 Down = Ask | Cancel | Close
-Up = Ready | Failed | News
+Up = Ready | Failed | StepOutputs
 
 
 def _pack(value: Any) -> Any:
@@ -151,7 +151,7 @@ class EngineEnd:
         self._poller = zmq.Poller()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._clients: dict[zmq.Socket[bytes], int] = {}  # by socket, and by the monitor that tells of its end
-        self.owners = Owners(len(addresses))
+        self.owners = ClientIds(len(addresses))
         for client, address in enumerate(addresses):
             self._connect(client, address)
 
@@ -172,7 +172,7 @@ class EngineEnd:
 
     def send_up(self, word: Up) -> None:
         """To all clients; of news, to each what is its own."""
-        if not isinstance(word, News) or self.owners.count == 1:
+        if not isinstance(word, StepOutputs) or self.owners.count == 1:
             data = self._wire.encode(word)
             for socket in self._sockets.values():
                 socket.send(data, copy=False)
@@ -180,7 +180,7 @@ class EngineEnd:
         deltas = self.owners.deltas(word.deltas)
         refused = self.owners.refused(word.refused)
         for client, socket in self._sockets.items():
-            part = News(deltas.get(client), refused.get(client, []), word.stats)
+            part = StepOutputs(deltas.get(client), refused.get(client, []), word.stats)
             if part.deltas is not None or part.refused or part.stats is not None:
                 socket.send(self._wire.encode(part), copy=False)
 

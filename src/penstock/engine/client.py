@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock import errors
+from penstock.engine.build_engine import EngineFacts
 from penstock.engine.engine import Refused
 from penstock.engine.logprobs import LazyLogprobs
-from penstock.engine.open import EngineFacts
-from penstock.engine.sample_text import SampleText
+from penstock.engine.sample_decoder import SampleDecoder
 from penstock.errors import PenstockError, UsageError
 from penstock.request import FINISH_REASONS, Delta, PositionLogprobs, Request, SamplingParams, check_request
 from penstock.schedule.deltas import ERROR, GOES_ON, STOP, Deltas, PromptNews
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class PendingRequest:
     """A request that has not been answered in full."""
 
     request_id: int
@@ -40,7 +40,7 @@ class Asked:
     stream: bool
     stops: StopStrings | None
     remaining: int
-    samples: dict[int, SampleText] = field(default_factory=dict)  # those that have had news before their end
+    samples: dict[int, SampleDecoder] = field(default_factory=dict)  # those that have had news before their end
     over: set[int] = field(default_factory=set)  # samples that have ended
     num_cached_tokens: int = 0
     waited: float = 0.0  # seconds in the engine's line
@@ -61,7 +61,7 @@ class Client:
         """on_fault: takes (request id, exception) of a request whose news could not be made into text; it has been
         ended, the others' news go on. None: the exception is raised by take()."""
         self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, PendingRequest] = {}
         self._ids = itertools.count()
 
     def submit(
@@ -74,7 +74,7 @@ class Client:
         background: bool = False,
         tenant: int = 0,
         salt: int = 0,
-    ) -> Asked:
+    ) -> PendingRequest:
         """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served."""
         span = (min(prompt_ids), max(prompt_ids)) if len(prompt_ids) else None
         check_request(len(prompt_ids), span, params, self.facts.max_model_len, self.facts.vocab_size)
@@ -85,7 +85,7 @@ class Client:
             stops = self.tokenizer.stop_strings(params.stop_strings, skip_special_tokens=params.skip_special_tokens)
         request_id = next(self._ids)
         count = params.n if samples is None else len(samples)
-        asked = Asked(request_id, list(prompt_ids), params, stream, stops, count)
+        asked = PendingRequest(request_id, list(prompt_ids), params, stream, stops, count)
         self._send(
             Request(
                 request_id=request_id,
@@ -102,7 +102,7 @@ class Client:
         self.asked[request_id] = asked  # after sending, which may raise: what never went down is not waited for
         return asked
 
-    def cancel(self, asked: Asked) -> None:
+    def cancel(self, asked: PendingRequest) -> None:
         """Ends a request whose answer nobody wants any more."""
         if self.asked.pop(asked.request_id, None) is not None:
             self._send((asked.request_id, None))
@@ -115,7 +115,7 @@ class Client:
         """A request that the engine will never run is waited for no more."""
         self.asked.pop(request_id, None)
 
-    def take(self, up: Deltas) -> list[Delta]:
+    def process(self, up: Deltas) -> list[Delta]:
         """Makes deltas of one message, in its order."""
         for news in up.prompts:
             try:
@@ -123,7 +123,7 @@ class Client:
             except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
                 self._fault(news.request, error)
         out: list[Delta] = []
-        late: list[tuple[Delta, Asked]] = []  # whole samples without stop strings: decoded together
+        late: list[tuple[Delta, PendingRequest]] = []  # whole samples without stop strings: decoded together
         # Whole columns become lists at once: taking numbers out of arrays one by one was a third of this loop.
         columns = up.request.tolist(), up.sample.tolist(), up.finish.tolist(), up.stop_id.tolist()
         start, every = up.start.tolist(), up.tokens.tolist()
@@ -154,18 +154,24 @@ class Client:
     # --- one sample ---------------------------------------------------------------------------------------------------
 
     def _news(
-        self, asked: Asked, index: int, tokens: list[int], finish: int, scores: LazyLogprobs | None, out: list[Delta]
+        self,
+        asked: PendingRequest,
+        index: int,
+        tokens: list[int],
+        finish: int,
+        scores: LazyLogprobs | None,
+        out: list[Delta],
     ) -> Delta:
         """News of a sample that keeps a state: streamed, or with stop strings."""
         text = asked.samples.get(index)
         if text is None:
-            text = asked.samples[index] = SampleText(asked.params, asked.stops, self.tokenizer, asked.stream)
+            text = asked.samples[index] = SampleDecoder(asked.params, asked.stops, self.tokenizer, asked.stream)
         delta = text.take(asked.request_id, index, tokens, finish, scores)
         if asked.stream or finish != GOES_ON or delta.stop_reason is not None:
             out.append(delta)
         return delta
 
-    def _finish(self, asked: Asked, delta: Delta, finish: int, stop_id: int) -> None:
+    def _finish(self, asked: PendingRequest, delta: Delta, finish: int, stop_id: int) -> None:
         stopped = delta.stop_reason is not None  # by a stop string, which the engine doesn't know of
         if stopped:
             delta.finish_reason = "stop"
@@ -185,13 +191,13 @@ class Client:
         if not asked.remaining:
             self.asked.pop(asked.request_id, None)
 
-    def _decode(self, late: list[tuple[Delta, Asked]]) -> None:
+    def _decode(self, late: list[tuple[Delta, PendingRequest]]) -> None:
         """Decodes whole samples, many in one call."""
         if self.tokenizer is None:
             return
         for skip in (True, False):
             mine = [(d, a) for d, a in late if a.params.detokenize and a.params.skip_special_tokens is skip]
-            kept = [spoken(d.token_ids, d.finish_reason, a.params) for d, a in mine]
+            kept = [visible_tokens(d.token_ids, d.finish_reason, a.params) for d, a in mine]
             try:
                 texts = self.tokenizer.decode_batch(kept, skip_special_tokens=skip) if kept else []
             except Exception:  # noqa: BLE001  whose it is shows when each is decoded alone
@@ -227,7 +233,7 @@ class Client:
             asked.prompt_logprobs = [None, *found]
 
 
-def spoken(tokens: list[int], finish: str | None, params: SamplingParams) -> list[int]:
+def visible_tokens(tokens: list[int], finish: str | None, params: SamplingParams) -> list[int]:
     """The tokens whose text is shown: all but an end or stop token, unless that was asked for."""
     if finish == "stop" and not params.include_stop_str_in_output:
         return tokens[:-1]

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.engine.hardware import LimitGauge
+from penstock.engine.roofline import RooflineGauge
 from penstock.errors import EngineError, FaultError, PenstockError
 from penstock.request import Request
 from penstock.schedule.deltas import Deltas
@@ -33,7 +33,7 @@ class Engine:
     """A scheduler and a runner, turned by step(). `limit`: where it is known what the hardware can do at most."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, steps_ahead: int = 1, limit: LimitGauge | None = None
+        self, scheduler: Scheduler, runner: Runner, steps_ahead: int = 1, limit: RooflineGauge | None = None
     ) -> None:
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()

@@ -19,10 +19,10 @@ import msgspec
 
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient, EngineProcess
+from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd, Failed, Ready, Up
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
-from penstock.engine.open import EngineFacts
 from penstock.engine.watchdog import STEP_TIMEOUT, tell_stacks
 from penstock.errors import CapacityError, EngineError
 

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from penstock.config import Config
-from penstock.engine.channel import Ask, EngineEnd, Failed, Left, News, Ready
+from penstock.engine.build_engine import EngineFacts, build_engine
+from penstock.engine.channel import Ask, EngineEnd, Failed, Left, Ready, StepOutputs
 from penstock.engine.engine import Engine, Refused
-from penstock.engine.lifeline import begin_child
-from penstock.engine.open import EngineFacts, open_engine
+from penstock.engine.parent_death import begin_child
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import EngineError, PenstockError
 
@@ -37,7 +37,7 @@ class Start(msgspec.Struct):
     stacks: int = 2  # the descriptor that they are written to when no step is completed
 
 
-def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = open_engine) -> int:
+def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) -> int:
     """`open` makes the engine of a config; benchmarks bring one that computes nothing."""
     begin_child()
     line = sys.stdin.buffer.readline()
@@ -96,7 +96,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         stats = engine.stats() if idle or now - told > STATS_EVERY else None
         told = now if stats is not None else told
         if stats is not None or refused or (deltas is not None and (deltas.count or deltas.prompts)):
-            end.send_up(News(deltas, refused, stats))
+            end.send_up(StepOutputs(deltas, refused, stats))
 
 
 def _end_with_parent() -> None:

@@ -23,14 +23,12 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute import packing
 from penstock.execute.asked import Asked
 from penstock.execute.device_rows import DeviceRows
-from penstock.execute.flights import Outcome
+from penstock.execute.executor import Outcome
 from penstock.execute.graphs import Captured, Graphs
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.limits import graph_bytes
 from penstock.execute.packing import Packed
-from penstock.execute.row_draw import EVERY, MOST, PLAIN, RowDraw
-from penstock.execute.sampler import Logprobs, Sampler
-from penstock.execute.sizes import (
+from penstock.execute.padding import (
     CHUNK_GRAPHS,
     GRAPH_ROWS,
     chunk_capacity,
@@ -39,6 +37,8 @@ from penstock.execute.sizes import (
     padded,
     padded_tokens,
 )
+from penstock.execute.row_draw import EVERY, MOST, PLAIN, RowDraw
+from penstock.execute.sampler import Logprobs, Sampler
 from penstock.execute.staging import Staging
 from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
 from penstock.kernels.ops import RowOps
@@ -47,7 +47,7 @@ from penstock.schedule.step import WANTS_LOGPROBS, Int32, StepPlan
 
 
 @dataclass(slots=True)
-class Columns:
+class StepTensors:
     """A step's tokens, rows first: what `prepare` and the chunks write and the layers read."""
 
     tokens: Tensor  # [tokens] int64
@@ -55,7 +55,7 @@ class Columns:
     slots: Tensor  # [tokens] int64
 
     @classmethod
-    def of(cls, tokens: int, device: torch.device) -> Columns:
+    def of(cls, tokens: int, device: torch.device) -> StepTensors:
         return cls(*(torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)))
 
 
@@ -76,7 +76,7 @@ class DeviceStep:
         self.max_rows = rows.length.shape[0] - 1
         capacity, device = padded(self.max_rows), rows.device
         self.staging = Staging(capacity, group_capacity(capacity), device)
-        self.columns = Columns.of(padded_tokens(capacity + max_tokens), device)
+        self.columns = StepTensors.of(padded_tokens(capacity + max_tokens), device)
         self.draw = RowDraw(model, ops, rows, kv.slot_token, sampler.slice_rows, capacity)
         width = rows.block_table.shape[1]
         self.group_blocks = torch.zeros(group_capacity(capacity), width, dtype=torch.int32, device=device)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.execute.sizes import WHOLE_ROWS
+from penstock.execute.padding import WHOLE_ROWS
 
 CAPTURE_SECONDS = 6.0
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.execute.asked import Asked
 from penstock.execute.batch import chunk_positions, chunk_slots
-from penstock.execute.sizes import chunk_capacity
+from penstock.execute.padding import chunk_capacity
 from penstock.execute.staging import Place, Staging
 from penstock.kernels.inputs import PrefillInputs
 from penstock.kernels.ops import RowOps

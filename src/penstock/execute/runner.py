@@ -15,15 +15,15 @@ from penstock.execute.asked import Asked
 from penstock.execute.batch import build_batch
 from penstock.execute.device_rows import DeviceRows
 from penstock.execute.device_step import DeviceStep
-from penstock.execute.flights import Lane, Outcome, StepFlight
+from penstock.execute.executor import Executor, Outcome, StepFlight
+from penstock.execute.gpu_specs import rated
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.limits import BatchLimits, Limits
-from penstock.execute.rated import rated
 from penstock.execute.sampler import Sampler
 from penstock.execute.warm import warm
 from penstock.kernels.choose import choose_rows
 from penstock.kernels.ops import Ops
-from penstock.kernels.sharing import sharing_times
+from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.models.decoder import Decoder
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
@@ -42,9 +42,9 @@ class TorchRunner:
         limits: Limits,
         end_ids: tuple[int, ...],
         sampling_defaults: dict[str, float | int],
-        lane: Lane,
+        executor: Executor,
     ) -> None:
-        self._lane = lane
+        self._executor = executor
         config, device = model.config, model.device
         self.model_config = config
         self.rated = rated(device, model.dtype)
@@ -55,7 +55,7 @@ class TorchRunner:
         self.vocab_size = config.vocab_size
         self.eos_token_ids = end_ids
         self.sampling_defaults = sampling_defaults
-        times = sharing_times(ops, config.heads, config.kv_heads, config.head_dim, model.dtype, device)
+        times = prefix_cost_times(ops, config.heads, config.kv_heads, config.head_dim, model.dtype, device)
         self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -69,13 +69,13 @@ class TorchRunner:
         self._state: _State | DeviceStep | None = _state(model, ops, limits, end_ids, kv)
 
     def capture(self, grouping: bool) -> None:
-        """On CUDA, once, before the first launch, in a lane's call: captures the steps that graphs are for."""
+        """On CUDA, once, before the first launch, in an executor's call: captures the steps that graphs are for."""
         if isinstance(self._state, DeviceStep) and self._state.rows.device.type == "cuda":
             self._about["graphs"] = self._state.capture(grouping)
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
-        return self._lane.launch(lambda: self._run(plan), self._look)
+        return self._executor.launch(lambda: self._run(plan), self._look)
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)
@@ -83,7 +83,7 @@ class TorchRunner:
     def close(self) -> None:
         """Ends the device's thread and lets go of weights, KV and rows. Flights that wait fail. Twice is once."""
         if self._state is not None:
-            self._lane.close()
+            self._executor.close()
             self._state = None
 
     def _look(self, tokens: StepTokens) -> None:

@@ -32,7 +32,7 @@ def print_doctor(config: Config) -> None:
 
     Raises UsageError, CheckpointError or CapacityError: what opening this model here would raise.
     """
-    from penstock.execute.ranks import find_device, find_dtype
+    from penstock.execute.open_runner import find_device, find_dtype
 
     _print("versions", versions())
     _print("machine", machine())
@@ -95,7 +95,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     which has shapes alone."""
     import torch
 
-    from penstock.engine.open import model_folder
+    from penstock.engine.build_engine import model_folder
     from penstock.execute.limits import batch_limits, free_memory, with_kv
     from penstock.kernels.choose import choose
     from penstock.models.decoder import Decoder
@@ -146,7 +146,7 @@ def _device(device: torch.device) -> str:
 
 
 def _dtype(config: Config, device: torch.device, dtype: torch.dtype) -> str:
-    from penstock.execute.ranks import cpu_multiplies_bfloat16
+    from penstock.execute.open_runner import cpu_multiplies_bfloat16
 
     if config.model.dtype != "auto":
         return f"{_name(dtype)} (as --dtype says)"

@@ -91,7 +91,7 @@ class Speed:
         }
 
 
-def run_monkeys(config: Config, options: Options, open_engine: OpenLLM = open_llm) -> dict[str, Any]:
+def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_llm) -> dict[str, Any]:
     """The whole job: draws what isn't drawn yet, prints the table, writes the files. Gives back the summary.
 
     Raises UsageError for a broken problem file or too few shots, JournalError for an output that cannot be written or
@@ -101,7 +101,7 @@ def run_monkeys(config: Config, options: Options, open_engine: OpenLLM = open_ll
     made = _make_folder(options.out)
     try:
         with Journal(options.out / "samples.jsonl", _fingerprint(config, options, work)) as journal:
-            speed, errors, engine = _draw_missing(config, options, work, journal, open_engine)
+            speed, errors, engine = _draw_missing(config, options, work, journal, build_engine)
             tallies, reasons = count_rows(work.asked, journal.rows(), errors)
             if not any(len(tally.answers) == options.sampling.n for tally in tallies):
                 raise ContextLengthError(f"no problem could be sampled in full: {next(iter(errors.values()))}")
@@ -167,7 +167,7 @@ def _settings(config: Config, options: Options) -> dict[str, Any]:
 
 
 def _draw_missing(
-    config: Config, options: Options, work: Work, journal: Journal, open_engine: OpenLLM
+    config: Config, options: Options, work: Work, journal: Journal, build_engine: OpenLLM
 ) -> tuple[dict[str, Any], dict[int, str], dict[str, Any]]:
     """Draws what the journal doesn't hold. Gives the speed, the problems' errors and the engine's own figures."""
     todo = _todo(options, work, journal)
@@ -175,7 +175,7 @@ def _draw_missing(
         before, engine = _earlier(options.out)
         return before, {}, engine
     begin = time.monotonic()
-    with open_engine(config) as llm:
+    with build_engine(config) as llm:
         loaded = time.monotonic() - begin
         speed, errors = _draw(llm, options, work, todo, journal)
         figures = {"load_seconds": round(loaded, 3), **llm.stats()}

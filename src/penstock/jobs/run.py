@@ -49,7 +49,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = open_llm) -> Outcome:
+def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = open_llm) -> Outcome:
     """Runs every row of `source` that `out` doesn't hold yet.
 
     Raises UsageError with the row's number for a broken file, and when all that `out` holds at the end is errors;
@@ -66,7 +66,7 @@ def run_file(source: Path, out: Path, config: Config, open_engine: OpenLLM = ope
         if len(journal) < found.rows:
             if len(journal):
                 _say(f"{len(journal):,} of {found.rows:,} rows are done; going on")
-            with open_engine(config) as llm:
+            with build_engine(config) as llm:
                 _run_rows(llm, source, config.model.seed, journal, outcome)
         first = _count_failed(journal, outcome)
         _say(_closing(outcome, out))

@@ -1,6 +1,6 @@
 """The machine of a run, measured: what its memory and its matrix units do, by a short probe on random data.
 
-engine/hardware.py makes of it the least time of a work's steps: products at the rate measured here for so many rows,
+engine/roofline.py makes of it the least time of a work's steps: products at the rate measured here for so many rows,
 all that is read at copy speed. It knows no engine.
 """
 

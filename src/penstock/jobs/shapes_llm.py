@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.hardware import limit_seconds
+from penstock.engine.roofline import limit_seconds
 from penstock.errors import EngineError, PenstockError
 from penstock.jobs.shapes_limit import Machine, probe
 from penstock.jobs.shapes_model import Shape
@@ -74,7 +74,7 @@ def main() -> int:
 
 def run_session(spec: Session, put: Put) -> None:
     """Puts {"machine"}, {"ready"}, and for each work {"begin"} and then its result. Raises PenstockError."""
-    from penstock.execute.ranks import find_device, find_dtype
+    from penstock.execute.open_runner import find_device, find_dtype
     from penstock.llm import LLM
 
     known = family(spec.shape)

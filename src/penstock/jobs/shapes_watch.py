@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Any, Protocol
 
-from penstock.engine.hardware import Steps
+from penstock.engine.roofline import Steps
 from penstock.schedule.step import Flight, Runner, StepPlan, StepTokens
 
 

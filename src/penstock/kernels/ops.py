@@ -95,7 +95,7 @@ class Ops:
 @dataclass(slots=True, frozen=True)
 class RowOps:
     """Operations that read and write the rows' columns on the device by row id, so that nothing of a step depends on
-    what the host would have to ask. `rows` is an object with the columns of `kernels.triton.columns.RowColumns`.
+    what the host would have to ask. `rows` is an object with the columns of `kernels.triton.row_columns.RowColumns`.
 
     Only a column of kernels that has all of them has any; a runner without them gathers what a step needs.
     """

@@ -34,7 +34,7 @@ from penstock.text.sandbox_process import ChatJob
 from penstock.vllm_arguments import check_call, engine_knobs
 
 if TYPE_CHECKING:
-    from penstock.engine.client import Asked
+    from penstock.engine.client import PendingRequest
     from penstock.engine.engine import Engine
     from penstock.text.tokenizer import Tokenizer
 
@@ -71,8 +71,8 @@ class LLM:
     vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
+        from penstock.engine.build_engine import build_engine, model_folder
         from penstock.engine.client import Client
-        from penstock.engine.open import model_folder, open_engine
 
         own, told = engine_knobs(str(model), knobs)
         for line in told:
@@ -82,7 +82,7 @@ class LLM:
         with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
             skip = self.config.model.skip_tokenizer_init
             reading = None if skip else beside.submit(_read_tokenizer, folder)
-            self._engine, self.facts = open_engine(self.config, folder)
+            self._engine, self.facts = build_engine(self.config, folder)
         try:
             self._tokenizer = None if reading is None else reading.result()
         except BaseException:
@@ -248,7 +248,7 @@ class LLM:
 
     def _deltas(
         self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
-    ) -> Generator[tuple[Delta, Asked | None, Prompt]]:
+    ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
         """Submits while rows want work, turns the engine, and hands out deltas with their request and prompt.
 
         A prompt that was refused comes with no request.   after_step: as stream's.
@@ -261,7 +261,7 @@ class LLM:
         if not self._turning.acquire(blocking=False):
             raise UsageError("this LLM is at work: end or close its other generate, chat or stream first")
         source = iter(prompts)
-        known: dict[int, tuple[Asked, Prompt]] = {}
+        known: dict[int, tuple[PendingRequest, Prompt]] = {}
         room = _AHEAD * self.facts.max_num_seqs
         try:
             while True:
@@ -307,7 +307,7 @@ class LLM:
         try:
             with held_interrupts():
                 deltas = self._engine.step()
-                news = self._client.take(deltas) if deltas is not None else []
+                news = self._client.process(deltas) if deltas is not None else []
         except KeyboardInterrupt as pressed:
             if news is None:
                 raise
@@ -347,7 +347,7 @@ class LLM:
         return outs
 
 
-def _collect(out: RequestOutput, delta: Delta, asked: Asked | None, prompt: TextOrIds | None) -> None:
+def _collect(out: RequestOutput, delta: Delta, asked: PendingRequest | None, prompt: TextOrIds | None) -> None:
     if asked is None:
         out.error = delta.error
         return

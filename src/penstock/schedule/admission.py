@@ -2,10 +2,10 @@
 
     waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are left)
 
-First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds up those behind it. The
-forecast says what fits; nothing is reserved. Groups in the background stand behind all others at each of these places,
-leave some rows and blocks free for who comes next, and give rows up where others cannot get in (departure.preempt_background). It
-knows groups, rows, blocks and the tree; not how tokens come back, nor how steps are ordered.
+First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds up those behind it.
+The forecast says what fits; nothing is reserved. Groups in the background stand behind all others at each of these
+places, leave some rows and blocks free for who comes next, and give rows up where others cannot get in
+(`preempt_background`). It knows groups, rows, blocks and the tree; not how tokens come back, nor how steps are ordered.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.forecast import Forecast, LengthModel
-from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
-from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.wait_queue import FairQueue
 from penstock.schedule.prefix_tree import PrefixTree, root_of
+from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
 from penstock.schedule.rows import BACKGROUND, RUNNING, Rows
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Int32, Int64
+from penstock.schedule.wait_queue import FairQueue
 
 _SPARE = 100  # one block in so many is kept free of forecasts
 _AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
@@ -64,7 +64,9 @@ class Admitted:
 class Admission:
     """The line before the rows."""
 
-    def __init__(self, limits: SchedulerConfig, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel) -> None:
+    def __init__(
+        self, limits: SchedulerConfig, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel
+    ) -> None:
         self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
         self.waiting = FairQueue()
         self.behind = FairQueue()  # waiting too, in the background

@@ -12,8 +12,8 @@ import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.prefix_groups import PrefixGroup, SharingCosts, Unit, find_groups
+from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
 

@@ -13,15 +13,15 @@ from collections import Counter
 import numpy as np
 
 from penstock.schedule.admission import Admission
-from penstock.schedule.blocks import BlockPool
-from penstock.schedule.forecast import LengthModel
-from penstock.schedule.request_state import ForkGroup, Groups, RequestState
-from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.batch_order import BatchOrder
-from penstock.schedule.prefix_tree import PrefixTree
-from penstock.schedule.output_processor import OutputProcessor
-from penstock.schedule.rows import BACKGROUND, ENDED, PREEMPTED, RUNNING, Rows
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.deferred_free import DeferredFree
+from penstock.schedule.forecast import LengthModel
 from penstock.schedule.logprob_store import NO_SCORES
+from penstock.schedule.output_processor import OutputProcessor
+from penstock.schedule.prefix_tree import PrefixTree
+from penstock.schedule.request_state import ForkGroup, Groups, RequestState
+from penstock.schedule.rows import BACKGROUND, ENDED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.step import Int32
 
 _TREE_BUDGET = 512  # generated blocks that go into the tree a step

@@ -1,8 +1,8 @@
-"""OutputProcessor: a flight's tokens find their samples, ends are seen, and what goes up is gathered, all in whole columns.
+"""OutputProcessor: a flight's tokens find their samples, ends are seen, what goes up is gathered, all in whole columns.
 
 Output tokens lie in the pool's geometry (`slot_token [blocks, 16]`), and so do their scores where a row asks for
-logprobs (logprob_store.py); both are gathered from there when they go up. It knows rows, tokens and requests' delivery; not
-who is admitted, nor who gets the freed blocks.
+logprobs (logprob_store.py); both are gathered from there when they go up. It knows rows, tokens and requests' delivery;
+not who is admitted, nor who gets the freed blocks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
+from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, Places, TokenScores
 from penstock.schedule.request_state import ForkGroup, Groups
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.rows import DRAINED, EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows, spread
-from penstock.schedule.logprob_store import NO_SCORES, Places, TokenScores, LogprobStore
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, Int64, StepPlan, StepTokens, TokenLogprobs
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
@@ -37,7 +37,9 @@ class Read:
 class OutputProcessor:
     """Reads flights in the order of their launch."""
 
-    def __init__(self, limits: SchedulerConfig, rows: Rows, groups: Groups, slot_token: Int32, watch: StopTokenMasks) -> None:
+    def __init__(
+        self, limits: SchedulerConfig, rows: Rows, groups: Groups, slot_token: Int32, watch: StopTokenMasks
+    ) -> None:
         self.rows, self.groups, self.slot_token, self.watch = rows, groups, slot_token, watch
         self.scores = LogprobStore(len(slot_token))
         self._eos: Bool = np.zeros(limits.vocab_size, np.bool_)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from penstock.config import BLOCK_SIZE
 from penstock.request import MAX_STOP_IDS, Request, SamplingParams
+from penstock.schedule.logprob_store import TokenScores
 from penstock.schedule.prefix_tree import ROOT, root_of
 from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
-from penstock.schedule.logprob_store import TokenScores
 from penstock.schedule.step import (
     WANTS_BIAS,
     WANTS_FILTER,

@@ -14,19 +14,19 @@ import numpy as np
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, check_request
 from penstock.schedule.admission import Admission, Admitted, Chunk
+from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.blocks import BlockPool
-from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.departure import Departure
 from penstock.schedule.forecast import LengthModel
-from penstock.schedule.request_state import Groups, RequestState
-from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.batch_order import BatchOrder
+from penstock.schedule.output_processor import OutputProcessor, mark_drained
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.prompt_outputs import PromptOutputs
-from penstock.schedule.output_processor import OutputProcessor, mark_drained
+from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import RUNNING, Rows
+from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Bool, Int32, Joins, StepPlan, StepTokens
+from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
 _NO_GROWTH: Int32 = np.zeros((0, 3), np.int32)

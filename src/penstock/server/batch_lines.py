@@ -32,7 +32,7 @@ from penstock.server.refusals import HttpError, ModelNotFoundError
 from penstock.server.translate import check_sampling
 
 if TYPE_CHECKING:
-    from penstock.engine.open import EngineFacts
+    from penstock.engine.build_engine import EngineFacts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)

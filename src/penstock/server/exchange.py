@@ -29,7 +29,7 @@ from penstock.server.translate import Aside, Call, chat_call, completion_call, s
 from penstock.server.whole import JSON, PIECE, Whole, Wholes
 
 if TYPE_CHECKING:
-    from penstock.engine.open import EngineFacts
+    from penstock.engine.build_engine import EngineFacts
     from penstock.text.tokenizer import Tokenizer
 
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there

@@ -18,7 +18,7 @@ from penstock.text.sandbox import Done
 from penstock.text.sandbox_process import ChatJob, Job, TextJob
 
 if TYPE_CHECKING:
-    from penstock.engine.open import EngineFacts
+    from penstock.engine.build_engine import EngineFacts
     from penstock.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising

@@ -22,7 +22,7 @@ import uvloop
 
 from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
-from penstock.engine.lifeline import lose_lines
+from penstock.engine.parent_death import lose_lines
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.server.access_log import open_log
 from penstock.server.app import build_app

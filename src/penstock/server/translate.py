@@ -19,7 +19,7 @@ from penstock.server.prompts import Prompt, Sandboxed, chat_prompt, check_id, ch
 from penstock.server.refusals import HttpError
 
 if TYPE_CHECKING:
-    from penstock.engine.open import EngineFacts
+    from penstock.engine.build_engine import EngineFacts
     from penstock.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 65_536  # prompts x n of one body

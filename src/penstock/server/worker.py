@@ -18,7 +18,7 @@ import uvloop
 from penstock.engine.async_client import SharedEngine
 from penstock.engine.channel import ClientEnd, Failed
 from penstock.engine.launch import join
-from penstock.engine.lifeline import begin_child
+from penstock.engine.parent_death import begin_child
 from penstock.errors import PenstockError
 from penstock.server.leaving import leave_soon
 from penstock.server.metrics import Board

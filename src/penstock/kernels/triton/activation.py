@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 _BLOCK = 1024
 
@@ -30,7 +30,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        early = can_start_early(gate_up.device)
+        early = has_pdl(gate_up.device)
         _silu_mul[(rows, triton.cdiv(width, _BLOCK))](
             gate_up, out, width, gate_up.stride(0), EARLY=early, BLOCK=_BLOCK, num_warps=4, launch_pdl=bool(early)
         )

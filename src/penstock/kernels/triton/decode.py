@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, span, walk_row
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
-from penstock.kernels.triton.walk import LOG2_E, nothing_seen, span, walk_row
 
 MOST_SPLITS = 64  # programs that share a row
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.early import release, wait
 from penstock.kernels.triton.noise import LANES, TILES, gumbel, row_keys
+from penstock.kernels.triton.pdl import release, wait
 from penstock.kernels.triton.tile_sums import load_tiles, row_of, state_of
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 _BLOCK = 2048
 
@@ -29,7 +29,7 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
     if ids.shape[0]:
         d = table.shape[1]
         block = min(_BLOCK, triton.next_power_of_2(d))
-        early = can_start_early(table.device)
+        early = has_pdl(table.device)
         _embed[(ids.shape[0], triton.cdiv(d, block))](
             ids, table, out, d, EARLY=early, BLOCK=block, num_warps=4, launch_pdl=bool(early)
         )

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from penstock.kernels.triton.draw import draw_once, read_row
-from penstock.kernels.triton.early import release, wait
 from penstock.kernels.triton.noise import LANES, TILES, gumbel, row_keys
+from penstock.kernels.triton.pdl import release, wait
 from penstock.kernels.triton.tile_sums import load_tiles, row_of
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.early import can_start_early, wait
+from penstock.kernels.triton.pdl import has_pdl, wait
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def linear_one(x: Tensor, weight: Tensor, bias: Tensor | None = None, strip: Str
     strip = strip or strip_of(k)
     assert x.shape == (1, k) and x.stride(1) == 1 and weight.is_contiguous()
     out = torch.empty((1, n), dtype=x.dtype, device=x.device)
-    early = can_start_early(x.device)
+    early = has_pdl(x.device)
     _linear_one[(triton.cdiv(n, strip.outputs),)](
         x, weight, x if bias is None else bias, out, n, K=k, BN=strip.outputs, BK=strip.inputs,
         HAS_BIAS=bias is not None, EARLY=early, num_warps=strip.warps, launch_pdl=bool(early),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 MOST_ROWS = 16
 
@@ -111,7 +111,7 @@ def linear_small(x: Tensor, small: SmallWeight, bias: Tensor | None = None) -> T
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     each = triton.cdiv(triton.cdiv(k, cut.split), cut.inputs) * cut.inputs
     split = triton.cdiv(k, each)
-    early = 2 * can_start_early(x.device)
+    early = 2 * has_pdl(x.device)
     _linear_small[(triton.cdiv(n, cut.outputs), split)](
         x, small.weight, x if bias is None else bias, out, x if split == 1 else small.parts,
         x if split == 1 else small.arrived, m, n, k, x.stride(0), each,

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.reference.tile_draw import TILE
-from penstock.kernels.triton.columns import RowColumns
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.row_columns import RowColumns
 from penstock.kernels.triton.tile_sums import row_of
 
 _SOME, _WARPS = 32, 8
@@ -133,7 +133,7 @@ def _launch(
     m, vocabulary = logits.shape
     tiles = -(-vocabulary // TILE)
     assert logits.stride(1) == 1
-    early = can_start_early(logits.device)
+    early = has_pdl(logits.device)
     _logprobs[(m,)](
         logits, tokens if row_ids is None else row_ids, tokens if asked is None else asked,
         tokens if done is None else done, tokens, peaks, *out, vocabulary, logits.stride(0), tiles, most,

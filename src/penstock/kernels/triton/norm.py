@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -52,7 +52,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
-        early = can_start_early(x.device)
+        early = has_pdl(x.device)
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
             x, x if residual is None else residual, weight, out, rows, x.stride(0), d, eps,

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionInputs
-from penstock.kernels.triton.early import can_start_early, release, wait
 from penstock.kernels.triton.linear_small import SmallWeight
+from penstock.kernels.triton.pdl import has_pdl, release, wait
 
-# Programs that share the pairs of outputs, and how early they let the next kernel in (early.py). ms of a forward of 16
+# Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
 # layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
 # 0.682, and 0.657 where 4,096 let the next in at once. QKV_EARLY must be 1: `_parts` reads ahead of its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
@@ -82,7 +82,7 @@ def norm_gate(
     the sum of x and residual [1, K]."""
     n, k = weight.weight.shape
     out, kept = _empty(x, n // 2), x if residual is None else torch.empty_like(x)
-    early = GATE_EARLY * can_start_early(x.device)
+    early = GATE_EARLY * has_pdl(x.device)
     programs = min(GATE_PROGRAMS, n // 2)
     _norm_gate[(programs,)](
         x, x if residual is None else residual, kept, norm, weight.weight, out, n // 2, eps,
@@ -163,7 +163,7 @@ def norm_qkv(
     residual [1, K]. K and V go to `inputs.slots` of kv [blocks, Hkv, 2, 16, D]. What is turned: `rotary.py`."""
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
-    early = QKV_EARLY * can_start_early(x.device)
+    early = QKV_EARLY * has_pdl(x.device)
     programs = min(QKV_PROGRAMS, n // 2)
     _norm_qkv[(programs,)](
         x, x if residual is None else residual, kept, norm, weight.weight, x if bias is None else bias, cos_sin,

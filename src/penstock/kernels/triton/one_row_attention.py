@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.inputs import AttentionInputs
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.flash_loop import LOG2_E, walk_row
 from penstock.kernels.triton.linear_small import SmallWeight
-from penstock.kernels.triton.walk import LOG2_E, walk_row
+from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 PARTS = 16  # programs that share a row and KV head, at most
 TOKENS = 64  # of a tile; a part has at least one
@@ -149,7 +149,7 @@ def attention_out(
     part = torch.empty((heads, PARTS, width), dtype=torch.float32, device=device)
     lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
     out = torch.empty((1, n), dtype=q.dtype, device=device)
-    can = can_start_early(device)
+    can = has_pdl(device)
     capacity, windowed = decode.table.shape[1] * 16, window is not None
     tokens = TOKENS if width <= 128 else TOKENS // 2
     _parts[(kv_heads, PARTS)](

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.triton.columns import ADJUSTS, WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY, RowColumns
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.row_columns import ADJUSTS, WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY, RowColumns
 from penstock.kernels.triton.tile_sums import row_of
 
 _BLOCK, _WARPS = 8192, 16
@@ -115,7 +115,7 @@ def adjust(
     n, vocabulary = logits.shape
     assert adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary and rows.stop_ids.shape[1] == _STOPS
     if n:
-        early = can_start_early(logits.device)
+        early = has_pdl(logits.device)
         _adjust[(n,)](
             logits, adjusted, adjusted.view(torch.int32), row_ids, rows.done, rows.wants, rows.length,
             rows.prompt_length, rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import LOG2_E, nothing_seen, owner, queries_of, walk
+from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, queries_of, walk
 
 
 @triton.jit(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.walk import LOG2_E, nothing_seen, owner, queries_of, span, walk
+from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, queries_of, span, walk
 
 MOST_PARTS = 8  # programs that share a tile's prefix
 PART_TOKENS = 128  # of a prefix, that one of them takes at least

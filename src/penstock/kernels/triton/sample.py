@@ -19,10 +19,10 @@ from torch import Tensor
 
 from penstock.kernels.inputs import SamplerInputs
 from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE, TILE
-from penstock.kernels.triton.columns import ADJUSTS, NO_TOKEN, RowColumns
 from penstock.kernels.triton.draw import draw_kernel
-from penstock.kernels.triton.early import can_start_early
 from penstock.kernels.triton.filters import filter_kernel
+from penstock.kernels.triton.pdl import has_pdl
+from penstock.kernels.triton.row_columns import ADJUSTS, NO_TOKEN, RowColumns
 from penstock.kernels.triton.tile_sums import LOG2E, tile_sums_kernel
 
 ATTEMPTS = 8
@@ -108,7 +108,7 @@ def _launch(
     rounds = triton.cdiv(tiles, TILES)
     parts = min(rounds, max(1, PROGRAMS // n))
     each = triton.cdiv(rounds, parts)
-    early = can_start_early(logits.device)
+    early = has_pdl(logits.device)
     same = {
         "EARLY": early,
         "launch_pdl": bool(early),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.early import release, wait
+from penstock.kernels.triton.pdl import release, wait
 
 LOG2E = 1.4426950408889634
 

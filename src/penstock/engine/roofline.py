@@ -4,7 +4,7 @@ A step is at least: its matrix products at the machine's rate (or its weights re
 read once (a prefix once a group), attention's own products at the best rate, and the logits read once more for
 sampling. The parts of a step follow each other, so their times add up. `bench shapes` holds works against the rates
 that it measured (jobs/shapes_limit.py), the gauge holds a running engine's steps against the data sheet's
-(execute/rated.py): both are a Machine. It knows step plans, sizes and a clock; no devices.
+(execute/gpu_specs.py): both are a Machine. It knows step plans, sizes and a clock; no devices.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def limit_seconds(steps: Columns, sizes: Sizes, machine: Machine) -> float:
     return float((products + head + attention + (kv + logits) / machine.copy).sum())
 
 
-class LimitGauge:
+class RooflineGauge:
     """Least time over time taken, of the steps of the last second of work.
 
     Taken is what passes from one reading to the next, or from the first launch after a rest: so the host's delays

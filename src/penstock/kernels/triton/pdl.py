@@ -41,6 +41,6 @@ def wait(EARLY: tl.constexpr):
 
 
 @cache
-def can_start_early(device: torch.device) -> int:
+def has_pdl(device: torch.device) -> int:
     """EARLY of kernels on a device: 1 where they may start early, 0 where that doesn't exist."""
     return int(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))

@@ -26,7 +26,7 @@ DATA_SHEETS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rated:
+class GpuSpecs:
     """copy: bytes a second.   flops: operations a second of dense products.   item: bytes of a number.
 
     It is an engine.hardware.Machine.
@@ -47,11 +47,11 @@ class Rated:
         return self.flops
 
 
-def rated(device: torch.device, dtype: torch.dtype) -> Rated | None:
+def rated(device: torch.device, dtype: torch.dtype) -> GpuSpecs | None:
     """None where it isn't known: a CPU, another GPU, a part of one, numbers of other sizes."""
     if device.type != "cuda" or dtype.itemsize != HALF:
         return None
     import torch
 
     found = DATA_SHEETS.get(torch.cuda.get_device_name(device))
-    return None if found is None else Rated(item=dtype.itemsize, copy=found[0], flops=found[1])
+    return None if found is None else GpuSpecs(item=dtype.itemsize, copy=found[0], flops=found[1])

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from penstock.kernels.sharing import MeasuredSharing, SharingTimes
+from penstock.kernels.prefix_cost import MeasuredSharing, PrefixCostTimes
 from penstock.kernels.triton.prefix import tile_members
 
 MEASURED = (MeasuredSharing("NVIDIA H200", member_byte=1.17e-13, member=5.4e-12, tile_byte=1.92e-13, step=5.8e-6),)
 
 
-def sharing(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> SharingTimes:
-    """As `kernels.sharing.Sharing`."""
+def prefix_cost(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> PrefixCostTimes:
+    """As `kernels.prefix_cost.PrefixCost`."""
     found = [measured for measured in MEASURED if measured.device == device]
     return (found or MEASURED)[0].times(kv_heads, width, tile_members(heads // kv_heads, width, dtype))

@@ -1,7 +1,7 @@
 """When attending rows as a prefix group pays: times of a column's attention, as measured on a device.
 
-Each column that groups has a `sharing.py` with its figures; here is their form and what they come to for a model. It
-knows heads and bytes; who shares what is the scheduler's. `benchmarks/prefix_groups.py` measures them, and
+Each column that groups has a `prefix_cost.py` with its figures; here is their form and what they come to for a model.
+It knows heads and bytes; who shares what is the scheduler's. `benchmarks/prefix_groups.py` measures them, and
 docs/design/prefix_groups.md says how well they decide.
 """
 
@@ -17,7 +17,7 @@ from penstock.kernels.ops import Ops
 
 
 @dataclass(slots=True, frozen=True)
-class SharingTimes:
+class PrefixCostTimes:
     """Of one layer's attention of one model, in seconds. The fields are `schedule.prefix_groups.SharingCosts`'s."""
 
     member_token: float  # a row reads a shared token by itself
@@ -37,23 +37,23 @@ class MeasuredSharing:
     tile_byte: float  # seconds a byte that a tile reads
     step: float  # seconds
 
-    def times(self, kv_heads: int, width: int, tile_members: int) -> SharingTimes:
+    def times(self, kv_heads: int, width: int, tile_members: int) -> PrefixCostTimes:
         kv_bytes = 4 * kv_heads * width  # of a token in a layer
-        return SharingTimes(
+        return PrefixCostTimes(
             self.member_byte * kv_bytes, self.member * kv_bytes, self.tile_byte * kv_bytes, tile_members, self.step
         )
 
 
-class Sharing(Protocol):
+class PrefixCost(Protocol):
     """A column's times for a head shape on a device."""
 
-    def __call__(self, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> SharingTimes: ...
+    def __call__(self, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> PrefixCostTimes: ...
 
 
-def sharing_times(
+def prefix_cost_times(
     ops: Ops, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: torch.device
-) -> SharingTimes:
+) -> PrefixCostTimes:
     """Of the column that these ops attend by."""
-    found: Sharing = import_module(f"penstock.kernels.{ops.why['attention'][0]}.sharing").sharing
+    found: PrefixCost = import_module(f"penstock.kernels.{ops.why['attention'][0]}.prefix_cost").prefix_cost
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return found(heads, kv_heads, width, dtype, name)

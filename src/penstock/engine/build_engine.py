@@ -1,4 +1,4 @@
-"""open_engine: a Config -> an engine that is ready, and the facts that its users need.
+"""build_engine: a Config -> an engine that is ready, and the facts that its users need.
 
 It joins demo, weights, execute and schedule; it knows no channel and no text.
 """
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.engine.engine import Engine
-from penstock.engine.hardware import LimitGauge, ModelSizes
+from penstock.engine.roofline import ModelSizes, RooflineGauge
 from penstock.errors import UsageError
-from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
+from penstock.schedule.scheduler_config import SchedulerConfig
 
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
@@ -48,9 +48,9 @@ def model_folder(config: Config) -> Path:
     return find_model(config.model.model, config.model.revision)
 
 
-def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
+def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
     """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already."""
-    from penstock.execute.ranks import attends_groups, open_runner
+    from penstock.execute.open_runner import attends_groups, open_runner
 
     config.check()
     folder = folder or model_folder(config)
@@ -87,8 +87,8 @@ def open_engine(config: Config, folder: Path | None = None) -> tuple[Engine, Eng
     return Engine(scheduler, runner, config.schedule.steps_ahead, limit_of(runner)), facts
 
 
-def limit_of(runner: TorchRunner) -> LimitGauge | None:
+def limit_of(runner: TorchRunner) -> RooflineGauge | None:
     """None where the least time of a step isn't known: the device's rates, or what rows with a window read."""
     if runner.rated is None or runner.model_config.uses_window:
         return None
-    return LimitGauge(ModelSizes.of(runner.model_config), runner.rated)
+    return RooflineGauge(ModelSizes.of(runner.model_config), runner.rated)

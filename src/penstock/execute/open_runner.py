@@ -14,7 +14,7 @@ import torch
 
 from penstock.config import BLOCK_SIZE, Config, Dtype
 from penstock.errors import CapacityError, EngineError, UsageError
-from penstock.execute.flights import Lane, open_lane
+from penstock.execute.executor import Executor, open_executor
 from penstock.execute.limits import batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
@@ -29,15 +29,15 @@ def open_runner(config: Config, folder: Path) -> TorchRunner:
     Raises UsageError, CheckpointError or CapacityError, one line each, before anything is left behind.
     """
     device = find_device(config.model.device)
-    lane = open_lane(device)
+    executor = open_executor(device)
     try:
-        return lane.call(lambda: _open(config, folder, device, lane))
+        return executor.call(lambda: _open(config, folder, device, executor))
     except BaseException:
-        lane.close()
+        executor.close()
         raise
 
 
-def _open(config: Config, folder: Path, device: torch.device, lane: Lane) -> TorchRunner:
+def _open(config: Config, folder: Path, device: torch.device, executor: Executor) -> TorchRunner:
     dtype = find_dtype(config.model.dtype, device)
     model_config = read_model_config(folder)
     generation = read_generation_defaults(folder)
@@ -59,7 +59,7 @@ def _open(config: Config, folder: Path, device: torch.device, lane: Lane) -> Tor
         run_worst_steps(model, ops, limits, grouping)
         block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
         sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
-        runner = TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling(), lane)
+        runner = TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling(), executor)
         runner.capture(grouping)
     return runner
 

@@ -1,4 +1,4 @@
-"""SampleText: one sample's text as it grows, for samples that are streamed or watched for stop strings.
+"""SampleDecoder: one sample's text as it grows, for samples that are streamed or watched for stop strings.
 
 It knows one sample's tokens; nothing of requests and channels.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 
-class SampleText:
+class SampleDecoder:
     """Tokens in, Delta out. A stop string sets `stop_reason` and cuts text and tokens where it was completed."""
 
     def __init__(

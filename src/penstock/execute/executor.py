@@ -1,6 +1,6 @@
-"""Lanes: where launched steps run, in order, and flights: steps that are not read yet.
+"""Executor: where launched steps run, in order, and flights: steps that are not read yet.
 
-It knows work and results; nothing of what a step is. On the CPU the lane is one thread; on CUDA it is a stream, and
+It knows work and results; nothing of what a step is. On the CPU the executor is one thread; on CUDA it is a stream, and
 what comes back lies in pinned memory behind an event.
 """
 
@@ -56,7 +56,7 @@ class StepFlight(Protocol):
     def fetch(self) -> StepTokens: ...
 
 
-class Lane(Protocol):
+class Executor(Protocol):
     """Runs work in the order of its launch."""
 
     def call(self, work: Callable[[], Made]) -> Made:
@@ -67,13 +67,13 @@ class Lane(Protocol):
     def close(self) -> None: ...
 
 
-def open_lane(device: torch.device) -> Lane:
+def open_executor(device: torch.device) -> Executor:
     """A stream on CUDA, a thread on the CPU."""
-    return StreamLane(device) if device.type == "cuda" else ThreadLane()
+    return StreamExecutor(device) if device.type == "cuda" else ThreadExecutor()
 
 
-class ThreadLane:
-    """The CPU's lane. After an error every later step fails with it: the rows' state is not to be trusted any more.
+class ThreadExecutor:
+    """The CPU's executor. After an error every later step fails with it: the rows' state is not to be trusted any more.
 
     The model is loaded in this thread too. OpenMP keeps a team of workers for each thread that ever used it, and once
     there are more of them than processors it stops waiting actively: with a second team in the loading thread a decode
@@ -156,9 +156,9 @@ class _ThreadFlight:
         return tokens
 
 
-class StreamLane:
-    """CUDA's lane: launches go out at once from the caller's thread, on a stream of its own. Once one has failed, later
-    ones fail with it: half a step may have gone out."""
+class StreamExecutor:
+    """CUDA's executor: launches go out at once from the caller's thread, on a stream of its own. Once one has failed,
+    later ones fail with it: half a step may have gone out."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

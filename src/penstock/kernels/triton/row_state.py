@@ -17,8 +17,8 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.reference.tile_draw import BAD_LOGITS
-from penstock.kernels.triton.columns import NO_TOKEN, RowColumns
-from penstock.kernels.triton.early import can_start_early, release, wait
+from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.row_columns import NO_TOKEN, RowColumns
 
 _BLOCK = 256
 _STOPS = 8
@@ -69,7 +69,7 @@ def prepare(
     """
     count = row_ids.shape[0]
     if count:
-        early = can_start_early(row_ids.device)
+        early = has_pdl(row_ids.device)
         _prepare[(triton.cdiv(count, _BLOCK),)](
             row_ids, rows.last_token, rows.length, rows.done, rows.block_table, rows.block_table.stride(0), slot_token,
             token_ids, positions, slots, count, dump_block, SLOTS=BLOCK_SIZE, BLOCK=_BLOCK, EARLY=early,
@@ -112,7 +112,7 @@ def advance(row_ids: Tensor, drawn: Tensor, rows: RowColumns, told: Tensor | Non
     count = row_ids.shape[0]
     assert rows.stop_ids.shape[1] == _STOPS
     if count:
-        early = can_start_early(row_ids.device)
+        early = has_pdl(row_ids.device)
         _advance[(triton.cdiv(count, _BLOCK),)](
             row_ids, drawn, rows.last_token, rows.length, rows.done, rows.limit, rows.ignore_eos, rows.stop_ids,
             rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS, STOPS=_STOPS, BLOCK=_BLOCK, EARLY=early,

@@ -1,4 +1,4 @@
-"""Owners: whose request is whose, where several clients share an engine.
+"""ClientIds: whose request is whose, where several clients share an engine.
 
 Each client counts its requests from 0. The engine's id of a request is the client's times the number of clients, plus
 the client's own number: unique, and it names its owner. It knows ids and columns; no processes, no messages.
@@ -16,7 +16,7 @@ from penstock.schedule.rows import spread
 from penstock.schedule.step import Int64
 
 
-class Owners:
+class ClientIds:
     """Ids of `count` clients; with one client they stay as they are."""
 
     def __init__(self, count: int) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from penstock.kernels.sharing import MeasuredSharing, SharingTimes
+from penstock.kernels.prefix_cost import MeasuredSharing, PrefixCostTimes
 
 MEASURED = MeasuredSharing("cpu", member_byte=7.2e-11, member=6.1e-10, tile_byte=8.3e-11, step=43e-6)
 WHOLE = 1 << 30
 
 
-def sharing(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> SharingTimes:
-    """As `kernels.sharing.Sharing`."""
+def prefix_cost(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> PrefixCostTimes:
+    """As `kernels.prefix_cost.PrefixCost`."""
     return MEASURED.times(kv_heads, width, WHOLE)

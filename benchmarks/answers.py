@@ -202,7 +202,7 @@ def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> 
     for message in messages:
         word = wire.up(message)
         assert isinstance(word, StepOutputs) and word.deltas is not None
-        client.take(word.deltas)
+        client.process(word.deltas)
     return time.thread_time() - begin
 
 

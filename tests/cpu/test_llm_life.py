@@ -241,14 +241,14 @@ def test_ctrl_c_ends_a_generate_and_the_next_one_runs(folder: Path) -> None:
 
 def events_of(llm: LLM, seen: list[Any]) -> Any:
     """Writes into `seen` how many samples ended in each step that was read; gives the after_step that writes "step"."""
-    take = llm._client.take
+    take = llm._client.process
 
     def taking(up: Any) -> Any:
         news = take(up)
         seen.append(sum(delta.finish_reason is not None for delta in news))
         return news
 
-    llm._client.take = taking  # type: ignore[method-assign]
+    llm._client.process = taking  # type: ignore[method-assign]
     return lambda: seen.append("step")
 
 
@@ -287,10 +287,10 @@ def test_ctrl_c_in_the_step_that_ends_samples_hands_them_out_first(folder: Path)
     """They may be the work of minutes, and whoever takes them may have a journal."""
     most = 0
     with open_llm(folder) as llm:
-        real, take = llm._engine.runner, llm._client.take
+        real, take = llm._engine.runner, llm._client.process
         for at in range(1, 9):
             seen: list[Any] = []
-            llm._client.take = take  # type: ignore[method-assign]
+            llm._client.process = take  # type: ignore[method-assign]
             events_of(llm, seen)
             llm._engine.runner = Pressing(real, None, at)  # type: ignore[assignment]
             with pytest.raises(KeyboardInterrupt):

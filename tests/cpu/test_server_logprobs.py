@@ -281,7 +281,7 @@ def test_a_body_is_that_of_the_plain_construction(what: str, tokenizer: Tokenize
 
     other = Client(Facts(), tokenizer, lambda word: None)  # type: ignore[arg-type]
     asked: list[PendingRequest] = [other.submit(ids, sampling) for ids in PROMPTS]
-    deltas = [d for news in news_of(5, PROMPTS, k, stream=False, seed=3) for d in other.take(news)]
+    deltas = [d for news in news_of(5, PROMPTS, k, stream=False, seed=3) for d in other.process(news)]
     want = [
         slow_choice(d.request_id * 5 + d.index, call, d, asked[d.request_id].prompt_logprobs, tokenizer, chat)
         for d in sorted(deltas, key=lambda d: (d.request_id, d.index))
@@ -309,7 +309,7 @@ def test_a_stream_says_the_same(what: str, tokenizer: Tokenizer) -> None:
     asked = [other.submit(ids, sampling, stream=True) for ids in PROMPTS]
     ended: dict[int, Delta] = {}
     for news in news_of(3, PROMPTS, k, stream=True, seed=5):
-        for d in other.take(news):
+        for d in other.process(news):
             mine = ended.setdefault(d.request_id * 3 + d.index, Delta(d.request_id, d.index, logprobs=[]))
             mine.text += d.text
             mine.token_ids += d.token_ids

@@ -1,6 +1,6 @@
 """The engine gives what it gave: the golden record replayed on the CPU, in the ways in which most can go wrong.
 
-All ways, there and on a GPU: `python tests/golden/record.py --check KIND`; tests/gpu/test_golden.py replays the GPU's.
+All ways, on a GPU too: `python tests/golden/record.py --check KIND`; tests/gpu/test_golden_gpu.py replays its record.
 """
 
 from __future__ import annotations

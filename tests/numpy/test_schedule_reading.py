@@ -224,7 +224,7 @@ def test_gather_takes_any_part_of_any_rows(longest: int) -> None:
         rows = draw.integers(0, 10, count).astype(np.int32)
         first = draw.integers(0, LONGEST, count).astype(np.int32)
         stop = np.minimum(first + draw.integers(0, longest + 1, count), LONGEST).astype(np.int32)
-        start, tokens = scene.reading.gather(rows, first, stop)
+        start, tokens = scene.outputs.gather(rows, first, stop)
         want = [
             [int(scene.rows.table[row, p // 16]) * 16 + p % 16 for p in range(a, b)]
             for row, a, b in zip(rows, first, stop, strict=True)

@@ -25,12 +25,12 @@ from typing import Any, cast
 
 import numpy as np
 import uvloop
+from random_tokenizer import write_tokenizer
 
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import StepOutputs, Wire
 from penstock.engine.client import Client
-from penstock.jobs.shapes_tokenizer import write_tokenizer
 from penstock.request import SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas
 from penstock.server import exchange

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from random_tokenizer import write_tokenizer
 from streams_engine import MAX_STEPS
 
-from penstock.jobs.shapes_tokenizer import write_tokenizer
 from penstock.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent

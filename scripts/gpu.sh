@@ -6,8 +6,7 @@
 #   scripts/gpu.sh [--wheels FOLDER] tests [ARGUMENTS]    all of tests/gpu, in WORKERS (8) processes beside each other
 #   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests, one after the other
 #   scripts/gpu.sh [--wheels FOLDER] sanitize [TOOL...]   the kernels' sweeps under compute-sanitizer
-#   scripts/gpu.sh [--wheels FOLDER] shapes [ARGUMENTS]   speed of random models (penstock bench shapes)
-#   scripts/gpu.sh [--wheels FOLDER] side [ARGUMENTS]     beside vLLM (benchmarks/side_by_side.py)
+#   scripts/gpu.sh [--wheels FOLDER] shapes [ARGUMENTS]   speed of random models (benchmarks/shapes.py)
 #   scripts/gpu.sh [--wheels FOLDER] records [ARGUMENTS]  runs for the almanac (scripts/gpu_records.sh)
 #   scripts/gpu.sh [--wheels FOLDER] -- COMMAND...        run any command
 #
@@ -42,8 +41,7 @@ case "$check" in
         ;;
     sanitize) exec scripts/sanitize.sh "$@" ;;
     pytest) exec "$python" -m pytest -q "$@" ;;
-    shapes) exec "$python" -m penstock bench shapes "$@" ;;
-    side) exec "$python" benchmarks/side_by_side.py "$@" ;;
+    shapes) exec "$python" benchmarks/shapes.py "$@" ;;
     records) exec scripts/gpu_records.sh "$@" ;;
     --) exec "$@" ;;
     *)

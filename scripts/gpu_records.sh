@@ -10,12 +10,7 @@ set -euo pipefail
 out=${1:?a folder} tokenizer=${2:?a tokenizer.json} && shift 2
 model=$out/models/llama-3.2-1b
 here=${PYTHON:-python3}
-"$here" - "$model" "$tokenizer" <<'MODEL'
-import sys
-from pathlib import Path
-from penstock.jobs.shapes_model import shape_named, write_model
-write_model(shape_named("llama-3.2-1b"), Path(sys.argv[1]), Path(sys.argv[2]))
-MODEL
+"$here" benchmarks/random_model.py llama-3.2-1b "$model" --tokenizer "$tokenizer"
 
 measure() {  # ENGINE OPTIONS [MORE...]
     local engine=$1 options=$2 && shift 2

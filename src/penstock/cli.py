@@ -269,58 +269,5 @@ def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     print_doctor(config)
 
 
-@bench_app.command(cls=EngineCommand)
-@engine_options("model", "revision", "load_format", "skip_tokenizer_init", "seed", "preempt_every")
-def shapes(
-    *,
-    shape: Annotated[
-        str, typer.Option(help="llama-3.2-1b (with llama-3-8b for one work), llama-3-8b, llama-40m, or tiny.")
-    ] = "llama-3.2-1b",
-    work: Annotated[list[str] | None, typer.Option(help="A work by its name; may be given again. `all`: all.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.json, which gathers, for models and logs.")] = Path(
-        "shapes-out"
-    ),
-    through: Annotated[
-        str, typer.Option(help="llm: ids in, ids out, in one process; http: a server; or both.")
-    ] = "both",
-    seconds: Annotated[float, typer.Option(help="A work's longest; it is cut then.")] = 30.0,
-    minutes: Annotated[
-        float, typer.Option(help="The run's longest; works that don't begin in time are left out.")
-    ] = 9.0,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json (.gz too) or its folder. Left out: the demo's, filled up.")
-    ] = None,
-    problems: Annotated[
-        str | None, typer.Option(help="Problems as `monkeys` takes them. Left out: the demo's.")
-    ] = None,
-    shots: Annotated[
-        str | None, typer.Option(help="Where the examples come from. Left out: the other problems.")
-    ] = None,
-    model_out: Annotated[
-        Path | None, typer.Option(help="Folder for the models, which vLLM loads too. Left out: OUT/models.")
-    ] = None,
-    weights: Annotated[bool, typer.Option(help="Write safetensors too. Off: config alone, engines draw them.")] = False,
-    profile: Annotated[bool, typer.Option(help="Run each work again for the parts of a step.")] = True,
-    serve_options: Annotated[str, typer.Option(help="More words for `penstock serve`, in one text.")] = "",
-    knobs: dict[str, Any],
-) -> None:
-    """Run models of named shapes with random weights.
-
-    Speed, the parts of a step, and per cent of the limit by arithmetic."""
-    import shlex
-
-    from penstock.jobs.shapes import Options, run_shapes
-    from penstock.jobs.shapes_works import WAYS
-
-    usual = Config.of().places()
-    given = {name: value for name, value in knobs.items() if value != getattr(usual[name], name)}
-    options = Options(
-        shape=shape, works=tuple(work or ["all"]), out=out, ways=WAYS if through == "both" else (through,),
-        seconds=seconds, minutes=minutes, tokenizer=tokenizer, problems=problems, shots=shots, model_out=model_out,
-        weights=weights, profile=profile, serve_options=tuple(shlex.split(serve_options)), knobs=given,
-    )  # fmt: skip
-    run_shapes(options)
-
-
 if __name__ == "__main__":
     main()

@@ -222,7 +222,7 @@ ENGINE: dict[str, Argument] = {
     **_all("kv_cache_metrics cudagraph_metrics", (False,), _METRICS),
     **_all("enable_mfu_metrics", bool, "/metrics says how near to the hardware's limit steps come, where it is known"),
     **_all("kv_cache_metrics_sample show_hidden_metrics_for_version", object, _METRICS),
-    **_all("profiler_config", ({},), "`penstock bench shapes` says what the parts of a step take"),
+    **_all("profiler_config", ({},), "benchmarks/shapes.py says what the parts of a step take"),
     **_all("fail_on_environ_validation", bool, "no variables of vLLM's are read"),
     **_all("renderer_num_workers", (1,), "long texts are tokenised beside the server's loop as it is"),
     **_all("served_model_name shutdown_timeout", object, "belongs to a server"),

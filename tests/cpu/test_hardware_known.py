@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from random_model import SHAPES
 from server_fake import FakeEngine
 
 from penstock.config import Config
 from penstock.engine.build_engine import build_engine, limit_of
 from penstock.engine.roofline import ModelSizes
 from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs, rated
-from penstock.jobs.shapes_model import SHAPES
 from penstock.models.model_config import model_config_of
 from penstock.request import Request, SamplingParams
 from penstock.server.metrics import Metrics
@@ -29,7 +29,7 @@ def config_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3-8b"])
-def test_sizes_are_those_that_bench_shapes_reckons_with(name: str) -> None:
+def test_sizes_are_those_that_the_shapes_are_reckoned_with(name: str) -> None:
     sizes, shape = ModelSizes.of(config_of(name)), SHAPES[name]
     for field in ModelSizes.__slots__:
         assert getattr(sizes, field) == getattr(shape, field), field

@@ -1,4 +1,4 @@
-"""`penstock bench shapes` at tiny size: the models it writes, what it computes of steps, and a run from end to end."""
+"""benchmarks/shapes.py at tiny size: the models it writes, what it computes of steps, and a run from end to end."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import shapes
+from random_model import SHAPES, load_format, tensors, write_model
+from random_tokenizer import made_up, rare_pair, write_tokenizer
+from step_limit import Machine
+from step_parts import Ran, part_of_kernel, part_of_operator, split
+from step_watch import Watch
 
 import penstock.kernels
-from penstock.almanac.samples import Samples, from_lists
-from penstock.bench.load import Seen
-from penstock.bench.null_plan import Draw, Plan
-from penstock.bench.null_server import NullServer
 from penstock.demo import model_folder
 from penstock.engine.roofline import limit_seconds
-from penstock.errors import EngineError, UsageError
-from penstock.jobs.shapes import Options, Results, run_shapes
-from penstock.jobs.shapes_http import drive, figures
-from penstock.jobs.shapes_limit import Machine
-from penstock.jobs.shapes_model import SHAPES, has_weights, load_format, tensors, write_model
-from penstock.jobs.shapes_parts import Ran, part_of_kernel, part_of_operator, split
-from penstock.jobs.shapes_start import first_token_seconds
-from penstock.jobs.shapes_tokenizer import made_up, rare_pair
-from penstock.jobs.shapes_watch import Watch
-from penstock.jobs.shapes_works import STOP, body_of, chosen, family, params_of, prompts_of
 from penstock.llm import LLM
 from penstock.models.generation_config import end_ids, read_generation_defaults
 from penstock.models.model_config import read_model_config
@@ -58,7 +50,7 @@ def test_the_folder_is_read_as_any_model(folder: Path) -> None:
     assert (config.hidden_size, config.num_layers, config.vocab_size) == (TINY.hidden, TINY.layers, TINY.vocab)
     ends = end_ids(config, read_generation_defaults(folder))
     assert len(ends) == TINY.ends and len(set(ends)) == TINY.ends and max(ends) < TINY.vocab
-    assert has_weights(folder) and load_format(folder) == "auto"
+    assert load_format(folder) == "auto"
     with LLM(str(folder), **KNOBS) as llm:
         out = llm.generate(["Question: "], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
     assert len(out[0].outputs[0].token_ids) == 5
@@ -85,8 +77,8 @@ def test_a_given_tokenizer_is_taken_gzipped_too(tmp_path: Path) -> None:
     write_model(TINY, tmp_path / "model", source)
     assert Tokenizer.load(tmp_path / "model").vocab_size == TINY.vocab
     assert load_format(tmp_path / "model") == "dummy"
-    with pytest.raises(UsageError, match=r"there is no tokenizer.json at"):
-        write_model(TINY, tmp_path / "other", tmp_path / "nothing")
+    with pytest.raises(SystemExit, match="no vocabulary of 100"):
+        write_tokenizer(tmp_path, source, 100)
 
 
 def test_made_up_words_are_new_and_always_the_same() -> None:
@@ -97,34 +89,8 @@ def test_made_up_words_are_new_and_always_the_same() -> None:
 def test_a_rare_pair_is_in_about_the_share_that_was_asked() -> None:
     pieces = [b"ab"] * 40 + [b"cd"] * 9 + [b" ef"] * 51
     assert rare_pair(pieces, 0.1) == "cd"
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(SystemExit, match="no token"):
         rare_pair([b"1", b"2"], 0.1)
-
-
-# --- works
-
-
-def test_works_are_asked_for_by_name() -> None:
-    works = family("tiny").works
-    assert chosen(works, ["all"]) == list(works)
-    assert [work.name for work in chosen(works, ["one", "monkeys"])] == ["monkeys", "one"]
-    with pytest.raises(UsageError, match=r"no work 'monkey': there are all, monkeys"):
-        chosen(works, ["monkey"])
-    with pytest.raises(UsageError, match="no shape 'gpt'"):
-        family("gpt")
-
-
-def test_a_work_asks_the_same_both_ways() -> None:
-    works = {work.name: work for work in family("llama-3.2-1b").works}
-    stops = works["monkeys-stops"]
-    assert params_of(stops, "qu").stop == ["qu"] and body_of(stops, "m", "text", "qu")["stop"] == ["qu"]
-    assert stops.sampling["stop"] == [STOP]
-    ids = works["128-1024"]
-    asked = prompts_of(ids, TINY, None, None, "run")
-    assert (len(asked), len(asked[0])) == (1000, 128) and asked != prompts_of(ids, TINY, None, None, "again")
-    body = body_of(ids, "m", asked[0], "qu")
-    assert (body["max_tokens"], body["ignore_eos"], body["stream"]) == (1024, True, True)
-    assert not params_of(ids, "qu").detokenize
 
 
 # --- steps
@@ -243,102 +209,26 @@ def test_the_files_that_are_named_hold_kernels() -> None:
     ]
 
 
-# --- what clients bring
-
-
-def two_posts(second: str) -> tuple[Samples, Seen]:
-    """Two requests from 0 to 2 s of the point, 4 tokens in and 10 out, the second with this outcome."""
-    pairs = {
-        "point": "p", "start": 0, "intended": 0.0, "actual": 0.0, "first": 0.5, "end": 2.0, "events": 0, "gaps": [],
-        "prompt_tokens": 4, "output_tokens": 10, "cached_tokens": 0, "asked_prompt": -1, "asked_output": -1,
-        "window": True, "outcome": "ok",
-    }  # fmt: skip
-    samples = from_lists({name: [value, value] for name, value in pairs.items()} | {"outcome": ["ok", second]})
-    seen = Seen(
-        lag_p99=0.0, busy=0.1, late_p99=0.0, late_limit=1.0, events_per_second=0.0, requests_per_second=1.0,
-        processes=1, cpu=0.1, seconds=2.0, again=0, begin=100.0, troubles={second: f"{second} 400"},
-    )  # fmt: skip
-    return samples, seen
-
-
-def test_a_cut_work_takes_the_servers_count() -> None:
-    work = chosen(family("tiny").works, ["monkeys"])[0]
-    whole = figures(work, *two_posts("ok"), {"generation_tokens": 22, "wasted_tokens": 3})
-    assert (whole["output_tokens"], whole["output_tokens_per_second"], whole["cut"]) == (20, 10.0, False)
-    assert whole["thrown_away_percent"] == pytest.approx(100 * 5 / 25)
-    assert (whole["begin"], whole["end"], whole["requests"]) == (100.0, 102.0, 2)
-    cut = figures(work, *two_posts("unfinished"), {"generation_tokens": 17, "wasted_tokens": 3})
-    assert (cut["output_tokens"], cut["cut"], cut["thrown_away_percent"]) == (17, True, None)
-    with pytest.raises(EngineError, match="1 of 2 requests failed: status 400"):
-        figures(work, *two_posts("status"), {})
-
-
-class Nobody:
-    """As much of a server as `drive` asks for."""
-
-    model = "m"
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    def check(self) -> None:
-        """It lives."""
-
-
-def test_a_work_is_driven_all_at_once_and_cut_in_time() -> None:
-    work = chosen(family("tiny").works, ["128-1024"])[0]
-    prompts = prompts_of(work, TINY, None, None, "run")
-    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
-        samples, seen = drive(Nobody(server.port), work, prompts, "", 60.0)  # type: ignore[arg-type]
-        cut, _ = drive(Nobody(server.port), work, prompts, "", 0.05)  # type: ignore[arg-type]
-    assert set(samples.outcome) == {"ok"} and len(samples) == work.count and (samples.intended == 0).all()
-    row = figures(work, samples, seen, {"generation_tokens": 0})
-    assert row["output_tokens"] == samples.events.sum() == sum(len(gaps) + 1 for gaps in samples.gaps)
-    assert 0 < row["first_token_ms_p50"] <= row["first_token_ms_p99"] and row["events_per_second"] > 0
-    assert set(cut.outcome) == {"unfinished"}
-
-
 # --- all of it
 
 
-def test_a_run_from_end_to_end_gathers_its_results(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = Options(shape="tiny", works=("one",), out=tmp_path, ways=("llm",), seconds=60, knobs=KNOBS)
-    run_shapes(first, said.append)
-    second = Options(shape="tiny", works=("128-1024",), out=tmp_path, seconds=60, knobs=KNOBS, profile=False)
-    data = run_shapes(second, said.append)
-    assert set(data["works"]) == {"tiny/one/llm", "tiny/128-1024/llm", "tiny/128-1024/http"}
-    assert json.loads((tmp_path / "results.json").read_text()) == data
-    one, at_once, served = (data["works"][key] for key in ("tiny/one/llm", "tiny/128-1024/llm", "tiny/128-1024/http"))
-    assert one["output_tokens"] == one["steps"] == 64 and one["thrown_away_percent"] == 0.0
-    assert sum(one["parts_ms"].values()) == pytest.approx(one["step_ms"], rel=1e-6)
-    assert 0 < one["limit_percent"] < 100
-    assert at_once["output_tokens"] == served["output_tokens"] == 6 * 12 and at_once["prompt_tokens"] == 6 * 6
-    assert served["prompt_tokens"] == 6 * 6 and served["events_per_second"] > 0
-    summed = json.loads(said[-1])
-    assert set(summed["works"]) == set(data["works"]) and summed["shape"] == "tiny"
-
-
-def test_no_time_and_broken_works_are_told(tmp_path: Path) -> None:
-    said: list[str] = []
-    none = Options(shape="tiny", works=("one",), out=tmp_path, ways=("llm",), minutes=1e-9, knobs=KNOBS)
-    assert run_shapes(none, said.append)["works"] == {}
-    assert any("no time left for one (llm)" in line for line in said)
-    broken = {**KNOBS, "kv_cache_tokens": 100}  # holds no sequence of the shape's length
-    with pytest.raises(EngineError, match=r"1 works gave no figure: one \(llm\): kv_cache_tokens \(100\) holds no"):
-        run_shapes(Options(shape="tiny", works=("one",), out=tmp_path, ways=("llm",), knobs=broken), said.append)
-
-
-def test_bad_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--through must be one of"):
-        Options(shape="tiny", works=("all",), out=tmp_path, ways=("grpc",))
-    with pytest.raises(UsageError, match="--seconds must be above 0"):
-        Options(shape="tiny", works=("all",), out=tmp_path, seconds=0)
-    (tmp_path / "results.json").write_text("{")
-    with pytest.raises(UsageError, match="is not JSON"):
-        Results(tmp_path / "results.json")
+def test_a_run_gathers_its_rows_and_tells_what_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--shape", "tiny", "--out", str(tmp_path), *(f"--knob={name}={value}" for name, value in KNOBS.items())]
+    assert shapes.main([*words, "--work", "one", "--work", "monkeys-stops"]) == 0
+    monkeypatch.setattr(shapes, "in_a_process", lambda call, *arguments: call(*arguments))
+    assert shapes.main([*words, "--work", "big", "--knob", "kv_cache_tokens=100"]) == 1  # holds no sequence
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert set(found) == {"one", "monkeys-stops", "big"}
+    assert found["one"]["output_tokens"] == found["one"]["steps"] == 64
+    assert found["one"]["thrown_away_percent"] == 0.0 and 0 < found["one"]["limit_percent"] < 100
+    assert sum(found["one"]["parts_ms"].values()) == pytest.approx(found["one"]["step_ms"], rel=1e-6)
+    assert "kv_cache_tokens (100) holds no" in found["big"]["failed"]
+    table = capsys.readouterr().out.splitlines()[-3:]
+    assert {line.split()[0] for line in table} == set(found)
 
 
 def test_the_first_token_is_timed(folder: Path) -> None:
     knobs = {**KNOBS, "model": str(folder), "max_model_len": 256}
-    assert 0 < first_token_seconds(knobs, cold=True) < 300
+    assert 0 < shapes.start_up_seconds(knobs, cold=True) < 300

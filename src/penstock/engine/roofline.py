@@ -2,8 +2,8 @@
 
 A step is at least: its matrix products at the machine's rate (or its weights read once, where that is longer), K and V
 read once (a prefix once a group), attention's own products at the best rate, and the logits read once more for
-sampling. The parts of a step follow each other, so their times add up. `bench shapes` holds works against the rates
-that it measured (jobs/shapes_limit.py), the gauge holds a running engine's steps against the data sheet's
+sampling. The parts of a step follow each other, so their times add up. `benchmarks/shapes.py` holds works against
+the rates that it measured (step_limit.py beside it), the gauge holds a running engine's steps against the data sheet's
 (execute/gpu_specs.py): both are a Machine. It knows step plans, sizes and a clock; no devices.
 """
 

@@ -187,7 +187,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine below, for who measures it (`jobs.shapes_llm` watches its runner)."""
+        """The engine below, for who measures it (`benchmarks/shapes.py` watches its runner)."""
         return self._engine
 
     def close(self) -> None:

@@ -57,16 +57,6 @@ class Watch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    @property
-    def num_blocks(self) -> int:
-        return self._runner.num_blocks
-
-    def describe(self) -> dict[str, Any]:
-        return self._runner.describe()
-
-    def close(self) -> None:
-        self._runner.close()
-
 
 class _Watched:
     __slots__ = ("_flight", "_rows", "_watch")

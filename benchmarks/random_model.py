@@ -1,5 +1,7 @@
 """Model folders of named shapes: a config, a generation config, a tokenizer, and weights only where they are asked for.
 
+    python benchmarks/random_model.py llama-3.2-1b FOLDER [--tokenizer tokenizer.json] [--weights]
+
 The shapes are those of real models; the numbers in them are random. With weights from U(-1e-3, 1e-3) all logits are
 about 0, so every token is drawn as often as any other, and a sample ends with the share of ids that are end-of-sequence
 ids: one in 128 gives geometric lengths with a mean of 128. vLLM reads the same folder. It knows no engine.
@@ -7,6 +9,7 @@ ids: one in 128 gives geometric lengths with a mean of 128. vLLM reads the same 
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Iterator
@@ -14,13 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CapacityError, UsageError
-from penstock.jobs.shapes_tokenizer import write_tokenizer
+from random_tokenizer import write_tokenizer
 
 END_SEED = 7
 WEIGHT_SEED = 0
 RANGE = 1e-3
-SHARD_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,39 +124,22 @@ SHAPES = {
 }  # fmt: skip
 
 
-def shape_named(name: str) -> Shape:
-    if name not in SHAPES:
-        raise UsageError(f"there is no shape {name!r}: there are {', '.join(SHAPES)}", param="shape")
-    return SHAPES[name]
-
-
 def write_model(shape: Shape, folder: Path, tokenizer: Path | None = None, *, weights: bool = False) -> None:
     """Writes the folder; files that are there already are written anew. weights: bf16 safetensors too (2 bytes a
     parameter); without them an engine is told to draw its own (`--load-format dummy`).
 
-    tokenizer: a tokenizer.json, plain or .gz, or a folder with one; None: the demo's, filled up. Raises UsageError,
-    CapacityError.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_json(folder / "config.json", shape.config())
-        _write_json(folder / "generation_config.json", {"eos_token_id": shape.end_ids()})
-        write_tokenizer(folder, tokenizer, shape.vocab)
-        if weights:
-            _write_weights(shape, folder)
-    except OSError as error:
-        raise CapacityError(
-            f"the model cannot be written to {folder} ({error.strerror}): name another folder"
-        ) from error
-
-
-def has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+    tokenizer: a tokenizer.json, plain or .gz, or a folder with one; None: the demo's, filled up."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", shape.config())
+    _write_json(folder / "generation_config.json", {"eos_token_id": shape.end_ids()})
+    write_tokenizer(folder, tokenizer, shape.vocab)
+    if weights:
+        _write_weights(shape, folder)
 
 
 def load_format(folder: Path) -> str:
-    """What an engine is told of this folder's weights: read them, or draw them."""
-    return "auto" if has_weights(folder) else "dummy"
+    """Returns what an engine is told of this folder's weights: read them, or draw them."""
+    return "auto" if any(folder.glob("*.safetensors")) else "dummy"
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -182,40 +166,31 @@ def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _write_weights(shape: Shape, folder: Path) -> None:
-    """One file up to 4 GiB, else shards and their index."""
     import torch
     from safetensors.torch import save_file
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(WEIGHT_SEED)
-    shards = _shards(shape)
-    index: dict[str, str] = {}
-    for number, names in enumerate(shards, 1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        drawn = {}
-        for name, size in names.items():
-            tensor = torch.empty(size, dtype=torch.bfloat16, device=device)
-            drawn[name] = tensor.uniform_(-RANGE, RANGE, generator=generator).cpu()
-        save_file(drawn, folder / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
-
-
-def _shards(shape: Shape) -> list[dict[str, tuple[int, ...]]]:
-    shards: list[dict[str, tuple[int, ...]]] = [{}]
-    room = SHARD_BYTES
+    drawn = {}
     for name, size in tensors(shape):
-        count = 2
-        for side in size:
-            count *= side
-        if count > room and shards[-1]:
-            shards.append({})
-            room = SHARD_BYTES
-        room -= count
-        shards[-1][name] = size
-    return shards
+        tensor = torch.empty(size, dtype=torch.bfloat16, device=device)
+        drawn[name] = tensor.uniform_(-RANGE, RANGE, generator=generator).cpu()
+    save_file(drawn, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
+    parser.add_argument("--weights", action="store_true", help="write safetensors too; else engines draw their own")
+    options = parser.parse_args()
+    write_model(SHAPES[options.shape], options.folder, options.tokenizer, weights=options.weights)
+
+
+if __name__ == "__main__":
+    main()

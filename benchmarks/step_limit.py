@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-
-from penstock.jobs.shapes_model import Shape
-
-if TYPE_CHECKING:
-    import torch
+from random_model import Shape
 
 LADDER = (128, 256, 512, 1024, 2048, 4096, 8192)
 LADDER_CPU = (16, 64, 256)
@@ -28,7 +24,7 @@ CHAIN = 4  # layers in one graph: their weights together are past the caches
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine was measured at for one shape and dtype: an engine.hardware.Machine.
+    """What a machine was measured at for one shape and dtype: a Machine of engine/roofline.py.
 
     copy: bytes a second, read and written together.   rows, layer, head: seconds of one layer's products, and of the
     head's, by rows (ascending).
@@ -40,13 +36,6 @@ class Machine:
     rows: tuple[int, ...]
     layer: tuple[float, ...]
     head: tuple[float, ...]
-
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Machine:
-        return cls(**{**row, **{name: tuple(row[name]) for name in ("rows", "layer", "head")}})
 
     def products(self, rows: NDArray[np.float64], numbers: int, times: tuple[float, ...]) -> NDArray[np.float64]:
         """Seconds of products with matrices of so many numbers, for each count of rows; nothing for no rows.
@@ -72,8 +61,6 @@ class Machine:
 
 def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
     """Measures the machine, a second or two on a GPU. Medians of several rounds."""
-    import torch
-
     cuda = device.type == "cuda"
     ladder = LADDER if cuda else LADDER_CPU
     copy = _copy_speed(device)
@@ -91,23 +78,17 @@ def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
 
 def _copy_speed(device: torch.device) -> float:
     """Bytes a second, read and written together."""
-    import torch
-
     source = torch.empty(COPY_BYTES[device.type], dtype=torch.uint8, device=device).random_(0, 255)
     target = torch.empty_like(source)
     return 2 * source.numel() / _seconds(lambda: target.copy_(source), device.type == "cuda")
 
 
 def _weights(sizes: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    import torch
-
     return [torch.randn(out, into, device=device).to(dtype) for into, out in sizes]
 
 
 def _products(chain: list[list[torch.Tensor]], rows: int, device: torch.device, dtype: torch.dtype) -> float:
     """Seconds of all products of the chain with `rows` rows."""
-    import torch
-
     inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=device).to(dtype) for weights in chain for w in weights}
     outs = {w.shape[0]: torch.empty(rows, w.shape[0], device=device, dtype=dtype) for weights in chain for w in weights}
 
@@ -128,8 +109,6 @@ def _products(chain: list[list[torch.Tensor]], rows: int, device: torch.device, 
 
 def _seconds(work: Callable[[], object], cuda: bool) -> float:
     """The median of several rounds, after one that doesn't count."""
-    import torch
-
     work()
     taken = []
     for _ in range(ROUNDS):
@@ -138,7 +117,7 @@ def _seconds(work: Callable[[], object], cuda: bool) -> float:
             work()
             taken.append(time.perf_counter() - begin)
             continue
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         work()
         end.record()

@@ -52,7 +52,7 @@ class Ran:
 
 
 class Profile:
-    """A window (shapes_watch.Window): opened at the `after`th step with at least `rows` rows, for `steps` steps."""
+    """A window (step_watch.Window): opened at the `after`th step with at least `rows` rows, for `steps` steps."""
 
     def __init__(self, *, rows: int, after: int, steps: int, cuda: bool) -> None:
         self._wanted, self._after, self._steps, self._cuda = rows, after, steps, cuda

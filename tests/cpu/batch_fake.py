@@ -21,9 +21,9 @@ from openai import OpenAI
 from server_fake import Running, running_server
 
 from penstock import journal
-from penstock.server.batch_desk import Desk
-from penstock.server.batch_lines import BatchLimits
-from penstock.server.batch_state import opened
+from penstock.server.batch.input_file import BatchLimits
+from penstock.server.batch.manager import BatchManager
+from penstock.server.batch.state_folder import opened
 from penstock.server.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 class Batching:
     """A running server, and the official client of it."""
 
-    def __init__(self, running: Running, desk: Desk) -> None:
+    def __init__(self, running: Running, desk: BatchManager) -> None:
         self.running, self.engine, self.url, self.desk = running, running.engine, running.url, desk
         self.openai = OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0)
         self.http = httpx.Client(base_url=running.url, timeout=60)
@@ -74,12 +74,12 @@ def batching(
     engine gives nothing until it is told to."""
     with opened(folder) as state, running_server(tokenizer, limits=server_limits, **facts) as running:
         assert state is not None
-        made: list[Desk] = []
+        made: list[BatchManager] = []
 
         running.service.model = model
 
         async def begin() -> None:
-            made.append(Desk(running.service, state, limits))
+            made.append(BatchManager(running.service, state, limits))
             running.service.desk = made[0]
             await made[0].go_on()
 

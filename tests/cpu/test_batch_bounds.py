@@ -15,8 +15,8 @@ import pytest
 from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server.batch_end import FEW, few_of, listed
-from penstock.server.batch_lines import BatchLimits
+from penstock.server.batch.finalize import FEW, few_of, listed
+from penstock.server.batch.input_file import BatchLimits
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
 from penstock.text.tokenizer import Tokenizer

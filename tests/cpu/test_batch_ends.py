@@ -14,12 +14,12 @@ from batch_fake import COMPLETIONS, Batching, StuckDisk, StuckRead, batching, js
 from server_fake import make_tokenizer
 
 from penstock.errors import JournalError
-from penstock.server import batch_desk, batch_lines, batch_patience
-from penstock.server.batch_patience import DamagedError, Patience, close_behind
-from penstock.server.batch_run import BatchRun
-from penstock.server.batch_shelf import new_batch_id, new_file_id
-from penstock.server.batch_state import State
-from penstock.server.batch_store import BatchRow
+from penstock.server.batch import disk_retry, input_file, manager
+from penstock.server.batch.batch_job import BatchJob
+from penstock.server.batch.database import BatchRow
+from penstock.server.batch.disk_retry import DamagedError, Patience, close_behind
+from penstock.server.batch.file_store import new_batch_id, new_file_id
+from penstock.server.batch.state_folder import StateFolder
 from penstock.text.tokenizer import Tokenizer
 
 LINES = [line(str(number)) for number in range(30)]
@@ -66,8 +66,8 @@ def test_a_death_is_noted_though_the_disk_is_slow(
     tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch is told to end while it still writes what was done before: of those lines nothing is said."""
-    monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.1)
-    monkeypatch.setattr(batch_desk, "DISK_SECONDS_DEAD", 30.0)
+    monkeypatch.setattr(manager, "HEARD_WITHIN", 0.1)
+    monkeypatch.setattr(manager, "DISK_SECONDS_DEAD", 30.0)
     with batching(tokenizer, tmp_path) as server:
         server.engine.step_seconds = 0.05
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
@@ -124,8 +124,8 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
 ) -> None:
     """A signal, a second one, a death of the engine: each has its bound."""
     for name in ("DISK_SECONDS", "HURRIED", "DISK_SECONDS_DEAD"):
-        monkeypatch.setattr(batch_desk, name, 0.1 if name == bound else 1000.0)
-    monkeypatch.setattr(batch_desk, "HEARD_WITHIN", 0.1)
+        monkeypatch.setattr(manager, name, 0.1 if name == bound else 1000.0)
+    monkeypatch.setattr(manager, "HEARD_WITHIN", 0.1)
     with batching(tokenizer, tmp_path) as server:
         batch_id = server.submit(jsonl(LINES))
         assert stuck.writing.wait(30)
@@ -150,9 +150,9 @@ def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """Closing the file waits for the read, and the loop must not wait for that: it serves others."""
-    stuck, plain = StuckRead(jsonl(LINES)), batch_lines._opened
+    stuck, plain = StuckRead(jsonl(LINES)), input_file._opened
     at = iter((False, True) if by == "a cancel" else (True,))  # the run, or the check, which reads the file first
-    monkeypatch.setattr(batch_lines, "_opened", lambda path: stuck.buffered() if next(at, False) else plain(path))
+    monkeypatch.setattr(input_file, "_opened", lambda path: stuck.buffered() if next(at, False) else plain(path))
     with batching(tokenizer, tmp_path) as server:
         try:
             batch_id = server.submit(jsonl(LINES))
@@ -228,13 +228,13 @@ def test_what_waits_for_a_disk_hears_of_the_end_though_there_is_room_now() -> No
 def test_what_waits_for_a_disk_says_where_and_expects_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(batch_patience, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(disk_retry, "FIRST_PAUSE", 0.01)
     row = BatchRow(
         id=new_batch_id(), owner="", created_at=1, endpoint=COMPLETIONS, input_file_id=new_file_id(), total=9
     )
 
     async def main() -> list[int | None]:
-        run = BatchRun(SimpleNamespace(), state, row)  # type: ignore[arg-type]  # its tools are not used
+        run = BatchJob(SimpleNamespace(), state, row)  # type: ignore[arg-type]  # its tools are not used
         run._progress.note(0)
         await asyncio.sleep(0.01)
         run._progress.note(3)
@@ -249,7 +249,7 @@ def test_what_waits_for_a_disk_says_where_and_expects_no_end(
         await run._disk.insist(work)
         return [*seen, run.expected_end]
 
-    state = State(tmp_path / "state")
+    state = StateFolder(tmp_path / "state")
     before, first, second, after = asyncio.run(main())
     state.close()
     assert None not in (before, first, after) and second is None

@@ -13,12 +13,12 @@ from typing import Any
 
 from batch_kills import sitting
 
-from penstock.server import batch_compute
-from penstock.server.batch_lines import COMPLETIONS
-from penstock.server.batch_results import Outcome, Results
-from penstock.server.batch_shelf import new_batch_id, new_file_id
-from penstock.server.batch_state import State, opened
-from penstock.server.batch_store import BatchRow, FileRow, Store
+from penstock.server.batch import pipeline
+from penstock.server.batch.database import BatchDatabase, BatchRow, FileRow
+from penstock.server.batch.file_store import new_batch_id, new_file_id
+from penstock.server.batch.input_file import COMPLETIONS
+from penstock.server.batch.output_files import BatchOutput, LineResult
+from penstock.server.batch.state_folder import StateFolder, opened
 
 LINES = range(1, 41)
 DONE = range(1, 5)  # before the cancel
@@ -53,8 +53,8 @@ def make_batch(folder: Path, *, cancelled: bool) -> str:
         state.store.add_batch(row)
         if cancelled:
             assert state.store.move(row.id, ("validating",), "in_progress", total=len(LINES), model="fake")
-            results = Results(state.shelf.batch_folder(row.id), row.id)
-            results.put([Outcome(f"row {number}", 200, "req", b"{}") for number in DONE])
+            results = BatchOutput(state.shelf.batch_folder(row.id), row.id)
+            results.put([LineResult(f"row {number}", 200, "req", b"{}") for number in DONE])
             results.close()
             assert state.store.move(row.id, ("in_progress",), "cancelling")
         return row.id
@@ -78,13 +78,13 @@ def dies_at(touch: int) -> Callable[[], None]:
         for name in ("fsync", "rename"):
             setattr(os, name, counted(getattr(os, name)))
         for name in ("move", "note", "finish"):
-            setattr(Store, name, counted(getattr(Store, name)))
+            setattr(BatchDatabase, name, counted(getattr(BatchDatabase, name)))
 
     return stand_in_the_way
 
 
 def hurry() -> None:
-    batch_compute.GROUP_SECONDS = 0.005
+    pipeline.GROUP_SECONDS = 0.005
 
 
 def kill_everywhere(folder: Path, check: Callable[[Path, str], None], *, cancelled: bool) -> int:
@@ -105,7 +105,7 @@ def kill_everywhere(folder: Path, check: Callable[[Path, str], None], *, cancell
 
 def results_of(folder: Path, batch_id: str, status: str) -> tuple[dict[int, Any], dict[int, Any]]:
     """Rows of output and errors, each by its line's number; none is there twice, and the counts are theirs."""
-    state = State(folder)
+    state = StateFolder(folder)
     try:
         row = state.store.batch(batch_id)
         assert row is not None and row.status == status

@@ -15,8 +15,8 @@ from penstock.engine.async_client import AsyncClient, SharedEngine
 from penstock.engine.channel import Failed, StepOutputs
 from penstock.errors import EngineError
 from penstock.request import Delta, SamplingParams
-from penstock.server import batch_compute
-from penstock.server.batch_suspects import ALONE_FROM, FEW, FEW_FROM, KILLER
+from penstock.server.batch import pipeline
+from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, KILLER
 from penstock.text.tokenizer import Tokenizer
 
 SLOW = 0.08  # seconds that a slow killer, or line, is at the engine; a few steps of others
@@ -43,8 +43,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             yield deltas
 
     monkeypatch.setattr(FakeStream, "__aiter__", run)
-    monkeypatch.setattr(batch_compute, "GROUP_SECONDS", 0.01)
-    monkeypatch.setattr(batch_compute, "SETTLED", 0.0)
+    monkeypatch.setattr(pipeline, "GROUP_SECONDS", 0.01)
+    monkeypatch.setattr(pipeline, "SETTLED", 0.0)
     yield
 
 
@@ -184,11 +184,11 @@ def test_a_good_line_beside_an_online_killer_is_not_blamed(
         server.running.hold(False)
         server.running.on_loop(server.desk.end(died=True))
 
-    monkeypatch.setattr(batch_compute, "SETTLED", 1000.0)
+    monkeypatch.setattr(pipeline, "SETTLED", 1000.0)
     for count in range(1, 6):
         assert lives.live(ids, ask, held=True)
         assert points(tmp_path, ids[0]) == {1: min(count, ALONE_FROM)}
-    monkeypatch.setattr(batch_compute, "SETTLED", 0.0)
+    monkeypatch.setattr(pipeline, "SETTLED", 0.0)
     assert not lives.live(ids)
     assert lives.killers(ids[0]) == {}
 

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_fake import Facts, make_tokenizer
 
-from penstock.server.batch_lines import (
+from penstock.server.batch.input_file import (
     READ_LINES,
     BatchLimits,
-    Check,
-    Survey,
+    InputSurvey,
+    LineCheck,
     _some_lines,
     read_lines,
     survey,
@@ -251,10 +251,10 @@ def test_chats_may_have_what_the_route_takes(server: Batching) -> None:
     assert len(rows["a"]["choices"][0]["logprobs"]["content"]) == 3
 
 
-def checked(content: bytes, folder: Path, limits: BatchLimits = LIMITS) -> Survey:
+def checked(content: bytes, folder: Path, limits: BatchLimits = LIMITS) -> InputSurvey:
     path = folder / "input"
     path.write_bytes(content)
-    return asyncio.run(survey(path, Check(COMPLETIONS, "fake", Facts(), limits), limits))  # type: ignore[arg-type]
+    return asyncio.run(survey(path, LineCheck(COMPLETIONS, "fake", Facts(), limits), limits))  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=60), max_size=12))
@@ -343,7 +343,7 @@ def test_each_line_has_one_key_whenever_it_is_read(
     path.write_bytes(b"\n".join(lines))
 
     async def keys() -> list[str | int]:
-        check = Check(COMPLETIONS, "fake", Facts(), LIMITS)  # type: ignore[arg-type]
+        check = LineCheck(COMPLETIONS, "fake", Facts(), LIMITS)  # type: ignore[arg-type]
         found = [each async for each in verdicts(path, check, LIMITS)]
         return [number if verdict.custom_id is None else verdict.custom_id for number, verdict in found]
 

@@ -18,7 +18,7 @@ from fuzz_inputs import SCALE
 
 from penstock.errors import JournalError
 from penstock.journal import KeySet
-from penstock.server.batch_results import Outcome, Results, Unrun
+from penstock.server.batch.output_files import BatchOutput, LineResult, UnrunLine
 
 BATCH = "batch_" + "0" * 32
 FILES = ("output.jsonl.journal", "errors.jsonl.journal", "output.jsonl", "errors.jsonl")
@@ -26,14 +26,14 @@ TAIL, EVERY = 4096, 1 if SCALE > 1 else 7
 COUNT = 80
 
 
-def outcomes(count: int) -> list[Outcome]:
+def outcomes(count: int) -> list[LineResult]:
     body = [json.dumps({"text": "\u2028é" * (i % 7), "i": i}, ensure_ascii=False).encode() for i in range(count)]
-    return [Outcome(f"row {i}", 400 if i % 5 == 0 else 200, f"req_{i}", body[i]) for i in range(count)]
+    return [LineResult(f"row {i}", 400 if i % 5 == 0 else 200, f"req_{i}", body[i]) for i in range(count)]
 
 
 def written(folder: Path, count: int) -> None:
     folder.mkdir()
-    results = Results(folder, BATCH)
+    results = BatchOutput(folder, BATCH)
     for at in range(0, count, 7):
         results.put(outcomes(count)[at : at + 7])
     results.close()
@@ -60,7 +60,7 @@ def test_cut_at_any_byte_of_its_tail_it_goes_on(monkeypatch: pytest.MonkeyPatch,
                 goes_on(place / "batch")
             else:
                 with pytest.raises(JournalError, match=said):
-                    Results(place / "batch", BATCH)
+                    BatchOutput(place / "batch", BATCH)
 
 
 def refusal(file: str, whole: bytes, left: int) -> str | None:
@@ -72,7 +72,7 @@ def refusal(file: str, whole: bytes, left: int) -> str | None:
 
 def goes_on(folder: Path) -> None:
     every = outcomes(COUNT)
-    results = Results(folder, BATCH)
+    results = BatchOutput(folder, BATCH)
     missing = [outcome for outcome in every if not results.has(outcome.custom_id)]
     assert results.completed + results.failed == COUNT - len(missing) < COUNT
     results.put(missing)
@@ -82,7 +82,7 @@ def goes_on(folder: Path) -> None:
 
 def test_one_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     written(tmp_path / "whole", 10)
-    results = Results(tmp_path / "whole", BATCH)
+    results = BatchOutput(tmp_path / "whole", BATCH)
     results.put(outcomes(12))
     results.close()
     assert len(rows_of(tmp_path / "whole")) == 12
@@ -91,18 +91,18 @@ def test_one_that_is_there_is_not_written_again(tmp_path: Path) -> None:
 def test_a_folder_of_another_batch_is_refused(tmp_path: Path) -> None:
     written(tmp_path / "whole", 10)
     with pytest.raises(JournalError, match="other settings"):
-        Results(tmp_path / "whole", "batch_" + "1" * 32)
+        BatchOutput(tmp_path / "whole", "batch_" + "1" * 32)
 
 
 def test_a_line_without_a_custom_id_has_its_number_for_a_key(tmp_path: Path) -> None:
     (tmp_path / "batch").mkdir()
-    results = Results(tmp_path / "batch", BATCH)
-    results.put([Outcome("7", 400, "req_7", b"{}"), Unrun(7, "invalid_json_line", "line 7: no")])
+    results = BatchOutput(tmp_path / "batch", BATCH)
+    results.put([LineResult("7", 400, "req_7", b"{}"), UnrunLine(7, "invalid_json_line", "line 7: no")])
     results.close()
     for _ in range(2):
-        results = Results(tmp_path / "batch", BATCH)
+        results = BatchOutput(tmp_path / "batch", BATCH)
         assert results.has(7) and results.has("7") and not results.has(8) and results.failed == 2
-        results.put([Unrun(7, "invalid_json_line", "line 7: no")])
+        results.put([UnrunLine(7, "invalid_json_line", "line 7: no")])
         results.close()
     named, nameless = map(json.loads, (tmp_path / "batch" / "errors.jsonl").read_text().splitlines())
     assert named["custom_id"] == "7" and named["error"] is None and named["response"]["status_code"] == 400
@@ -113,7 +113,7 @@ def test_a_line_without_a_custom_id_has_its_number_for_a_key(tmp_path: Path) -> 
 
 def test_of_two_threads_one_writes_and_one_waits_to_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "batch").mkdir()
-    disk, results = StuckDisk(monkeypatch), Results(tmp_path / "batch", BATCH)
+    disk, results = StuckDisk(monkeypatch), BatchOutput(tmp_path / "batch", BATCH)
     with ThreadPoolExecutor() as threads:
         writing = threads.submit(results.put, outcomes(20))
         assert disk.writing.wait(30)
@@ -126,7 +126,7 @@ def test_of_two_threads_one_writes_and_one_waits_to_close(tmp_path: Path, monkey
     with pytest.raises(JournalError, match="closed"):
         results.put(outcomes(40))
     assert len(rows_of(tmp_path / "batch")) == results.completed + results.failed == (30 if came else 20)
-    Results(tmp_path / "batch", BATCH).close()
+    BatchOutput(tmp_path / "batch", BATCH).close()
 
 
 def test_keys_are_found_while_another_thread_adds_some() -> None:

@@ -15,10 +15,10 @@ import pytest
 from batch_fake import Batching, StuckDisk, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server import batch_compute, batch_desk
-from penstock.server.batch_call import ID_BYTES, PREPARED_AT_ONCE, Caller
-from penstock.server.batch_compute import LARGE_AT_ONCE
-from penstock.server.batch_lines import Line
+from penstock.server.batch import manager, pipeline
+from penstock.server.batch.input_file import BatchLine
+from penstock.server.batch.line_request import ID_BYTES, PREPARED_AT_ONCE, LinePreparer
+from penstock.server.batch.pipeline import LARGE_AT_ONCE
 from penstock.server.limits import Limits
 from penstock.server.whole import AnswerTooLargeError, Wholes
 from penstock.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def size(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> int:
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_compute, "GROUP_SECONDS", 0.01)
+    monkeypatch.setattr(pipeline, "GROUP_SECONDS", 0.01)
 
 
 @contextlib.contextmanager
@@ -153,14 +153,14 @@ def test_few_large_lines_of_batches_stand_before_the_gate(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all of their ids, which are many times as large as their texts."""
-    monkeypatch.setattr(batch_compute, "LARGE", 0)
-    plain, made = Caller.prepare, []
+    monkeypatch.setattr(pipeline, "LARGE", 0)
+    plain, made = LinePreparer.prepare, []
 
-    async def prepare(caller: Caller, found: Line, owner: str) -> Any:
+    async def prepare(caller: LinePreparer, found: BatchLine, owner: str) -> Any:
         made.append(found.custom_id)
         return await plain(caller, found, owner)
 
-    monkeypatch.setattr(Caller, "prepare", prepare)
+    monkeypatch.setattr(LinePreparer, "prepare", prepare)
     with batching(tokenizer, tmp_path) as server:
         server.running.hold(True)
         first = server.submit(jsonl([line(str(number)) for number in range(40)]))
@@ -178,7 +178,7 @@ def test_few_large_lines_of_batches_stand_before_the_gate(
 def test_lines_at_the_engine_are_bounded_by_their_ids_too(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_desk, "GATE_BYTES", 3 * 100 * ID_BYTES)
+    monkeypatch.setattr(manager, "GATE_BYTES", 3 * 100 * ID_BYTES)
     with batching(tokenizer, tmp_path) as server:
         server.running.hold(True)
         batch_id = server.submit(jsonl([line(str(number), prompt=[7] * 100) for number in range(9)]))

@@ -20,7 +20,7 @@ from service import Serving, make_folder, wait_until
 
 from penstock.jobs.batch import fetch, submit, watch
 from penstock.jobs.remote import Remote
-from penstock.server.batch_suspects import ALONE, KILLER
+from penstock.server.batch.poison_lines import ALONE, KILLER
 
 LINES, TOKENS = 200, 12
 

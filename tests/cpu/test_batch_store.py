@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 
 from penstock.errors import UsageError
-from penstock.server import batch_store
-from penstock.server.batch_shelf import new_batch_id, new_file_id
-from penstock.server.batch_state import State
-from penstock.server.batch_store import AT_ONCE, HEAD, BatchRow, FileRow, Store, encoded
+from penstock.server.batch import database
+from penstock.server.batch.database import AT_ONCE, HEAD, BatchDatabase, BatchRow, FileRow, encoded
+from penstock.server.batch.file_store import new_batch_id, new_file_id
+from penstock.server.batch.state_folder import StateFolder
 
 INPUT = new_file_id()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "state.sqlite")
+def store(tmp_path: Path) -> Iterator[BatchDatabase]:
+    made = BatchDatabase(tmp_path / "state.sqlite")
     yield made
     made.close()
 
 
-def add(store: Store, owner: str = "one", status: str | None = None) -> str:
+def add(store: BatchDatabase, owner: str = "one", status: str | None = None) -> str:
     """A batch; with a status, one that got there."""
     batch_id = new_batch_id()
     row = BatchRow(id=batch_id, owner=owner, created_at=1, endpoint="/v1/completions", input_file_id=INPUT)
@@ -37,15 +37,15 @@ def add(store: Store, owner: str = "one", status: str | None = None) -> str:
     return batch_id
 
 
-def ids(store: Store, owner: str = "one") -> list[str]:
+def ids(store: BatchDatabase, owner: str = "one") -> list[str]:
     return [row.id for row in store.list_batches(owner, None, 1_000)]
 
 
-def test_what_ended_first_goes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ended_first_goes_first(store: BatchDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((50, 20, 40, 10, 30))
     made = [add(store) for _ in range(5)]
     going, theirs = add(store, status="in_progress"), [add(store, "two", "completed") for _ in range(3)]
-    monkeypatch.setattr(batch_store, "time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: next(clock)))
     for batch_id, status in zip(made, ("completed", "failed", "cancelled", "completed", "failed"), strict=True):
         assert store.move(batch_id, ("validating",), status)
     assert store.remove_over("one", 5) == [] and store.remove_over("nobody", 0) == []
@@ -55,11 +55,11 @@ def test_what_ended_first_goes_first(store: Store, monkeypatch: pytest.MonkeyPat
     assert store.count_unfinished("one") == 1 and store.user_of(INPUT) == going
 
 
-def test_what_came_to_nothing_pushes_out_no_results(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_to_nothing_pushes_out_no_results(store: BatchDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bad batches are made in no time. What has files is forgotten only where it is more than half of all."""
 
     def ended(second: int, **files: str) -> str:
-        monkeypatch.setattr(batch_store, "time", SimpleNamespace(time=lambda: second))
+        monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: second))
         batch_id = add(store)
         assert store.move(batch_id, ("validating",), "completed" if files else "failed", **files)
         return batch_id
@@ -76,7 +76,7 @@ def test_what_came_to_nothing_pushes_out_no_results(store: Store, monkeypatch: p
     assert store.remove_over("one", 2) == [bad[5]] and store.remove_over("one", 2) == [more[0]]
 
 
-def test_errors_are_read_by_who_tells_them_alone(store: Store) -> None:
+def test_errors_are_read_by_who_tells_them_alone(store: BatchDatabase) -> None:
     """Half a megabyte each, and a thousand batches may wait in memory."""
     batch_id = add(store)
     store.note(batch_id, errors="{}", total=7)
@@ -85,20 +85,20 @@ def test_errors_are_read_by_who_tells_them_alone(store: Store) -> None:
     assert store.errors(batch_id) == "{}" and store.standing("batch_x") is store.errors("batch_x") is None
 
 
-def test_what_is_known_of_files_and_folders(store: Store) -> None:
+def test_what_is_known_of_files_and_folders(store: BatchDatabase) -> None:
     going, failed, over = (add(store, status=status) for status in ("finalizing", "failed", "completed"))
     store.note(going, output_file_id="a", error_file_id="b")
     store.add_file(FileRow(id=INPUT, owner="", created_at=1, filename="a", purpose="batch", bytes=1))
     assert store.known() == ({INPUT, "a", "b"}, {going, failed}, {over})
 
 
-def test_many_go_some_at_a_time(store: Store) -> None:
+def test_many_go_some_at_a_time(store: BatchDatabase) -> None:
     made = [add(store, status="failed") for _ in range(AT_ONCE + 30)]
     assert store.remove_over("one", 10) == made[:AT_ONCE]
     assert store.remove_over("one", 10) == made[AT_ONCE:-10] and ids(store) == made[:-11:-1]
 
 
-def test_a_page_has_the_beginning_of_errors(store: Store) -> None:
+def test_a_page_has_the_beginning_of_errors(store: BatchDatabase) -> None:
     few, many = add(store), add(store)
     store.note(few, errors=encoded("x" * 10))
     store.note(many, errors=encoded("x" * HEAD))
@@ -121,7 +121,7 @@ class Planned:
         return self._database.execute(statement, values)
 
 
-def test_no_request_reads_a_whole_table(store: Store) -> None:
+def test_no_request_reads_a_whole_table(store: BatchDatabase) -> None:
     """Nor sorts what it has read: one thread does all that is asked of the store."""
     over = add(store, status="completed")
     plain = store._db
@@ -159,7 +159,7 @@ def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version
         return {str(row[0]) for row in found}
 
     path = tmp_path / "state.sqlite"
-    store = Store(path)
+    store = BatchDatabase(path)
     batch_id = add(store)
     store.close()
     database = sqlite3.connect(path)
@@ -170,7 +170,7 @@ def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version
     database.execute("ALTER TABLE files DROP COLUMN sha256")
     database.execute(f"PRAGMA user_version = {version}")
     database.close()
-    store = Store(path)
+    store = BatchDatabase(path)
     assert indices(store._db) == new and len(new) == 7 and ids(store) == [batch_id]
     store.close()
 
@@ -198,7 +198,7 @@ def _never_written(path: Path) -> None:
 @pytest.mark.parametrize("kind", ["files", "batches"])
 def test_contents_without_their_database_are_left_alone(tmp_path: Path, kind: str, harm: Any) -> None:
     folder = tmp_path / "state"
-    state = State(folder)
+    state = StateFolder(folder)
     file_id, batch_id = new_file_id(), add(state.store)
     if kind == "files":
         state.shelf.path(file_id).write_bytes(b"kept")
@@ -214,10 +214,10 @@ def test_contents_without_their_database_are_left_alone(tmp_path: Path, kind: st
     before = sorted(each for each in folder.rglob("*") if each.is_file())
     for _ in range(2):  # the first refusal makes no database that the second start would believe
         with pytest.raises(UsageError, match=r"state\.sqlite, which knows them, is missing or empty") as error:
-            State(folder)
+            StateFolder(folder)
         assert error.value.param == "state_dir" and "\n" not in str(error.value)
     left = sorted(each for each in folder.rglob("*") if each.is_file())
     assert left == before
     path.write_bytes(database)
-    State(folder).close()
+    StateFolder(folder).close()
     assert [each for each in (folder / kind).rglob("*") if each.is_file()] != []

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.server import batch_progress
-from penstock.server.batch_progress import Progress
-from penstock.server.batch_turns import Turns
+from penstock.server.batch import eta
+from penstock.server.batch.eta import Eta
+from penstock.server.batch.fair_slots import Turns
 
 
 class Guest:
@@ -82,8 +82,8 @@ def test_who_stops_waiting_takes_no_place(how: str) -> None:
 def test_an_end_is_expected_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 50_000 + now[0])
-    monkeypatch.setattr(batch_progress, "time", clock)
-    progress = Progress()
+    monkeypatch.setattr(eta, "time", clock)
+    progress = Eta()
     assert progress.expected_end(100) is None
     assert progress.expected_end(100, 30.0, 50) == 51_060, "before anything is counted, too"
     progress.note(0)

@@ -21,8 +21,8 @@ from server_fake import make_tokenizer, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
-from penstock.server import batch_desk, batch_lines, batch_patience, batch_run
-from penstock.server.batch_state import State
+from penstock.server.batch import batch_job, disk_retry, input_file, manager
+from penstock.server.batch.state_folder import StateFolder
 from penstock.server.doors import Doors
 from penstock.server.keys import gather_keys
 from penstock.server.serve import serve
@@ -215,13 +215,13 @@ def test_a_batch_that_waits_for_its_turn_can_be_cancelled_before_it_is_checked(
     server: Batching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = asyncio.Event()
-    plain = batch_run.survey
+    plain = batch_job.survey
 
     async def slow(*values: Any) -> Any:
         await held.wait()
         return await plain(*values)
 
-    monkeypatch.setattr(batch_run, "survey", slow)
+    monkeypatch.setattr(batch_job, "survey", slow)
     ids = [server.submit(jsonl([line("a")])) for _ in range(3)]
     server.openai.batches.cancel(ids[2])
     batch = server.until_over(ids[2])
@@ -234,7 +234,7 @@ def test_a_batch_that_waits_for_its_turn_can_be_cancelled_before_it_is_checked(
 def test_an_input_that_cannot_be_read_holds_a_batch_up(
     server: Batching, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plain, calls = batch_lines._some_lines, itertools.count()
+    plain, calls = input_file._some_lines, itertools.count()
     faults = {1: OSError(errno.EIO, "Input/output error"), 4: OSError(errno.EMFILE, "Too many open files")}
 
     def some(*values: Any) -> Any:
@@ -242,9 +242,9 @@ def test_an_input_that_cannot_be_read_holds_a_batch_up(
             raise fault
         return plain(*values)
 
-    monkeypatch.setattr(batch_lines, "_some_lines", some)
-    monkeypatch.setattr(batch_lines, "READ_BYTES", 100)
-    monkeypatch.setattr(batch_patience, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(input_file, "_some_lines", some)
+    monkeypatch.setattr(input_file, "READ_BYTES", 100)
+    monkeypatch.setattr(disk_retry, "FIRST_PAUSE", 0.01)
     batch = server.until_over(server.submit(jsonl([line(str(i)) for i in range(40)])))
     assert batch.status == "completed" and batch.errors is None, "what was read before the fault is no earlier line"
     assert batch.request_counts.completed == 40 and next(calls) > 80
@@ -263,7 +263,7 @@ def test_a_server_that_ends_while_an_input_cannot_be_read_fails_no_batch(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
-        broken.setattr(batch_lines, "_some_lines", fails)
+        broken.setattr(input_file, "_some_lines", fails)
         batch_id = server.submit(jsonl([line("a")]))
         server.running.wait_for(lambda: server.desk.run_of(batch_id).waits_for == "disk")
         batch = server.openai.batches.retrieve(batch_id)
@@ -275,7 +275,7 @@ def test_a_server_that_ends_while_an_input_cannot_be_read_fails_no_batch(
 def test_a_batch_says_that_it_waits_for_its_turn(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_desk, "AT_ONCE", 1)
+    monkeypatch.setattr(manager, "AT_ONCE", 1)
     with batching(tokenizer, tmp_path) as server:
         server.engine.step_seconds = 0.05
         first, second = (server.submit(jsonl([line(str(i)) for i in range(400)])) for _ in range(2))
@@ -352,7 +352,7 @@ def test_a_batch_that_fails_by_our_fault_leaves_its_rows(
         raise ZeroDivisionError
 
     with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
-        broken.setattr(batch_run.BatchRun, "_name", breaks)
+        broken.setattr(batch_job.BatchJob, "_name", breaks)
         batch = server.until_over(server.submit(jsonl([line("a"), line("bad", n=0), line("b")])))
         assert batch.status == "failed" and batch.failed_at is not None
         assert [error.code for error in batch.errors.data] == ["internal", "invalid_request"]
@@ -369,8 +369,8 @@ def test_a_fault_that_shows_again_in_the_rows_still_ends_a_batch(
     def breaks(*_: object) -> Any:
         raise ZeroDivisionError("again")
 
-    monkeypatch.setattr(batch_run.BatchRun, "_name", breaks)
-    monkeypatch.setattr(batch_run, "lent", breaks)
+    monkeypatch.setattr(batch_job.BatchJob, "_name", breaks)
+    monkeypatch.setattr(batch_job, "lent", breaks)
     batch = server.until_over(server.submit(jsonl([line("a")])))
     assert (batch.status, batch.output_file_id, batch.errors.data[0].code) == ("failed", None, "internal")
     assert "leaves its rows in the state folder (again)" in capfd.readouterr().err
@@ -392,8 +392,8 @@ def test_rows_of_a_failed_batch_find_their_way_where_links_fail(
             raise OSError(error, os.strerror(error))
         plain(*values)
 
-    monkeypatch.setattr(batch_run.BatchRun, "_name", breaks)
-    monkeypatch.setattr(batch_patience, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(batch_job.BatchJob, "_name", breaks)
+    monkeypatch.setattr(disk_retry, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(os, "link", link)
     batch = server.until_over(server.submit(jsonl([line("a"), line("bad", n=0), line("b")])))
     assert (batch.status, batch.errors.data[0].code) == ("failed", "internal")
@@ -436,7 +436,7 @@ def test_a_library_that_panics_elsewhere_ends_its_batch(server: Batching, monkey
     async def panics(*_: object) -> None:
         raise Panic
 
-    monkeypatch.setattr(batch_run, "survey", panics)
+    monkeypatch.setattr(batch_job, "survey", panics)
     batch = server.until_over(server.submit(jsonl([line("a")])))
     assert (batch.status, batch.errors.data[0].code) == ("failed", "internal")
 
@@ -512,7 +512,7 @@ def test_without_a_state_folder_it_says_how(tokenizer: Tokenizer) -> None:
 
 def test_a_folder_has_one_server(server: Batching, tmp_path: Path) -> None:
     with pytest.raises(CapacityError, match="in use by another server"):
-        State(tmp_path / "state")
+        StateFolder(tmp_path / "state")
 
 
 def _file(folder: Path) -> None:
@@ -525,7 +525,7 @@ def _no_database(folder: Path) -> None:
 
 
 def _another_version(folder: Path) -> None:
-    State(folder).close()
+    StateFolder(folder).close()
     database = sqlite3.connect(folder / "state.sqlite")
     database.execute("PRAGMA user_version = 99")
     database.close()
@@ -541,7 +541,7 @@ def test_what_is_no_state_folder_is_refused_in_one_line(tmp_path: Path, make: Ca
     make(tmp_path / "state")
     for _ in range(2):  # the lock is let go
         with pytest.raises(UsageError, match="folder") as error:
-            State(tmp_path / "state")
+            StateFolder(tmp_path / "state")
         assert "\n" not in str(error.value) and error.value.param == "state_dir"
 
 
@@ -550,14 +550,14 @@ def test_a_folder_of_other_things_is_refused_untouched(tmp_path: Path) -> None:
     folder.mkdir()
     for name in (".hidden", "lost+found"):
         (folder / name).write_text("harmless")
-    State(folder).close()  # a disk of its own
+    StateFolder(folder).close()  # a disk of its own
     (folder / "beside.txt").write_text("of whoever runs it")
-    State(folder).close()
+    StateFolder(folder).close()
     other = tmp_path / "other"
     other.mkdir()
     (other / "letter.txt").write_text("dear")
     with pytest.raises(UsageError, match=r"holds other things \(letter.txt\)") as error:
-        State(other)
+        StateFolder(other)
     assert error.value.param == "state_dir" and [each.name for each in other.iterdir()] == ["letter.txt"]
 
 

@@ -13,9 +13,9 @@ import pytest
 from batch_fake import Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server import batch_run
-from penstock.server.batch_shelf import new_batch_id, new_file_id
-from penstock.server.batch_state import State
+from penstock.server.batch import batch_job
+from penstock.server.batch.file_store import new_batch_id, new_file_id
+from penstock.server.batch.state_folder import StateFolder
 from penstock.text.tokenizer import Tokenizer
 
 LINES = [line(str(number)) for number in range(400)]
@@ -60,7 +60,7 @@ def test_what_an_older_database_does_not_know_is_moved_aside(
     capfd.readouterr()
 
     put_back(folder, older)
-    State(folder).close()
+    StateFolder(folder).close()
     (said,) = capfd.readouterr().err.splitlines()
     (place,) = (folder / "unknown").iterdir()
     assert said == (
@@ -70,7 +70,7 @@ def test_what_an_older_database_does_not_know_is_moved_aside(
     assert contents(folder / "files") == {known: b"known"}
     assert contents(place / "files") == {name: content for name, content in before.items() if name != known}
     assert os.listdir(place / "batches") == [going]
-    State(folder).close()
+    StateFolder(folder).close()
     assert not capfd.readouterr().err and len(list((folder / "unknown").iterdir())) == 1, "it is said once"
 
     put_back(folder, newer)  # and what it knows
@@ -79,14 +79,14 @@ def test_what_an_older_database_does_not_know_is_moved_aside(
         assert server.openai.files.content(done.output_file_id).content == newest
         assert server.until_over(going).request_counts.completed == len(LINES)
     put_back(folder, older)
-    State(folder).close()
+    StateFolder(folder).close()
     assert len(list((folder / "unknown").iterdir())) == 2, "none is written over"
     assert contents(place / "files")[done.output_file_id] == newest
 
 
 def test_by_their_names_drafts_go_and_all_else_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder, file_id, batch_id = tmp_path / "state", new_file_id(), new_batch_id()
-    State(folder).close()
+    StateFolder(folder).close()
     (tmp_path / "elsewhere").write_bytes(b"elsewhere")
     strangers = [file_id, "notes.txt", f"{new_file_id()}.part.txt", f"{new_file_id().upper()}.part", "x.part"]
     for name in strangers:
@@ -97,7 +97,7 @@ def test_by_their_names_drafts_go_and_all_else_stays(tmp_path: Path, capfd: pyte
     (folder / "files" / f"{file_id}.part").mkdir()
     (folder / "batches" / batch_id).mkdir()
     (folder / "batches" / batch_id / "output.jsonl").write_bytes(b"rows")
-    State(folder).close()
+    StateFolder(folder).close()
     (place,) = (folder / "unknown").iterdir()
     assert "8 files or batches" in capfd.readouterr().err
     assert sorted(os.listdir(place / "files")) == sorted([*strangers, "link", f"{file_id}.part"])
@@ -229,7 +229,7 @@ def test_lines_that_go_while_a_batch_runs_are_missed(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
 ) -> None:
     """The input is read again for what a cancel left, and after lines that the engine died with."""
-    plain, paths = batch_run.check_content, []
+    plain, paths = batch_job.check_content, []
 
     def check(path: Path, *rest: object) -> None:
         plain(path, *rest)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def test_lines_that_go_while_a_batch_runs_are_missed(
         if len(paths) == 2 and not cancelled:
             cut_at_a_line(path)
 
-    monkeypatch.setattr(batch_run, "check_content", check)
+    monkeypatch.setattr(batch_job, "check_content", check)
     with batching(tokenizer, tmp_path / "state") as server:
         server.engine.step_seconds = 0.05 if cancelled else 0.0
         batch_id = server.submit(jsonl(LINES))

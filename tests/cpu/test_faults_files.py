@@ -17,10 +17,10 @@ import pytest
 from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server import batch_shelf, files
-from penstock.server.batch_reserve import NAME, PIECE, SIZE, Reserve
-from penstock.server.batch_store import Store
-from penstock.server.upload import WRITE_BYTES
+from penstock.server.batch import file_store, files
+from penstock.server.batch.database import BatchDatabase
+from penstock.server.batch.disk_reserve import NAME, PIECE, SIZE, Reserve
+from penstock.server.batch.upload import WRITE_BYTES
 from penstock.text.tokenizer import Tokenizer
 
 CONTENT = b"x" * ((2 << 20) + 17)
@@ -77,7 +77,7 @@ class Os:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    made, add_file = Disk(), Store.add_file
+    made, add_file = Disk(), BatchDatabase.add_file
 
     class File(io.FileIO):
         def write(self, data: Any) -> int:
@@ -87,10 +87,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     def opened(path: Path, mode: str, buffering: int = -1, **named: Any) -> Any:
         return open(path, mode, **named) if buffering else made(File, path, mode.replace("b", ""))
 
-    monkeypatch.setattr(batch_shelf, "open", opened, raising=False)
-    monkeypatch.setattr(batch_shelf, "os", Os(made))
+    monkeypatch.setattr(file_store, "open", opened, raising=False)
+    monkeypatch.setattr(file_store, "os", Os(made))
     monkeypatch.setattr("penstock.disk.os", Os(made))  # folders are synced there
-    monkeypatch.setattr(Store, "add_file", lambda *values: made.add_file(add_file, *values))
+    monkeypatch.setattr(BatchDatabase, "add_file", lambda *values: made.add_file(add_file, *values))
     return made
 
 
@@ -186,7 +186,7 @@ def _opens(monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]) -> No
     def open_file(path: Path, mode: str, *rest: Any, **named: Any) -> Any:
         return opened(path) if mode == "rb" else open(path, mode, *rest, **named)
 
-    monkeypatch.setattr(batch_shelf, "open", open_file, raising=False)
+    monkeypatch.setattr(file_store, "open", open_file, raising=False)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.EACCES])
@@ -242,7 +242,7 @@ def test_who_has_no_shell_gets_a_full_disk_free(
         pass
 
     def full(name: str) -> Callable[..., Any]:
-        plain = getattr(Store, name)
+        plain = getattr(BatchDatabase, name)
 
         def write(*values: Any, **named: Any) -> Any:
             if reserve.exists():
@@ -252,16 +252,16 @@ def test_who_has_no_shell_gets_a_full_disk_free(
         return write
 
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "remove_file", full("remove_file"))
+        patch.setattr(BatchDatabase, "remove_file", full("remove_file"))
         assert reserve.stat().st_size == SIZE
         assert server.http.delete(f"/v1/files/{file_id}").status_code == 200
         assert reserve.stat().st_size == SIZE  # there was room for it again
     with monkeypatch.context() as patch:
-        patch.setattr(Store, "move", full("move"))
+        patch.setattr(BatchDatabase, "move", full("move"))
         assert server.http.post(f"/v1/batches/{batch_id}/cancel").status_code == 200
         assert not reserve.exists()  # the batch's own end needs it
         patch.setattr(Reserve, "give", lambda self: False)
-        patch.setattr(Store, "add_file", full("add_file"))
+        patch.setattr(BatchDatabase, "add_file", full("add_file"))
         answer = post(server)
         assert is_the_disks(answer, tmp_path) and "DELETE /v1/files/ID" in answer.json()["error"]["message"]
     server.running.hold(False)
@@ -297,7 +297,7 @@ def test_a_database_that_fails_is_said_so(server: Batching, tmp_path: Path, monk
     for broken in (("_one", "_page"), ("_insert", "_count", "user_of", "move")):
         with monkeypatch.context() as patch:
             for name in broken:
-                patch.setattr(Store, name, fails)
+                patch.setattr(BatchDatabase, name, fails)
             for method, path, body in requests:
                 answer = server.http.request(method, path, json=body)
                 assert answer.status_code == 200 or is_the_disks(answer, tmp_path), (method, path, answer.text)

@@ -14,9 +14,9 @@ import pytest
 from batch_fake import Batching, StuckRead, batching, jsonl, line
 from server_fake import make_tokenizer, read_error
 
-from penstock.server import batches, files
-from penstock.server.batch_lines import BatchLimits
-from penstock.server.batch_state import State
+from penstock.server.batch import batches, files
+from penstock.server.batch.input_file import BatchLimits
+from penstock.server.batch.state_folder import StateFolder
 from penstock.server.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 
@@ -111,14 +111,14 @@ def test_a_file_that_a_batch_reads_stays(server: Batching) -> None:
 
 def test_of_a_file_that_is_deleted_just_now_no_batch_is_made(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
     file_id = server.upload(jsonl([line("a")]))
-    plain = State.attempt
+    plain = StateFolder.attempt
 
-    async def attempt(state: State, work: Any, *values: Any, **named: Any) -> Any:
+    async def attempt(state: StateFolder, work: Any, *values: Any, **named: Any) -> Any:
         if work is batches._add:  # whatever was looked at before it
             assert await plain(state, state.store.remove_file, file_id, "")
         return await plain(state, work, *values, **named)
 
-    monkeypatch.setattr(State, "attempt", attempt)
+    monkeypatch.setattr(StateFolder, "attempt", attempt)
     with pytest.raises(openai.NotFoundError) as refused:
         server.openai.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
     assert refused.value.param == "input_file_id" and list(server.openai.batches.list()) == []

@@ -552,7 +552,7 @@ async def launch(config, engine, step_timeout):
     return made
 sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())
 from penstock import journal
-from penstock.server import batch_lines
+from penstock.server.batch import input_file
 plain = journal._write
 def stick():
     print("sticks", flush=True)
@@ -570,7 +570,7 @@ class Stuck(io.RawIOBase):
 if {at!r} == "write":
     journal._write = write
 else:
-    batch_lines._opened = lambda path: io.BufferedReader(Stuck())
+    input_file._opened = lambda path: io.BufferedReader(Stuck())
 sys.argv = ["penstock", "serve", "some/model", "--port", "0", "--served-model-name", "fake", "--state-dir", {state!r}]
 from penstock.cli import main
 main()

@@ -24,7 +24,7 @@ from fake_runner import Orders
 from in_loop import Here, raw, serving_here
 from service import make_folder
 
-from penstock.server.batch_state import opened
+from penstock.server.batch.state_folder import opened
 from penstock.server.limits import Limits
 
 ROUNDS = 20

@@ -8,7 +8,7 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
-from penstock.server.batch_gate import Gate
+from penstock.server.batch.fair_semaphore import Gate
 
 Weight = tuple[int, int]
 

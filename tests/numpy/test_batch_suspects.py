@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from penstock.server.batch_suspects import ALONE, ALONE_FROM, FEW_FROM, KILLER, Suspects
+from penstock.server.batch.poison_lines import ALONE, ALONE_FROM, FEW_FROM, KILLER, PoisonLines
 
 
-def after(*deaths: dict[int, int]) -> Suspects:
+def after(*deaths: dict[int, int]) -> PoisonLines:
     """Each death is another server's."""
     kept = None
     for evidence in deaths:
-        kept = Suspects(kept).with_death(evidence)
-    return Suspects(kept)
+        kept = PoisonLines(kept).with_death(evidence)
+    return PoisonLines(kept)
 
 
-def stages(suspects: Suspects) -> list[int]:
+def stages(suspects: PoisonLines) -> list[int]:
     stage, found = suspects.stage_after(0), []
     while stage is not None:
         found.append(stage)
@@ -22,7 +22,7 @@ def stages(suspects: Suspects) -> list[int]:
 
 
 def test_one_death_says_nothing_and_two_put_a_line_behind() -> None:
-    assert stages(Suspects()) == stages(after({1: 1, 2: 1})) == []
+    assert stages(PoisonLines()) == stages(after({1: 1, 2: 1})) == []
     twice = after({1: 1, 2: 1}, {2: 1, 3: 1})
     assert [twice.stage(number) for number in (1, 2, 3, 4)] == [0, FEW_FROM, 0, 0] and stages(twice) == [FEW_FROM]
 
@@ -42,13 +42,13 @@ def test_one_that_is_always_alone_is_named_after_two() -> None:
 
 def test_one_beside_others_is_named_late_and_takes_turns_with_them() -> None:
     """Lines of a batch beside an online request that kills: the engine dies with whichever comes first."""
-    kept: str | None = Suspects().with_death(dict.fromkeys(range(10), ALONE_FROM))
+    kept: str | None = PoisonLines().with_death(dict.fromkeys(range(10), ALONE_FROM))
     for lives in range(10 * (KILLER - ALONE_FROM)):
-        suspects = Suspects(kept)
+        suspects = PoisonLines(kept)
         assert not any(suspects.is_killer(number) for number in range(10)) or lives > 10 * (KILLER - ALONE_FROM - 1)
         first = min((number for number in range(10) if suspects.stage(number)), key=suspects.stage)
         kept = suspects.with_death({first: 1})
-    assert all(Suspects(kept).is_killer(number) for number in range(10))
+    assert all(PoisonLines(kept).is_killer(number) for number in range(10))
 
 
 def test_a_line_that_is_done_is_forgotten() -> None:

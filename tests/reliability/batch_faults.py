@@ -28,9 +28,9 @@ from typing import Any
 
 from batch_kills import Report, make_batch, read_end, sitting
 
-from penstock.server import batch_compute, batch_patience
-from penstock.server.batch_results import Outcome, Results
-from penstock.server.batch_store import Store
+from penstock.server.batch import disk_retry, pipeline
+from penstock.server.batch.database import BatchDatabase
+from penstock.server.batch.output_files import BatchOutput, LineResult
 
 CHANGES = frozenset({"create", "write", "sync", "cut", "rename", "folder", "store"})
 OPENS = frozenset({"open", "create"})
@@ -133,8 +133,8 @@ def stand_in_the_way(touches: Touches) -> None:
 
 def hurry() -> None:
     """In this process for good: waits are short."""
-    batch_patience.FIRST_PAUSE = batch_patience.LONGEST_PAUSE = 0.005
-    batch_compute.GROUP_SECONDS = 0.02
+    disk_retry.FIRST_PAUSE = disk_retry.LONGEST_PAUSE = 0.005
+    pipeline.GROUP_SECONDS = 0.02
 
 
 def _watch_opens(touches: Touches) -> None:
@@ -161,12 +161,12 @@ def _watch_opens(touches: Touches) -> None:
 
 
 def _watch_store(name: str, what: str, touches: Touches) -> None:
-    plain = getattr(Store, name)
+    plain = getattr(BatchDatabase, name)
 
-    def wrapped(store: Store, *values: Any, **named: Any) -> Any:
+    def wrapped(store: BatchDatabase, *values: Any, **named: Any) -> Any:
         return touches(what, lambda: plain(store, *values, **named))
 
-    setattr(Store, name, wrapped)
+    setattr(BatchDatabase, name, wrapped)
 
 
 @dataclass
@@ -213,13 +213,13 @@ def _make_half_done(folder: Path, lines: int) -> str:
 
 
 def _die_half_way() -> None:
-    plain = Results.put
+    plain = BatchOutput.put
 
-    def put(results: Results, outcomes: Sequence[Outcome]) -> None:
+    def put(results: BatchOutput, outcomes: Sequence[LineResult]) -> None:
         plain(results, outcomes[::2])  # bad ones come first, and are a few
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Results.put = put  # type: ignore[method-assign]
+    BatchOutput.put = put  # type: ignore[method-assign]
 
 
 def _try(source: Path, batch_id: str, folder: Path, lines: int, kind: str, at: int, total: Report) -> bool:

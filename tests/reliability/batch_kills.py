@@ -24,11 +24,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.request import Delta, SamplingParams
-from penstock.server.batch_desk import Desk
-from penstock.server.batch_lines import COMPLETIONS
-from penstock.server.batch_shelf import new_batch_id, new_file_id
-from penstock.server.batch_state import State, opened
-from penstock.server.batch_store import BatchRow, FileRow
+from penstock.server.batch.database import BatchRow, FileRow
+from penstock.server.batch.file_store import new_batch_id, new_file_id
+from penstock.server.batch.input_file import COMPLETIONS
+from penstock.server.batch.manager import BatchManager
+from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.metrics import Metrics
 from penstock.server.service import Service
 
@@ -111,7 +111,7 @@ async def _sit(folder: Path, batch_id: str, log: int, rate: float, once_open: Ca
         once_open()
         client: Any = _Engine(log, rate)
         service = Service(client=client, model="fake", metrics=Metrics(client, "fake"))
-        desk = Desk(service, state)
+        desk = BatchManager(service, state)
         await desk.go_on()
         while desk.run_of(batch_id) is not None:
             await asyncio.sleep(0.001)
@@ -214,7 +214,7 @@ def _on_disk(folder: Path, batch_id: str, report: Report) -> set[int]:
 
 def read_end(folder: Path, batch_id: str, report: Report) -> None:
     """Counts what a batch that is over left."""
-    state = State(folder)
+    state = StateFolder(folder)
     try:
         row = state.store.batch(batch_id)
         assert row is not None and row.status == "completed", "the batch did not come to its end"

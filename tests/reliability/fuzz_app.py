@@ -29,8 +29,8 @@ class App:
         from server_fake import FakeEngine, make_tokenizer
 
         from penstock.server.app import build_app
-        from penstock.server.batch_desk import Desk
-        from penstock.server.batch_state import State
+        from penstock.server.batch.manager import BatchManager
+        from penstock.server.batch.state_folder import StateFolder
         from penstock.server.limits import Limits
         from penstock.server.metrics import Metrics
         from penstock.server.service import Service
@@ -45,9 +45,9 @@ class App:
             metrics=Metrics(self.engine, "fake"),  # type: ignore[arg-type]
             limits=Limits(max_body_bytes=100_000),
         )
-        self.state = State(folder / "state")
+        self.state = StateFolder(folder / "state")
         self.shelf = folder / "state" / "files"
-        self.service.desk = Desk(self.service, self.state)
+        self.service.desk = BatchManager(self.service, self.state)
         self._log = io.BytesIO()
         self._app = build_app(self.service, access_log=self._log)
 

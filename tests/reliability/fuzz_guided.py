@@ -36,8 +36,8 @@ with atheris.instrument_imports(include=["penstock"], enable_loader_override=Fal
     import penstock.jobs.rows
     import penstock.models.generation_config
     import penstock.models.model_config
-    import penstock.server.batch_desk
-    import penstock.server.upload
+    import penstock.server.batch.manager
+    import penstock.server.batch.upload
     import penstock.weights.checkpoint  # noqa: F401
     from penstock.engine.engine import Refused
     from penstock.errors import JournalError

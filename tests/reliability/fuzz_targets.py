@@ -25,18 +25,18 @@ COMPLETIONS = "/v1/completions"
 
 def split(path: Path, data: bytes, longest: int, read: int) -> None:
     """Lines as the batches read them, `read` bytes at a time, against a reading of the whole."""
-    from penstock.server import batch_lines
+    from penstock.server.batch import input_file
 
     async def found() -> list[tuple[int, bytes]]:
-        return [each async for each in batch_lines.read_lines(path, batch_lines.BatchLimits(max_line_bytes=longest))]
+        return [each async for each in input_file.read_lines(path, input_file.BatchLimits(max_line_bytes=longest))]
 
     path.write_bytes(data)
-    usual, batch_lines.READ_BYTES = batch_lines.READ_BYTES, read
+    usual, input_file.READ_BYTES = input_file.READ_BYTES, read
     try:
         with bounded():
             got = asyncio.run(found())
     finally:
-        batch_lines.READ_BYTES = usual
+        input_file.READ_BYTES = usual
     whole = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     assert got == [(number, line[: longest + 1]) for number, line in enumerate(whole, 1) if line.strip()]
 
@@ -51,11 +51,11 @@ class LineCheck:
 
     def good(self, line: bytes, endpoint: str = COMPLETIONS) -> bool:
         """Whether a batch would run it; any other end than LineError is a fault."""
-        from penstock.server.batch_lines import BatchLimits, Check, LineError
+        from penstock.server.batch.input_file import BatchLimits, LineCheck, LineError
 
         with bounded():
             try:
-                Check(endpoint, "fake", self._facts, BatchLimits(max_line_bytes=50_000)).line(line)
+                LineCheck(endpoint, "fake", self._facts, BatchLimits(max_line_bytes=50_000)).line(line)
             except LineError as error:
                 said = str(error)
                 assert said and "\n" not in said and error.code
@@ -88,8 +88,8 @@ def packed(path: Path, data: bytes) -> None:
 
 def form(kind: bytes, body: Sequence[bytes]) -> tuple[dict[str, str], str | None, bytes] | None:
     """What an upload's parser makes of a body in pieces; None where it refuses it."""
+    from penstock.server.batch.upload import UploadParser
     from penstock.server.refusals import HttpError
-    from penstock.server.upload import UploadParser
 
     with bounded():
         try:

@@ -19,7 +19,7 @@ from fake_process import COMMAND
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.launch import launch
-from penstock.server.batch_state import State
+from penstock.server.batch.state_folder import StateFolder
 from penstock.server.doors import Doors
 from penstock.server.limits import Limits
 from penstock.server.port import bind
@@ -59,7 +59,7 @@ class Here:
 
 @contextlib.asynccontextmanager
 async def serving_here(
-    folder: Path, limits: Limits | None = None, state: State | None = None, **knobs: Any
+    folder: Path, limits: Limits | None = None, state: StateFolder | None = None, **knobs: Any
 ) -> AsyncIterator[Here]:
     client = await launch(Config.of(model=str(folder), **knobs), COMMAND)
     stop, ready = Stop(), asyncio.Event()

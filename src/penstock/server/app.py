@@ -19,7 +19,7 @@ from penstock import __version__
 from penstock.errors import FaultError, PenstockError
 from penstock.server import exchange
 from penstock.server.access_log import AccessLog
-from penstock.server.batch_routes import add_batch_routes
+from penstock.server.batch.routes import add_batch_routes
 from penstock.server.doors import Doors, Gate
 from penstock.server.openapi import describe
 from penstock.server.refusals import CLOSED_BY_CLIENT, FAILED, NotServedError, WrongMethodError

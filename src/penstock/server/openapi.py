@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from penstock.server import batches, files
+from penstock.server.batch import batches, files
 from penstock.server.doors import OPEN_PATHS, PROBES, Doors
 from penstock.server.openapi_schemas import ANSWERS, BATCH, UPLOAD, Json, ref, request_schemas
 from penstock.server.whole import JSON

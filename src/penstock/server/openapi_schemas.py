@@ -21,9 +21,10 @@ from penstock.request import (
     MAX_STOPS,
     RANGES,
 )
-from penstock.server import batches, fields
-from penstock.server.batch_lines import ENDPOINTS
-from penstock.server.batch_shelf import FILE_ID
+from penstock.server import fields
+from penstock.server.batch import batches
+from penstock.server.batch.file_store import FILE_ID
+from penstock.server.batch.input_file import ENDPOINTS
 from penstock.server.fields import Fate
 from penstock.server.forms import ChatForm, CompletionForm
 from penstock.server.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS

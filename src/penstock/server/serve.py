@@ -26,8 +26,8 @@ from penstock.engine.parent_death import lose_lines
 from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.server.access_log import open_log
 from penstock.server.app import build_app
-from penstock.server.batch_desk import Desk
-from penstock.server.batch_state import State, opened
+from penstock.server.batch.manager import BatchManager
+from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.connection import connection_of
 from penstock.server.defaults import tell_unserved
 from penstock.server.doors import Doors, check_hosts, check_public
@@ -119,7 +119,7 @@ async def _serve(
     site: Site,
     out: TextIO,
     engine: Sequence[str],
-    state: State | None,
+    state: StateFolder | None,
     ending: contextlib.AbstractContextManager[None],
 ) -> None:
     with signals() as stop:
@@ -141,7 +141,7 @@ async def serve_engine(
     stop: Stop,
     ready: Callable[[], None],
     board: Board | None = None,
-    state: State | None = None,
+    state: StateFolder | None = None,
 ) -> None:
     """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
     metrics = Metrics(client, site.name, board)
@@ -149,7 +149,7 @@ async def serve_engine(
     service = Service(
         client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.doors.keys
     )
-    service.desk = None if state is None else Desk(service, state)
+    service.desk = None if state is None else BatchManager(service, state)
     if board is None or board.first:
         tell_unserved(Path(client.facts.folder), sys.stderr)
     host, port = listener.getsockname()[:2]

@@ -26,7 +26,7 @@ from penstock.text.sandbox import SandboxPool
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient
-    from penstock.server.batch_desk import Desk
+    from penstock.server.batch.manager import BatchManager
 
 MOST_SANDBOXES = 8  # processes; a third of a core tokenises what an H200 prefills of a 1B model
 NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
@@ -54,7 +54,7 @@ class Service:
     pace: Pace = field(default_factory=Pace, init=False)
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
-    desk: Desk | None = None  # of files and batches, where there is a state folder
+    desk: BatchManager | None = None  # of files and batches, where there is a state folder
 
     def __post_init__(self) -> None:
         self.spellings = Spellings(self.client.tokenizer, self.client.facts.vocab_size)

@@ -79,7 +79,7 @@ class BatchRow:
     """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines.
 
     model: the server's name of the model that the batch was made for, and runs with; None where nothing said so, and
-    any will do. suspects: lines that were there when the engine died, as batch_suspects writes them.
+    any will do. suspects: lines that were there when the engine died, as poison_lines writes them.
     """
 
     number: int = 0
@@ -118,7 +118,7 @@ _IN_PAGES, _WITHOUT_ERRORS = (
 )
 
 
-class Store:
+class BatchDatabase:
     """The database of one state folder. Every method is one transaction; sqlite3.Error goes through."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:

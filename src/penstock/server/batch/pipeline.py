@@ -5,7 +5,7 @@
                └─ bad, or the batch is cancelled ───────────┘
 
 It is killed at any line of this without harm: what was not committed is computed again. Lines with which the engine
-died before come behind the others (batch_suspects). It knows lines, gate and journals; no database, no status.
+died before come behind the others (poison_lines). It knows lines, gate and journals; no database, no status.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import EngineError
-from penstock.server.batch_call import Caller, LineCall, outcome_of_bad, outcome_of_cancelled, outcome_of_killer
-from penstock.server.batch_gate import Gate, Outbox
-from penstock.server.batch_lines import BatchLimits, Check, Line, LineError, verdicts
-from penstock.server.batch_results import Outcome, Results, Unrun
-from penstock.server.batch_suspects import ALONE_FROM, FEW, FEW_FROM, Suspects
+from penstock.server.batch.fair_semaphore import Gate, Outbox
+from penstock.server.batch.input_file import BatchLimits, BatchLine, LineCheck, LineError, verdicts
+from penstock.server.batch.line_request import (
+    LinePreparer,
+    LineRequest,
+    outcome_of_bad,
+    outcome_of_cancelled,
+    outcome_of_killer,
+)
+from penstock.server.batch.output_files import BatchOutput, LineResult, UnrunLine
+from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, PoisonLines
 
 GROUP_SECONDS = 0.1  # that outcomes wait for others to share a sync with
 OUTBOX_BYTES = 32 << 20
@@ -35,16 +41,16 @@ SETTLED = 60.0  # seconds before a suspect runs alone: an engine that dies soone
 
 
 @dataclass(slots=True)
-class Tools:
+class BatchResources:
     """What all batches of a server share."""
 
-    caller: Caller
+    caller: LinePreparer
     gate: Gate
     limits: BatchLimits
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
 
 
-class Compute:
+class Pipeline:
     """Gives each line of `path` that `results` doesn't have its outcome. new_check: a check with the batch's own
     measure. save: brings outcomes to the disk, however often it has to try; counted is called after each time.
     suspects: of earlier deaths. cancelled: good lines aren't run any more. owner: whose the rows are, in the engine's
@@ -54,25 +60,25 @@ class Compute:
 
     def __init__(
         self,
-        tools: Tools,
+        tools: BatchResources,
         path: Path,
-        new_check: Callable[[], Check],
-        results: Results,
+        new_check: Callable[[], LineCheck],
+        results: BatchOutput,
         save: Callable[[Callable[[], None]], Awaitable[None]],
         counted: Callable[[], Awaitable[None]],
         *,
-        suspects: Suspects,
+        suspects: PoisonLines,
         owner: str = "",
         cancelled: bool = False,
     ) -> None:
         self._tools, self._path, self._new_check, self._results = tools, path, new_check, results
         self._save, self._counted = save, counted
-        self._outbox: Outbox[Outcome | Unrun] = Outbox(OUTBOX_BYTES)
+        self._outbox: Outbox[LineResult | UnrunLine] = Outbox(OUTBOX_BYTES)
         self._owner, self._cancelled = owner, cancelled
         self._answer_bytes = 0.0  # of a sequence, in the mean
         self._kept = 0  # bytes of outcomes that are not on the disk
         self._stage = 0  # of the suspects, whose turn it is
-        self._there: dict[int, LineCall] = {}  # at the engine
+        self._there: dict[int, LineRequest] = {}  # at the engine
         self.suspects, self.evidence = suspects, dict[int, int]()
 
     @property
@@ -123,13 +129,13 @@ class Compute:
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
-    def _due(self, number: int, found: Line | LineError) -> bool:
+    def _due(self, number: int, found: BatchLine | LineError) -> bool:
         if self._results.has(number if found.custom_id is None else found.custom_id):
             self.suspects.forget(number)
             return False
         return self.suspects.stage(number) == self._stage
 
-    async def _begin(self, rows: asyncio.TaskGroup, number: int, found: Line | LineError) -> None:
+    async def _begin(self, rows: asyncio.TaskGroup, number: int, found: BatchLine | LineError) -> None:
         """Brings a line to the engine, or its outcome to the outbox where that is known without."""
         if isinstance(found, LineError):
             await self._bring(outcome_of_bad(found, number))
@@ -140,20 +146,20 @@ class Compute:
         else:
             async with self._tools.large if len(found.body) > LARGE else contextlib.nullcontext():
                 call = await self._tools.caller.prepare(found, self._owner)
-                if isinstance(call, Outcome):
+                if isinstance(call, LineResult):
                     await self._bring(call)
                     return
                 inside = asyncio.Event()
                 rows.create_task(self._row(number, call, inside))
                 await inside.wait()
 
-    async def _row(self, number: int, call: LineCall, inside: asyncio.Event) -> None:
+    async def _row(self, number: int, call: LineRequest, inside: asyncio.Event) -> None:
         """A line from the gate to its outcome; `inside` is set once it is at the engine, and the next one may come."""
         tries = 0
         while not await self._ran(number, call, tries, inside):
             tries += 1
 
-    async def _ran(self, number: int, call: LineCall, tries: int, inside: asyncio.Event) -> bool:
+    async def _ran(self, number: int, call: LineRequest, tries: int, inside: asyncio.Event) -> bool:
         """Whether it has an outcome. Its place at the engine is free once that has one in the outbox, so a slow disk
         slows the engine down; while many answers wait for the disk, no line is added."""
         gate, wholes = self._tools.gate, self._tools.caller.wholes
@@ -177,7 +183,7 @@ class Compute:
             self._there.pop(number, None)
             gate.leave(*weight)
 
-    def _weight(self, call: LineCall, tries: int) -> tuple[int, int]:
+    def _weight(self, call: LineRequest, tries: int) -> tuple[int, int]:
         """How much of the gate it takes: its sequences, or more, so that if all of the gate were full of answers twice
         as large as they are here, there would be room for them. One that had no room for its own takes more with each
         try, and all of the gate in the end; so do suspects."""
@@ -190,7 +196,7 @@ class Compute:
             return gate.most
         return sequences, call.size
 
-    async def _bring(self, outcome: Outcome | Unrun) -> None:
+    async def _bring(self, outcome: LineResult | UnrunLine) -> None:
         """It counts until it is on the disk, or given up with the whole of this."""
         size = len(outcome.body)
         self._kept += size

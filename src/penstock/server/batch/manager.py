@@ -11,14 +11,14 @@ import sys
 import traceback
 
 from penstock.errors import EngineError
-from penstock.server.batch_call import NO_FAULTS, Caller
-from penstock.server.batch_compute import Tools
-from penstock.server.batch_gate import Gate
-from penstock.server.batch_lines import BatchLimits
-from penstock.server.batch_run import BatchRun
-from penstock.server.batch_state import State
-from penstock.server.batch_store import BatchRow
-from penstock.server.batch_turns import Turns
+from penstock.server.batch.batch_job import BatchJob
+from penstock.server.batch.database import BatchRow
+from penstock.server.batch.fair_semaphore import Gate
+from penstock.server.batch.fair_slots import Turns
+from penstock.server.batch.input_file import BatchLimits
+from penstock.server.batch.line_request import NO_FAULTS, LinePreparer
+from penstock.server.batch.pipeline import BatchResources
+from penstock.server.batch.state_folder import StateFolder
 from penstock.server.refusals import ShuttingDownError
 from penstock.server.service import Service
 
@@ -32,19 +32,19 @@ HURRIED = 0.5  # seconds that are left to it once the end is to be now
 AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
 
 
-class Desk:
+class BatchManager:
     """Runs the batches of one state folder."""
 
-    def __init__(self, service: Service, state: State, limits: BatchLimits | None = None) -> None:
+    def __init__(self, service: Service, state: StateFolder, limits: BatchLimits | None = None) -> None:
         limits = limits or BatchLimits()
         rows = service.client.facts.max_num_seqs
         self.state, self.limits = state, limits
         self.model, self.body_seconds = service.model, service.limits.body_seconds
         self.arrivals = service.arrivals
-        self._tools = Tools(Caller(service), Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
+        self._tools = BatchResources(LinePreparer(service), Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
         self._checks, self._turns = Turns(CHECKED_AT_ONCE), Turns(AT_ONCE)
         self._ended = False
-        self._runs: dict[str, BatchRun] = {}
+        self._runs: dict[str, BatchJob] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def go_on(self) -> None:
@@ -57,11 +57,11 @@ class Desk:
         that; where the server ends, the next one does."""
         if self._ended or row.id in self._runs:
             return
-        self._runs[row.id] = run = BatchRun(self._tools, self.state, row)
+        self._runs[row.id] = run = BatchJob(self._tools, self.state, row)
         self._tasks[row.id] = task = asyncio.create_task(self._turn(run))
         task.add_done_callback(lambda _: self._forget(row.id))
 
-    def run_of(self, batch_id: str) -> BatchRun | None:
+    def run_of(self, batch_id: str) -> BatchJob | None:
         """The run of a batch that isn't over."""
         return self._runs.get(batch_id)
 
@@ -89,7 +89,7 @@ class Desk:
                 self._runs[batch_id].end()
                 task.cancel()
 
-    async def _turn(self, run: BatchRun) -> None:
+    async def _turn(self, run: BatchJob) -> None:
         """A batch from start to end; one that is cancelled has nothing to run and waits for no place."""
         try:
             await run.until_served()

@@ -14,7 +14,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from penstock.server.batch_shelf import Draft
+from penstock.server.batch.file_store import ContentDraft
 from penstock.server.limits import TRY_AGAIN
 from penstock.server.refusals import BodyTooLargeError, HttpError
 
@@ -172,7 +172,7 @@ def one_more(uploads: Counter[str], owner: str, most: int) -> Iterator[None]:
 async def receive(
     body: AsyncIterator[bytes],
     parser: UploadParser,
-    draft: Draft,
+    draft: ContentDraft,
     off_loop: Callable[[Callable[[bytes], None], bytes], Awaitable[None]],
 ) -> Upload:
     """Reads a body to its end; the file's content goes into the draft WRITE_BYTES at a time. Raises HttpError."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import EngineError, PenstockError
 from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
-from penstock.server.batch_lines import Line, LineError, told
-from penstock.server.batch_results import Outcome, Unrun
-from penstock.server.batch_suspects import ALONE
+from penstock.server.batch.input_file import BatchLine, LineError, told
+from penstock.server.batch.output_files import LineResult, UnrunLine
+from penstock.server.batch.poison_lines import ALONE
 from penstock.server.exchange import whole
 from penstock.server.forms import CompletionForm
 from penstock.server.refusals import ShuttingDownError, TooLateError, body_of, error_body, status_of
@@ -42,10 +42,10 @@ NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExi
 Result = TypeVar("Result")
 
 
-class LineCall:
+class LineRequest:
     """A line that is ready for the engine."""
 
-    def __init__(self, caller: Caller, line: Line, call: Call, answer: type[Answer]) -> None:
+    def __init__(self, caller: LinePreparer, line: BatchLine, call: Call, answer: type[Answer]) -> None:
         self._caller, self._line, self._call, self._answer = caller, line, call, answer
         self._streams: list[Stream] = []  # of the last `outcome`
 
@@ -59,13 +59,13 @@ class LineCall:
         return len(self._line.body) + ID_BYTES * self._call.prompt_tokens
 
     def evidence(self) -> int:
-        """What the engine's death says against this line, in batch_suspects' points."""
+        """What the engine's death says against this line, in points of poison_lines."""
         client = self._caller.service.client
         if client.open_at_death.isdisjoint(self._streams):
             return 0
         return ALONE if client.open_at_death.issubset(self._streams) and not client.cut_before_death else 1
 
-    async def outcome(self, *, alone: bool) -> Outcome | None:
+    async def outcome(self, *, alone: bool) -> LineResult | None:
         """Runs it. None where there is no room for its answer beside others': it can be run again. alone: there are no
         others, so an answer without room is too large. Raises EngineError where the engine died, ShuttingDownError
         where the server ends: then the line has had no outcome. Every other fault is the line's own."""
@@ -88,28 +88,28 @@ class LineCall:
             if isinstance(error, AnswerTooLargeError) and not alone:
                 return None
             return caller.failed(self._line, error)
-        return Outcome(self._line.custom_id, 200, answer.id, body)
+        return LineResult(self._line.custom_id, 200, answer.id, body)
 
 
-def outcome_of_killer(custom_id: str) -> Outcome:
+def outcome_of_killer(custom_id: str) -> LineResult:
     """The outcome of a line with which the engine died, again and again."""
     message = "the engine died each time that this line ran: change it, and tell whoever runs the server"
-    return Outcome(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
+    return LineResult(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
 
 
-def outcome_of_bad(error: LineError, number: int) -> Outcome | Unrun:
+def outcome_of_bad(error: LineError, number: int) -> LineResult | UnrunLine:
     """The outcome of a line that the check found bad: the route's answer, where there is a custom_id to give it to."""
     if error.custom_id is None:
-        return Unrun(number, error.code, f"line {number}: {told(error)}")
-    return Outcome(error.custom_id, status_of(error.answer), _request_id(), body_of(error.answer))
+        return UnrunLine(number, error.code, f"line {number}: {told(error)}")
+    return LineResult(error.custom_id, status_of(error.answer), _request_id(), body_of(error.answer))
 
 
-def outcome_of_cancelled(custom_id: str) -> Unrun:
+def outcome_of_cancelled(custom_id: str) -> UnrunLine:
     """The outcome of a good line that a cancel came before."""
-    return Unrun(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
+    return UnrunLine(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
 
 
-class Caller:
+class LinePreparer:
     """Makes calls of lines. wholes: their answers, from the first sample's end until they are on the disk; they have as
     much room as online ones have, and of their own, so that neither costs the others theirs."""
 
@@ -120,9 +120,9 @@ class Caller:
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
-    async def prepare(self, line: Line, owner: str) -> LineCall | Outcome:
+    async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineResult:
         """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
-        LineCall.outcome."""
+        LineRequest.outcome."""
         service, client = self.service, self.service.client
         answer: type[Answer] = ChatAnswer
         try:
@@ -140,7 +140,7 @@ class Caller:
             raise
         except BaseException as error:  # noqa: BLE001 - as above
             return self.failed(line, error)
-        return LineCall(self, line, call, answer)
+        return LineRequest(self, line, call, answer)
 
     async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Done]:
         """A few lines at a time: so few that their ids fit into memory, and that online texts come in between."""
@@ -151,16 +151,16 @@ class Caller:
         """In a thread of lines alone, so that online work finds its own free."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def failed(self, line: Line, error: BaseException) -> Outcome:
+    def failed(self, line: BatchLine, error: BaseException) -> LineResult:
         """The outcome of a line that ended in an error; those of the engine and the server are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
         request_id = _request_id()
         if isinstance(error, PenstockError):
-            return Outcome(line.custom_id, status_of(error), request_id, body_of(error))
+            return LineResult(line.custom_id, status_of(error), request_id, body_of(error))
         self._tell(error, request_id)
         body = error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
-        return Outcome(line.custom_id, 500, request_id, body)
+        return LineResult(line.custom_id, 500, request_id, body)
 
     def _tell(self, error: BaseException, request_id: str) -> None:
         """A batch may meet the same fault 50,000 times."""

@@ -25,7 +25,7 @@ FEW = 16  # lines with two points that are at the engine at once, about: so many
 _decoder = msgspec.json.Decoder(dict[int, int])
 
 
-class Suspects:
+class PoisonLines:
     """The points of one batch's lines, by their numbers. kept: what `with_death` gave an earlier server."""
 
     def __init__(self, kept: str | None = None) -> None:

@@ -23,7 +23,7 @@ _encode = msgspec.json.encode
 
 
 @dataclass(slots=True)
-class Outcome:
+class LineResult:
     """What became of a request: `body` is the answer's JSON, an error's where status isn't 200."""
 
     custom_id: str
@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Unrun:
+class UnrunLine:
     """What is said of a line that became no request: one without a custom_id of its own, whose key is its number, and
     one that a cancel came before."""
 
@@ -61,7 +61,7 @@ class Unrun:
         return _encode({"code": self.code, "message": self.message})
 
     def line(self) -> bytes:
-        """As Outcome's."""
+        """As LineResult's."""
         return _line(self.key if isinstance(self.key, str) else None, b"null", self.body)
 
 
@@ -75,7 +75,7 @@ def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
     return b"".join(pieces)
 
 
-class Results:
+class BatchOutput:
     """Opens where a killed server left off. Raises JournalError, CapacityError.
 
     Threads write and close, one at a time: a batch may be stopped while one of them still waits for the disk. What is
@@ -96,7 +96,7 @@ class Results:
         """While another thread writes, too."""
         return key in self._output or key in self._errors
 
-    def put(self, outcomes: Sequence[Outcome | Unrun]) -> None:
+    def put(self, outcomes: Sequence[LineResult | UnrunLine]) -> None:
         """Brings outcomes to the disk, and counts them then. Called again with the same ones after an error, it goes
         on: none is written twice. Raises JournalError, CapacityError."""
         with self._turn:

@@ -9,7 +9,7 @@ from collections import deque
 RATE_SPAN = 60.0  # seconds that the measured rate looks back
 
 
-class Progress:
+class Eta:
     """Counts of lines done, and when they were."""
 
     def __init__(self) -> None:

@@ -29,8 +29,8 @@ from typing import BinaryIO
 
 from penstock.disk import sync_folder
 from penstock.errors import PenstockError
-from penstock.server.batch_patience import why
-from penstock.server.batch_reserve import is_full
+from penstock.server.batch.disk_reserve import is_full
+from penstock.server.batch.disk_retry import why
 from penstock.server.refusals import HttpError
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -72,7 +72,7 @@ def new_batch_id() -> str:
     return f"batch_{secrets.token_hex(16)}"
 
 
-class Shelf:
+class FileStore:
     """The contents of one state folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,9 +92,9 @@ class Shelf:
             raise ValueError("no id of a file")
         return self.files / file_id
 
-    def draft(self, file_id: str) -> Draft:
+    def draft(self, file_id: str) -> ContentDraft:
         """A content that is being written. Raises StorageError."""
-        return Draft(self.path(file_id))
+        return ContentDraft(self.path(file_id))
 
     def adopt(self, source: Path, file_id: str) -> int:
         """Gives a synced file its name on the shelf and says its bytes; it may have it already. Raises OSError."""
@@ -196,7 +196,7 @@ def check_content(path: Path, size: int, sha256: str | None) -> None:
             raise FileDamagedError("its bytes are others than were kept")
 
 
-class Draft:
+class ContentDraft:
     """A file's content on its way to the disk. Left without `keep`, it goes.
 
     Its calls block, so threads make them; one at a time, since a request may end while a thread still writes for it.

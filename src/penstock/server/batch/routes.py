@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 
-from penstock.server import batches, files
 from penstock.server.admission import NOBODY
-from penstock.server.batch_desk import Desk
+from penstock.server.batch import batches, files
+from penstock.server.batch.manager import BatchManager
 from penstock.server.doors import key_of
 from penstock.server.refusals import NotServedError
 from penstock.server.service import Service
@@ -20,7 +20,7 @@ NO_STATE = "this server keeps no files and no batches: start it with --state-dir
 def add_batch_routes(app: FastAPI, service: Service) -> None:
     """/v1/files and /v1/batches."""
 
-    def desk() -> Desk:
+    def desk() -> BatchManager:
         if service.desk is None:
             raise NotServedError(NO_STATE, code="not_served")
         return service.desk

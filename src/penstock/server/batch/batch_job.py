@@ -6,7 +6,7 @@
 
 Each arrow is one transaction of the store, taken after what it says is on the disk; so a kill at any moment leaves a
 batch that this file takes up again. A disk that is full or fails holds a batch up, it doesn't end it. It knows the
-state folder; lines are batch_compute's, HTTP and who asked are others'.
+state folder; lines are pipeline's, HTTP and who asked are others'.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import EngineError, JournalError
-from penstock.server.batch_call import NO_FAULTS
-from penstock.server.batch_compute import Compute, Tools
-from penstock.server.batch_end import NO_FILES, adopted, lent, listed, with_fault
-from penstock.server.batch_lines import Check, survey
-from penstock.server.batch_patience import DamagedError, Patience, why
-from penstock.server.batch_progress import Progress
-from penstock.server.batch_results import Results
-from penstock.server.batch_shelf import FileDamagedError, check_content, new_file_id
-from penstock.server.batch_state import State
-from penstock.server.batch_store import BatchRow, FileRow
-from penstock.server.batch_suspects import Suspects
+from penstock.server.batch.database import BatchRow, FileRow
+from penstock.server.batch.disk_retry import DamagedError, Patience, why
+from penstock.server.batch.eta import Eta
+from penstock.server.batch.file_store import FileDamagedError, check_content, new_file_id
+from penstock.server.batch.finalize import NO_FILES, adopted, lent, listed, with_fault
+from penstock.server.batch.input_file import LineCheck, survey
+from penstock.server.batch.line_request import NO_FAULTS
+from penstock.server.batch.output_files import BatchOutput
+from penstock.server.batch.pipeline import BatchResources, Pipeline
+from penstock.server.batch.poison_lines import PoisonLines
+from penstock.server.batch.state_folder import StateFolder
 from penstock.server.refusals import ShuttingDownError
 
 
-class BatchRun:
+class BatchJob:
     """One batch: `until_served`, `check`, `run`, one after the other. It is over then, unless it was cancelled from
     outside when the server ends. The last two raise EngineError where the engine is gone: the batch stays where it
     is."""
 
-    def __init__(self, tools: Tools, state: State, row: BatchRow) -> None:
+    def __init__(self, tools: BatchResources, state: StateFolder, row: BatchRow) -> None:
         self._tools, self._state, self._row = tools, state, row
         self._input = state.shelf.path(row.input_file_id)
         self.stopped = asyncio.Event()  # set when a client has cancelled the batch
         self._disk = Patience(row.id, state.folder)
-        self._running: Compute | None = None  # while lines are at the engine
+        self._running: Pipeline | None = None  # while lines are at the engine
         self._unserved = self._at_work = False
-        self._progress = Progress()
+        self._progress = Eta()
         self.completed, self.failed = row.completed, row.failed
         if row.status == "cancelling":
             self.stopped.set()
@@ -158,10 +158,10 @@ class BatchRun:
     def _model(self) -> str:
         return self._row.model or self._tools.caller.service.model
 
-    def _new_check(self) -> Check:
+    def _new_check(self) -> LineCheck:
         """It judges as the first one did, whatever is served now."""
         facts = self._tools.caller.service.client.facts
-        return Check(self._row.endpoint, self._model, facts, self._tools.limits)
+        return LineCheck(self._row.endpoint, self._model, facts, self._tools.limits)
 
     # --- the arrows
 
@@ -184,7 +184,7 @@ class BatchRun:
             await self._check_input()
         folder = await self._disk.insist(lambda: self._state.attempt(self._state.shelf.batch_folder, self.id))
         try:
-            results = await self._disk.insist(lambda: asyncio.to_thread(Results, folder, self.id))
+            results = await self._disk.insist(lambda: asyncio.to_thread(BatchOutput, folder, self.id))
         except JournalError as error:
             raise DamagedError from error
         try:
@@ -210,20 +210,20 @@ class BatchRun:
 
         await self._disk.insist(check)
 
-    def _computing(self, results: Results, suspects: str | None = None, *, cancelled: bool = False) -> Compute:
-        return Compute(
+    def _computing(self, results: BatchOutput, suspects: str | None = None, *, cancelled: bool = False) -> Pipeline:
+        return Pipeline(
             self._tools,
             self._input,
             self._new_check,
             results,
             self._disk.save,
             partial(self._count, results),
-            suspects=Suspects(suspects),
+            suspects=PoisonLines(suspects),
             owner=self.owner,
             cancelled=cancelled,
         )
 
-    async def _compute(self, results: Results) -> None:
+    async def _compute(self, results: BatchOutput) -> None:
         async def compute() -> None:
             self._running = self._computing(results, self._row.suspects)
             await self._running.run(self.stopped)
@@ -235,13 +235,13 @@ class BatchRun:
                 await self._note_death(self._running)
             self._running = None
 
-    async def _note_death(self, running: Compute) -> None:
+    async def _note_death(self, running: Pipeline) -> None:
         """Remembers which lines were there when the engine died, for the server that is started next."""
         suspects = running.suspects.with_death(running.evidence)
         with contextlib.suppress(sqlite3.Error, OSError):  # it is noted at the next one
             await self._state.attempt(self._state.store.note, self.id, suspects=suspects)
 
-    async def _name(self, results: Results) -> None:
+    async def _name(self, results: BatchOutput) -> None:
         """Closed results get the ids that their files will have."""
         values: dict[str, Any] = {"completed": results.completed, "failed": results.failed}
         values["output_file_id"] = new_file_id() if results.completed else None
@@ -284,7 +284,7 @@ class BatchRun:
 
     # --- how
 
-    async def _count(self, results: Results) -> None:
+    async def _count(self, results: BatchOutput) -> None:
         """Shows what is on the disk; the database has it first, so that no later server shows less."""
         values = {"completed": results.completed, "failed": results.failed}
         try:

@@ -17,20 +17,20 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
-from penstock.server.batch_desk import Desk
-from penstock.server.batch_patience import close_behind
-from penstock.server.batch_shelf import (
+from penstock.server.batch.database import BatchDatabase, FileRow
+from penstock.server.batch.disk_retry import close_behind
+from penstock.server.batch.file_store import (
     FILE_ID,
-    Draft,
+    ContentDraft,
     FileDamagedError,
     StorageError,
     new_file_id,
     open_content,
     storage_error,
 )
-from penstock.server.batch_store import FileRow, Store
+from penstock.server.batch.manager import BatchManager
+from penstock.server.batch.upload import Upload, UploadParser, one_more, receive, too_large
 from penstock.server.refusals import HttpError
-from penstock.server.upload import Upload, UploadParser, one_more, receive, too_large
 from penstock.server.whole import JSON, PIECE
 
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
@@ -56,7 +56,7 @@ class TooManyFilesError(HttpError):
     code = "too_many_files"
 
 
-async def post_file(desk: Desk, request: Request, owner: str) -> Response:
+async def post_file(desk: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/files. Raises HttpError, StorageError; nothing is left on the disk then."""
     most = desk.limits.max_file_bytes
     declared = request.headers.get("content-length", "")
@@ -67,7 +67,7 @@ async def post_file(desk: Desk, request: Request, owner: str) -> Response:
         return reply(file_object(await _take(desk, request, parser, owner)))
 
 
-async def _take(desk: Desk, request: Request, parser: UploadParser, owner: str) -> FileRow:
+async def _take(desk: BatchManager, request: Request, parser: UploadParser, owner: str) -> FileRow:
     """Content and row of an upload, or nothing of it. Raises HttpError, StorageError."""
     state, file_id = desk.state, new_file_id()
     draft = await state.call(_draft, desk, file_id, owner)
@@ -87,14 +87,14 @@ async def _take(desk: Desk, request: Request, parser: UploadParser, owner: str) 
 # In the state's thread, which nobody stops amid these.
 
 
-def _draft(desk: Desk, file_id: str, owner: str) -> Draft:
+def _draft(desk: BatchManager, file_id: str, owner: str) -> ContentDraft:
     """Raises TooManyFilesError, StorageError."""
     _check_room(desk, owner)
     desk.state.reserve.keep()
     return desk.state.shelf.draft(file_id)
 
 
-def _land(desk: Desk, draft: Draft, row: FileRow) -> None:
+def _land(desk: BatchManager, draft: ContentDraft, row: FileRow) -> None:
     """Content and row, or neither. Raises TooManyFilesError, StorageError, sqlite3.Error."""
     _check_room(desk, row.owner)  # others may have come meanwhile
     draft.keep()
@@ -105,14 +105,14 @@ def _land(desk: Desk, draft: Draft, row: FileRow) -> None:
         raise
 
 
-def _check_room(desk: Desk, owner: str) -> None:
+def _check_room(desk: BatchManager, owner: str) -> None:
     """Raises TooManyFilesError."""
     most = desk.limits.max_files
     if desk.state.store.count_files(owner) >= most:
         raise TooManyFilesError(f"you keep {most} files here, results among them, and no more are taken: delete some")
 
 
-async def _receive(desk: Desk, request: Request, parser: UploadParser, draft: Draft) -> Upload:
+async def _receive(desk: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> Upload:
     """The body's form, its file in the draft. Raises HttpError, StorageError, ShuttingDownError."""
     most = desk.limits.max_file_bytes
     async with desk.arrivals.within(desk.body_seconds, "the file") as more_time:
@@ -148,7 +148,7 @@ def _check_upload(upload: Upload) -> str:
     return upload.filename
 
 
-async def list_files(desk: Desk, request: Request, owner: str) -> Response:
+async def list_files(desk: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/files. Raises HttpError, NotFoundError for an `after` that isn't there."""
     asked = query(request, {"after", "limit", "order", "purpose"})
     limit = limit_of(asked, MOST_LISTED, MOST_LISTED)
@@ -162,12 +162,12 @@ async def list_files(desk: Desk, request: Request, owner: str) -> Response:
     return page([file_object(row) for row in rows], limit)
 
 
-async def get_file(desk: Desk, file_id: str, owner: str) -> Response:
+async def get_file(desk: BatchManager, file_id: str, owner: str) -> Response:
     """GET /v1/files/ID. Raises NotFoundError."""
     return reply(file_object(await known_file(desk, file_id, owner)))
 
 
-async def get_content(desk: Desk, file_id: str, owner: str) -> Response:
+async def get_content(desk: BatchManager, file_id: str, owner: str) -> Response:
     """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError, FileDamagedError, StorageError."""
     row = await known_file(desk, file_id, owner)
     try:
@@ -217,7 +217,7 @@ class _Content(StreamingResponse):
             print(f"penstock: a file's content broke off on its way to a client: {error}", file=sys.stderr)
 
 
-async def delete_file(desk: Desk, file_id: str, owner: str) -> Response:
+async def delete_file(desk: BatchManager, file_id: str, owner: str) -> Response:
     """DELETE /v1/files/ID. Raises NotFoundError, ConflictError."""
     state = desk.state
 
@@ -235,12 +235,12 @@ async def delete_file(desk: Desk, file_id: str, owner: str) -> Response:
     return reply({"id": file_id, "object": "file", "deleted": True})
 
 
-async def known_file(desk: Desk, file_id: str, owner: str) -> FileRow:
+async def known_file(desk: BatchManager, file_id: str, owner: str) -> FileRow:
     """The row of a file. Raises NotFoundError."""
     return await desk.state.call(file_in, desk.state.store, file_id, owner)
 
 
-def file_in(store: Store, file_id: str, owner: str, param: str = "file_id") -> FileRow:
+def file_in(store: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:
     """As known_file, in the state's thread."""
     row = store.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
     if row is None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from penstock.errors import CapacityError, UsageError
-from penstock.server.batch_reserve import Reserve, is_full
-from penstock.server.batch_shelf import FULL, Shelf, StorageError, storage_error
-from penstock.server.batch_store import Store
+from penstock.server.batch.database import BatchDatabase
+from penstock.server.batch.disk_reserve import Reserve, is_full
+from penstock.server.batch.file_store import FULL, FileStore, StorageError, storage_error
 
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
@@ -31,7 +31,7 @@ _OURS = frozenset({"state.sqlite", "files", "batches", "lock"})
 _BESIDE = frozenset({"lost+found"})  # of a disk of its own
 
 
-class State:
+class StateFolder:
     """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in use.
 
     uploads: how many each owner has on their way in.
@@ -44,8 +44,8 @@ class State:
         self._lock = _locked(folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-state")
         try:
-            self.shelf = Shelf(folder)
-            self.store = Store(folder / "state.sqlite", beside=not self.shelf.empty)
+            self.shelf = FileStore(folder)
+            self.store = BatchDatabase(folder / "state.sqlite", beside=not self.shelf.empty)
             _tell_aside(folder, self.shelf.sweep(*self.store.known()))
             self.reserve = Reserve(folder)
             self.reserve.keep()
@@ -97,12 +97,12 @@ class State:
 
 
 @contextlib.contextmanager
-def opened(folder: Path | str | None) -> Iterator[State | None]:
-    """The state of a folder, closed behind; None where there is no folder. Raises as State."""
+def opened(folder: Path | str | None) -> Iterator[StateFolder | None]:
+    """The state of a folder, closed behind; None where there is no folder. Raises as StateFolder."""
     if folder is None:
         yield None
         return
-    state = State(Path(folder))
+    state = StateFolder(Path(folder))
     try:
         yield state
     finally:

@@ -1,6 +1,6 @@
 """The end of a batch: what it has written becomes files of its owner, and what ended it is said in its errors.
 
-It knows a batch's folder and row, and the shelf; how often it is tried, and what follows, is batch_run's. `adopted` and
+It knows a batch's folder and row, and the shelf; how often it is tried, and what follows, is batch_job's. `adopted` and
 `lent` block: they are called in a thread.
 """
 
@@ -11,16 +11,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.server.batch_results import ERRORS, OUTPUT, Results
-from penstock.server.batch_shelf import Shelf
-from penstock.server.batch_store import BatchRow, FileRow, encoded
+from penstock.server.batch.database import BatchRow, FileRow, encoded
+from penstock.server.batch.file_store import FileStore
+from penstock.server.batch.output_files import ERRORS, OUTPUT, BatchOutput
 
 NO_FILES: dict[str, Any] = {"output_file_id": None, "error_file_id": None}
 FEW = 10  # errors of one batch that a list of batches tells
 _OPENING = '{"object":"list","data":['  # of what `listed` gives
 
 
-def adopted(shelf: Shelf, row: BatchRow) -> list[FileRow]:
+def adopted(shelf: FileStore, row: BatchRow) -> list[FileRow]:
     """The files of closed results, under the ids that they have got; again, where a kill came between. Raises
     OSError."""
     folder = shelf.batch_folder(row.id)
@@ -28,12 +28,12 @@ def adopted(shelf: Shelf, row: BatchRow) -> list[FileRow]:
     return [_file(row, file_id, name, shelf.adopt(folder / name, file_id)) for file_id, name in named if file_id]
 
 
-def lent(shelf: Shelf, row: BatchRow, ids: tuple[str, str]) -> tuple[list[FileRow], dict[str, Any]]:
+def lent(shelf: FileStore, row: BatchRow, ids: tuple[str, str]) -> tuple[list[FileRow], dict[str, Any]]:
     """Files, under these ids, of what is done of a batch that fails by a fault of ours, and the columns of its row that
     say so; again, where the disk failed before. What it wrote stays in its folder too, for whoever looks into it.
     Raises OSError, PenstockError."""
     folder = shelf.batch_folder(row.id)
-    results = Results(folder, row.id)
+    results = BatchOutput(folder, row.id)
     results.close()
     files, columns = [], {**NO_FILES, "completed": results.completed, "failed": results.failed}
     named = (("output_file_id", OUTPUT, results.completed), ("error_file_id", ERRORS, results.failed))

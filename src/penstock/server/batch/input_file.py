@@ -24,8 +24,8 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.journal import KeySet
-from penstock.server.batch_patience import close_behind
-from penstock.server.batch_shelf import open_content
+from penstock.server.batch.disk_retry import close_behind
+from penstock.server.batch.file_store import open_content
 from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
 from penstock.server.line_numbers import LineNumbers
 from penstock.server.refusals import HttpError, ModelNotFoundError
@@ -80,7 +80,7 @@ class LineError(HttpError):
         return self._answer or self
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
     """One line, its body not yet read."""
 
     custom_id: str
@@ -100,7 +100,7 @@ class _Named(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Survey:
+class InputSurvey:
     """What the check of a whole file found. errors: OpenAI's objects, in the order of the lines. Without a good line
     there is nothing to run, of which the errors tell why."""
 
@@ -109,11 +109,11 @@ class Survey:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
-_decoder = msgspec.json.Decoder(Line)
+_decoder = msgspec.json.Decoder(BatchLine)
 _names = msgspec.json.Decoder(_Named)
 
 
-def parse_line(line: bytes) -> Line:
+def parse_line(line: bytes) -> BatchLine:
     """Raises LineError."""
     try:
         return _decoder.decode(line)
@@ -193,7 +193,7 @@ def _skip_blank(file: BufferedReader) -> int:
     return ahead.count(b"\n", 0, end)
 
 
-class Check:
+class LineCheck:
     """What makes a line of one batch good: `endpoint` and `model`, by the server's name of it, are the batch's. It
     judges each line of one file once, in their order."""
 
@@ -201,7 +201,7 @@ class Check:
         self._endpoint, self._model, self._facts, self._limits = endpoint, model, facts, limits
         self._taken = KeySet()
 
-    def line(self, data: bytes) -> Line:
+    def line(self, data: bytes) -> BatchLine:
         """The line, if it can be run. Raises LineError."""
         if len(data) > self._limits.max_line_bytes:
             raise LineError(f"the line is longer than {self._limits.max_line_bytes} bytes", code="line_too_long")
@@ -232,7 +232,7 @@ class Check:
             return LineError(message, code="duplicate_custom_id", param="custom_id")
         return None
 
-    def _request(self, line: Line) -> None:
+    def _request(self, line: BatchLine) -> None:
         if line.method != "POST":
             raise LineError("method must be POST", code="invalid_method", param="method")
         if line.url != self._endpoint:
@@ -259,11 +259,13 @@ class Check:
             raise HttpError(message, param="stream", code="unsupported_parameter")
 
 
-async def verdicts(path: Path, check: Check, limits: BatchLimits) -> AsyncIterator[tuple[int, Line | LineError]]:
+async def verdicts(
+    path: Path, check: LineCheck, limits: BatchLimits
+) -> AsyncIterator[tuple[int, BatchLine | LineError]]:
     """(number, the line or why it is bad) of every line, a little in each turn of the loop. Raises OSError."""
     turn = time.perf_counter()
     async for number, data in read_lines(path, limits):
-        found: Line | LineError
+        found: BatchLine | LineError
         try:
             found = check.line(data)
         except LineError as error:
@@ -284,17 +286,17 @@ def _without_frames(error: LineError) -> LineError:
     return error
 
 
-async def survey(path: Path, check: Check, limits: BatchLimits) -> Survey:
+async def survey(path: Path, check: LineCheck, limits: BatchLimits) -> InputSurvey:
     """Judges every line. Raises OSError."""
-    found = Survey()
+    found = InputSurvey()
     told_bytes = 0
     beyond = LineNumbers()  # bad lines past those told in full
     async for number, verdict in verdicts(path, check, limits):
         found.lines += 1
         if found.lines > limits.max_lines:
             message = f"the file has more than {limits.max_lines} requests: part it"
-            return Survey(errors=[_error(LineError(message, code="too_many_requests"), None)])
-        if isinstance(verdict, Line):
+            return InputSurvey(errors=[_error(LineError(message, code="too_many_requests"), None)])
+        if isinstance(verdict, BatchLine):
             found.good += 1
         elif len(found.errors) < limits.max_errors and told_bytes < limits.max_error_bytes:
             found.errors.append(_error(verdict, number))

@@ -1,6 +1,6 @@
 """/v1/batches: create, get, list, cancel. OpenAI's objects over the store and the desk.
 
-It knows HTTP and what a batch is asked to be; how it runs is batch_run's.
+It knows HTTP and what a batch is asked to be; how it runs is batch_job's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 from penstock.server import fields
 from penstock.server.admission import LONGEST_WAIT
-from penstock.server.batch_desk import Desk
-from penstock.server.batch_end import few_of
-from penstock.server.batch_lines import ENDPOINTS
-from penstock.server.batch_shelf import BATCH_ID, new_batch_id
-from penstock.server.batch_store import BatchRow, encoded
+from penstock.server.batch.database import BatchRow, encoded
+from penstock.server.batch.file_store import BATCH_ID, new_batch_id
+from penstock.server.batch.files import ConflictError, NotFoundError, file_in, limit_of, no_place, page, query, reply
+from penstock.server.batch.finalize import few_of
+from penstock.server.batch.input_file import ENDPOINTS
+from penstock.server.batch.manager import BatchManager
 from penstock.server.fields import Fate
-from penstock.server.files import ConflictError, NotFoundError, file_in, limit_of, no_place, page, query, reply
 from penstock.server.forms import read_object
 from penstock.server.limits import Intake, Limits
 from penstock.server.refusals import HttpError
@@ -41,7 +41,7 @@ class TooManyBatchesError(HttpError):
     status, code = 429, "too_many_batches"
 
 
-async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
+async def post_batch(desk: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/batches. Raises HttpError."""
     intake = Intake(_LIMITS, desk.arrivals)
     with intake.place() as place:
@@ -57,7 +57,7 @@ async def post_batch(desk: Desk, request: Request, owner: str) -> Response:
     return reply(batch_object(desk, row))
 
 
-def _add(desk: Desk, row: BatchRow) -> None:
+def _add(desk: BatchManager, row: BatchRow) -> None:
     """In the state's thread, so that nobody comes between: the file is there when the batch is. Raises HttpError."""
     store, most = desk.state.store, desk.limits.max_unfinished
     if file_in(store, row.input_file_id, row.owner, "input_file_id").purpose != "batch":
@@ -101,7 +101,7 @@ def _metadata(given: Any) -> dict[str, str] | None:
     return given
 
 
-async def list_batches(desk: Desk, request: Request, owner: str) -> Response:
+async def list_batches(desk: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/batches, with a few errors of each: all of a hundred may be 50 MB. Raises as list_files."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
@@ -113,12 +113,12 @@ async def list_batches(desk: Desk, request: Request, owner: str) -> Response:
     return page([batch_object(desk, row) for row in rows], limit)
 
 
-async def get_batch(desk: Desk, batch_id: str, owner: str) -> Response:
+async def get_batch(desk: BatchManager, batch_id: str, owner: str) -> Response:
     """GET /v1/batches/ID. Raises NotFoundError."""
     return reply(batch_object(desk, await _known(desk, batch_id, owner)))
 
 
-async def cancel_batch(desk: Desk, batch_id: str, owner: str) -> Response:
+async def cancel_batch(desk: BatchManager, batch_id: str, owner: str) -> Response:
     """POST /v1/batches/ID/cancel: what is done stays. Raises NotFoundError, ConflictError."""
     state = desk.state
     await _known(desk, batch_id, owner)
@@ -133,7 +133,7 @@ async def cancel_batch(desk: Desk, batch_id: str, owner: str) -> Response:
     return reply(batch_object(desk, row))
 
 
-async def _known(desk: Desk, batch_id: str, owner: str) -> BatchRow:
+async def _known(desk: BatchManager, batch_id: str, owner: str) -> BatchRow:
     row = None
     if BATCH_ID.fullmatch(batch_id) is not None:
         row = await desk.state.call(desk.state.store.batch, batch_id, owner)
@@ -142,7 +142,7 @@ async def _known(desk: Desk, batch_id: str, owner: str) -> BatchRow:
     return row
 
 
-def batch_object(desk: Desk, row: BatchRow) -> dict[str, Any]:
+def batch_object(desk: BatchManager, row: BatchRow) -> dict[str, Any]:
     """OpenAI's batch object, its counts as of now. Ours are `expected_at`, Unix seconds by the measured rate, and
     `waits_for`, what holds it up: "disk", "model", "turn"."""
     run = None if row.over else desk.run_of(row.id)

@@ -32,13 +32,13 @@ from clients_figures import ROWS, by_stamps, of_figures, of_file, of_samples
 from penstock import __version__
 from penstock.almanac.record import Record
 from penstock.almanac.samples import Samples
-from penstock.bench.arrivals import poisson
-from penstock.bench.load import Ask, Load, run_load
-from penstock.bench.null_plan import Draw, Plan
+from penstock.bench.endpoint import Endpoint
+from penstock.bench.null_plan import Draw, NullPlan
 from penstock.bench.null_server import NullServer
-from penstock.bench.serving import HOST, Server, free_port
-from penstock.bench.target import Target
-from penstock.bench.workload import Speech, prompts, workload
+from penstock.bench.request_schedule import poisson
+from penstock.bench.run_load import Load, PlannedRequest, run_load
+from penstock.bench.server_process import HOST, ServerProcess, free_port
+from penstock.bench.workload import RequestStyle, prompts, workload
 from penstock.demo import model_folder
 
 SERVER, CLIENT = 0, 1  # cores
@@ -65,12 +65,12 @@ class Case:
     rate: float | None = None
     users: int | None = None
     limit: int | None = None
-    plan: Plan | None = None
+    plan: NullPlan | None = None
     text: bool = False
 
 
-def spoken(first: float, gap: float, **more: Any) -> Plan:
-    return Plan(first=Draw("lognormal", first, 0.5), gap=Draw("fixed", gap), **more)
+def spoken(first: float, gap: float, **more: Any) -> NullPlan:
+    return NullPlan(first=Draw("lognormal", first, 0.5), gap=Draw("fixed", gap), **more)
 
 
 NULL = (
@@ -132,7 +132,7 @@ def null_turn(case: Case, at: int, options: argparse.Namespace) -> dict[str, Any
 
 
 def demo_turn(
-    case: Case, at: int, count: int, target: Target, server: Server, options: argparse.Namespace
+    case: Case, at: int, count: int, target: Endpoint, server: ServerProcess, options: argparse.Namespace
 ) -> dict[str, Any]:
     times = clock(case, at, options.seconds) if case.rate else np.full(count, math.nan)
     told: dict[str, Any] = {}
@@ -152,7 +152,7 @@ def clock(case: Case, at: int, seconds: float) -> np.ndarray:
     return poisson(case.rate or 0.0, seconds, np.random.default_rng([case.prompt, case.output, at]))
 
 
-def sized(case: Case, target: Target, options: argparse.Namespace) -> tuple[Case, int]:
+def sized(case: Case, target: Endpoint, options: argparse.Namespace) -> tuple[Case, int]:
     """What the demo bears: a rate, or how many requests users get done in the time."""
     probe = ours(Case("probe", case.prompt, case.output, users=PROBE), np.full(6 * PROBE, math.nan), target, case.name)
     highest = len(probe) / float(probe.end.max())
@@ -178,25 +178,27 @@ def on(core: int) -> Iterator[None]:
 
 
 @contextmanager
-def null(case: Case, stamps: Path) -> Iterator[tuple[Target, Path]]:
+def null(case: Case, stamps: Path) -> Iterator[tuple[Endpoint, Path]]:
     assert case.plan is not None
     stamps.unlink(missing_ok=True)
     with ExitStack() as stack:
         with on(SERVER):
             server = stack.enter_context(NullServer(msgspec.structs.replace(case.plan, stamps=str(stamps))))
-        yield Target(HOST, server.port, model="null"), stamps
+        yield Endpoint(HOST, server.port, model="null"), stamps
 
 
 @contextmanager
-def demo(out: Path) -> Iterator[tuple[Target, Server]]:
+def demo(out: Path) -> Iterator[tuple[Endpoint, ServerProcess]]:
     port = free_port()
     words = [sys.executable, "-m", "penstock", "serve", "demo", "--host", HOST, "--port", str(port)]
     surroundings = {"OMP_NUM_THREADS": "1"}
-    with Server(words, port, "demo", out / "server.log", surroundings, "/health/ready", cores=(SERVER,)) as server:
-        yield Target(HOST, port, model="demo"), server
+    with ServerProcess(
+        words, port, "demo", out / "server.log", surroundings, "/health/ready", cores=(SERVER,)
+    ) as server:
+        yield Endpoint(HOST, port, model="demo"), server
 
 
-def hits(server: Server) -> float:
+def hits(server: ServerProcess) -> float:
     """Prompt tokens that Penstock's server has found in its prefix cache so far."""
     told = re.findall(r"^penstock:prefix_cache_hits_total\S* (\S+)$", server.get("/metrics"), re.M)
     return sum(map(float, told))
@@ -205,11 +207,12 @@ def hits(server: Server) -> float:
 # --- clients
 
 
-def ours(case: Case, times: np.ndarray, target: Target, salt: str) -> Samples:
-    speech = Speech(target.model, vocabulary())
+def ours(case: Case, times: np.ndarray, target: Endpoint, salt: str) -> Samples:
+    speech = RequestStyle(target.model, vocabulary())
     drawn = prompts(workload(f"{case.prompt}x{case.output}"), speech, 0, salt, lambda length, draw: iter(()))
     asks = [
-        Ask(float(at), one.body, one.prompt_tokens, one.output_tokens) for at, one in zip(times, drawn, strict=False)
+        PlannedRequest(float(at), one.body, one.prompt_tokens, one.output_tokens)
+        for at, one in zip(times, drawn, strict=False)
     ]
     load = Load(asks, case.users, PATIENCE, PATIENCE, (0.0, PATIENCE), stream=True)
     samples, seen = run_load(target, load, point="p", start=0, processes=1)
@@ -223,7 +226,7 @@ def vocabulary() -> int:
     return int(json.loads((model_folder() / "config.json").read_text())["vocab_size"])
 
 
-def theirs(case: Case, times: np.ndarray, target: Target, at: int, options: argparse.Namespace) -> Path:
+def theirs(case: Case, times: np.ndarray, target: Endpoint, at: int, options: argparse.Namespace) -> Path:
     """The result file of `vllm bench serve`."""
     out: Path = options.out
     file = out / (re.sub(r"\W+", "-", case.name) + f"-{at}.json")

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock.almanac.figures import point_of
-from penstock.almanac.rates import issued
-from penstock.almanac.record import Figures, Look
+from penstock.almanac.record import ClientHealth, Figures
 from penstock.almanac.samples import OK, Samples
+from penstock.almanac.throughput import issued
 from penstock.bench.null_plan import read_stamps
 
 QUANTILES = (0.5, 0.95, 0.99)
@@ -35,7 +35,7 @@ def of_samples(samples: Samples, rate: float | None, users: int | None) -> dict[
     last = float(issued(samples).max())
     opens = WARM * last
     samples.window = (issued(samples) >= opens) & (issued(samples) < last)
-    look = Look(lag_p99=0.0, busy=0.0, headroom=None, late_p99=0.0, short=False)
+    look = ClientHealth(lag_p99=0.0, busy=0.0, headroom=None, late_p99=0.0, short=False)
     point = point_of(
         samples, name="p", kind="open" if rate else "closed", rate=rate, concurrency=users,
         seconds=last - opens, opens=opens, goals=(), look=look, marks=(),

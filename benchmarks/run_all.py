@@ -112,7 +112,7 @@ def take(result: dict[str, Any], path: tuple[str, ...]) -> float:
 def machine() -> dict[str, Any]:
     import torch
 
-    from penstock.bench.machine import processor
+    from penstock.bench.machine_probe import processor
 
     return {
         "processor": processor(),

@@ -75,7 +75,7 @@ def validate_command(
 
 def _add(runs: list[Path], records: Path) -> None:
     from penstock.almanac.collect import add
-    from penstock.bench.writing import commit
+    from penstock.bench.write_record import commit
     from penstock.errors import RecordError
 
     refused, here = 0, commit()
@@ -158,7 +158,7 @@ def _serve(records: Path, port: int) -> None:
     import tempfile
 
     from penstock.almanac.page.build import build
-    from penstock.almanac.page.serve import serve
+    from penstock.almanac.page.page_server import serve
 
     with tempfile.TemporaryDirectory(prefix="almanac-") as folder:
         built = build(records, Path(folder))

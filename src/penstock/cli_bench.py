@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from penstock.bench.method import Settings
-    from penstock.bench.subject import Ceiling, Subject
+    from penstock.bench.point_planner import Settings
+    from penstock.bench.run_spec import Ceiling, ServerSpec
 
 # Variables that engines and their libraries heed; keys are left out whatever they begin with.
 HEEDED = ("OMP_", "KMP_", "MKL_", "GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VLLM_")
@@ -100,12 +100,12 @@ def _run(given: dict[str, Any]) -> None:
     import os
     from dataclasses import replace
 
-    from penstock.bench.cores import clients_at_once, cores_here, server_share
-    from penstock.bench.machine import machine_of
+    from penstock.bench.cpu_pinning import clients_at_once, cores_here, server_share
+    from penstock.bench.machine_probe import machine_of
+    from penstock.bench.run_spec import RunSpec
     from penstock.bench.runs import run_all
-    from penstock.bench.subject import Run
     from penstock.bench.workload import named
-    from penstock.bench.writing import commit
+    from penstock.bench.write_record import commit
 
     works = named(given["shape"] or [], given["suite"])
     settings = _settings(given, len(works))
@@ -119,7 +119,7 @@ def _run(given: dict[str, Any]) -> None:
     )
     if share:
         machine = machine.model_copy(update={"server_cores": len(share)})
-    run_all(Run(
+    run_all(RunSpec(
         subject=subject, works=works, settings=settings, out=given["out"], seed=given["seed"], processes=processes,
         machine=machine, ceiling=_ceiling(clients_at_once(cores, share, processes)), price=given["price"],
         configuration=given["configuration"] or ("tuned" if given["options"] or given["env"] else "default"),
@@ -128,16 +128,16 @@ def _run(given: dict[str, Any]) -> None:
 
 
 def _processes() -> int:
-    from penstock.bench.cores import count_here
+    from penstock.bench.cpu_pinning import count_here
 
     return max(1, count_here() // 4)
 
 
-def _subject(given: dict[str, Any]) -> Subject:
+def _subject(given: dict[str, Any]) -> ServerSpec:
     """What is measured; an engine that we start is asked for its version. Raises UsageError for what doesn't fit."""
     from penstock.bench.peers import peer
-    from penstock.bench.subject import Subject
-    from penstock.bench.writing import model_config, option_files
+    from penstock.bench.run_spec import ServerSpec
+    from penstock.bench.write_record import model_config, option_files
     from penstock.errors import UsageError
 
     url, engine, named = given["url"], given["engine"], given["model"]
@@ -159,7 +159,7 @@ def _subject(given: dict[str, Any]) -> Subject:
         told = f"--{unread} is of no use where prompts go as {'ids' if ids else 'texts'}: leave it out"
         raise UsageError(told, param=unread)
     vocabulary = given["vocabulary"] or model_config(folder).get("vocab_size") or FEWEST_IDS
-    return Subject(
+    return ServerSpec(
         name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=python,
         version=known.version_of(python) if known else given["engine_version"] or "unknown",
         engine=given["engine_name"] or "unknown", folder=folder, options=options,
@@ -220,7 +220,7 @@ def _environment(given: list[str]) -> dict[str, str]:
 def _ceiling(processes: int) -> Ceiling:
     """What `bench calibrate` has left for this machine, if it has."""
     from penstock.bench.calibrate import read_ceiling
-    from penstock.bench.subject import Ceiling
+    from penstock.bench.run_spec import Ceiling
 
     told = read_ceiling()
     rung = told.of(processes) if told is not None else None
@@ -230,7 +230,7 @@ def _ceiling(processes: int) -> Ceiling:
 def _settings(given: dict[str, Any], shapes: int) -> Settings:
     from dataclasses import fields, replace
 
-    from penstock.bench.method import SHORT, Settings, within
+    from penstock.bench.point_planner import SHORT, Settings, within
     from penstock.errors import UsageError
 
     if given["short"] and given["full"]:
@@ -318,16 +318,16 @@ def bench_import(
 
 
 def _import(given: dict[str, Any]) -> None:
-    from penstock.almanac.record import Configuration, Engine
-    from penstock.bench.machine import machine_of
-    from penstock.bench.method import Settings
-    from penstock.bench.report import print_table
+    from penstock.almanac.record import Configuration, EngineInfo
+    from penstock.bench.machine_probe import machine_of
+    from penstock.bench.point_planner import Settings
     from penstock.bench.run_folder import write_whole
+    from penstock.bench.run_report import print_table
     from penstock.bench.vllm_import import read_vllm, record_of
-    from penstock.bench.writing import line, word
+    from penstock.bench.write_record import line, word
 
     goals = _goals(given["goal"]) if given["goal"] else Settings().goals
-    engine = Engine(
+    engine = EngineInfo(
         name=word(given["engine_name"]), version=word(given["engine_version"]), command=line(given["command"]),
         configuration=Configuration(
             name="imported", flags=[line(each) for each in _words(given["command"], "command")[1:]]

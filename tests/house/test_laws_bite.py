@@ -34,7 +34,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.rooms_look_down, "jobs/run.py", "from penstock import LLM", "above it"),
     (laws.rooms_look_down, "execute/batch.py", "from penstock.text.tokenizer import Tokenizer", "doesn't see text"),
     (laws.rooms_look_down, "layers/mlp.py", "from penstock.text import chat", "doesn't see text"),
-    (laws.rooms_look_down, "bench/load.py", "from penstock.schedule.step import StepPlan", "only"),
+    (laws.rooms_look_down, "bench/run_load.py", "from penstock.schedule.step import StepPlan", "only"),
     (laws.packages_stay_in_their_places, "schedule/rows.py", "import torch", "no torch"),
     (laws.packages_stay_in_their_places, "text/chat.py", "def f():\n    from torch import nn", "no torch"),
     (
@@ -89,7 +89,7 @@ WHOLE = {
     "execute/batch.py": "import torch\nfrom penstock.schedule.step import StepPlan\nmodel.eval()",
     "kernels/triton/norm.py": "import triton",
     "server/app.py": "from penstock import __version__\nfrom penstock.engine.client import Client",
-    "bench/load.py": "from penstock.almanac.record import Record\nfrom penstock.request import Request",
+    "bench/run_load.py": "from penstock.almanac.record import Record\nfrom penstock.request import Request",
     "engine/channel.py": "import zmq",
     "jobs/curve.py": "def f():\n    import matplotlib",
 }

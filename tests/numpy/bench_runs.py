@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.almanac.record import Machine
-from penstock.bench.measure import Shape
-from penstock.bench.method import Settings
+from penstock.almanac.record import MachineInfo
+from penstock.bench.measure_shape import ShapeRun
 from penstock.bench.peers import Peer
+from penstock.bench.point_planner import Settings
 from penstock.bench.run_folder import RunFolder
-from penstock.bench.subject import Run, Subject, fingerprint
+from penstock.bench.run_spec import RunSpec, ServerSpec, fingerprint
 from penstock.bench.workload import workload
 
 QUICK = Settings(
     goals=(0.05, 8.0), starts=1, warm_up=0.2, window=0.8, longest=6.0, drain=0.5, enough=20, at_once=24, alone=3,
     bisections=1, ladder=False, stall=2.0,
 )  # fmt: skip
-MACHINE = Machine(gpu=None, cpu="a CPU", cores=2, memory_mib=1000, system="Linux", python="3.11.0")
+MACHINE = MachineInfo(gpu=None, cpu="a CPU", cores=2, memory_mib=1000, system="Linux", python="3.11.0")
 ENGINE = Path(__file__).with_name("fake_engine.py")
 
 
@@ -28,20 +28,20 @@ def fake_peer(**more: object) -> Peer:
     })  # fmt: skip
 
 
-def run_of(out: Path, *options: str, settings: Settings = QUICK, peer: Peer | None = None, **more: object) -> Run:
-    subject = Subject(**{
+def run_of(out: Path, *options: str, settings: Settings = QUICK, peer: Peer | None = None, **more: object) -> RunSpec:
+    subject = ServerSpec(**{
         "name": "Tiny-1B", "model": "tiny", "version": "1.2", "peer": peer or fake_peer(), "vocabulary": 500,
         "options": options, **more,
     })  # fmt: skip
-    return Run(subject, [workload("8x4")], settings, out, 0, 1, MACHINE)
+    return RunSpec(subject, [workload("8x4")], settings, out, 0, 1, MACHINE)
 
 
-def measured(run: Run, shape: str = "8x4") -> RunFolder:
+def measured(run: RunSpec, shape: str = "8x4") -> RunFolder:
     """Measures a shape into the run's folder; the folder, closed."""
     work = workload(shape)
     folder = RunFolder(run.out / shape.replace(":", "-"), fingerprint(run, work))
     try:
-        Shape(run, work, folder, lambda plan, load, now: None).measure()
+        ShapeRun(run, work, folder, lambda plan, load, now: None).measure()
     finally:
         folder.close()
     return folder

@@ -19,9 +19,9 @@ from made_records import made_records, write_records
 from made_samples import LOOK, open_loop, samples_of
 
 from penstock.almanac import collect
+from penstock.almanac.consistency import faults
 from penstock.almanac.figures import Kept, kept_of, point_of, sustained
-from penstock.almanac.possible import faults
-from penstock.almanac.reading import LARGEST, record_of
+from penstock.almanac.parse_record import LARGEST, record_of
 from penstock.almanac.record import FULL, Record
 from penstock.almanac.samples import Samples, join, read_parquet, write_parquet
 from penstock.almanac.validate import sense, validate
@@ -167,7 +167,7 @@ def test_a_client_that_was_short_may_lack_requests(run: Path) -> None:
 
 
 def test_a_short_run_is_one_by_the_methods_own_measure() -> None:
-    from penstock.bench.method import Settings
+    from penstock.bench.point_planner import Settings
 
     assert {name: getattr(Settings(), name) for name in FULL} == FULL
 

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from penstock.almanac.page import build as building
 from penstock.almanac.page.build import build
 from penstock.almanac.page.compact import LARGEST, SMALLEST, STEPS, packed, sample_rows
-from penstock.almanac.page.serve import serve
+from penstock.almanac.page.page_server import serve
 from penstock.almanac.record import Record, Sample
 from penstock.bench.workload import MONKEYS_SAMPLES, workload
 from penstock.errors import CapacityError, UsageError

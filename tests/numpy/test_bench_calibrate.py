@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.bench import calibrate as calibration
-from penstock.bench.calibrate import Ceiling, Rung, Trial, machine_key, read_ceiling, write_ceiling
+from penstock.bench.calibrate import Calibration, Rung, Trial, machine_key, read_ceiling, write_ceiling
 from penstock.cli import app
 from penstock.errors import RecordError
 
@@ -63,7 +63,7 @@ def test_one_failure_is_forgiven() -> None:
 def test_a_ceiling_is_kept_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ceiling.json"
     assert read_ceiling(path) is None
-    ceiling = Ceiling(machine_key(), "cpu", 2, "3.11", "0", "2026-01-01T00:00:00Z", RUNGS)
+    ceiling = Calibration(machine_key(), "cpu", 2, "3.11", "0", "2026-01-01T00:00:00Z", RUNGS)
     assert write_ceiling(ceiling, path) == path and read_ceiling(path) == ceiling
     found = {processes: ceiling.of(processes) for processes in (1, 3, 4, 9)}
     assert found == {1: RUNGS[0], 3: RUNGS[0], 4: RUNGS[1], 9: RUNGS[1]} and ceiling.of(0) is None
@@ -77,7 +77,7 @@ def test_a_ceiling_is_kept_and_read_again(tmp_path: Path) -> None:
 
 def test_it_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ceiling = Ceiling(machine_key(), "cpu", 2, "3.11", "0", "2026-01-01T00:00:00Z", RUNGS)
+    ceiling = Calibration(machine_key(), "cpu", 2, "3.11", "0", "2026-01-01T00:00:00Z", RUNGS)
     written = write_ceiling(ceiling)
     assert written.is_relative_to(tmp_path) and machine_key() in written.name and read_ceiling() == ceiling
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from penstock import __version__
 from penstock.almanac.record import Record
-from penstock.bench.calibrate import Ceiling, Rung, machine_key, write_ceiling
-from penstock.bench.cores import cores_here
+from penstock.bench.calibrate import Calibration, Rung, machine_key, write_ceiling
+from penstock.bench.cpu_pinning import cores_here
 from penstock.cli import app
 
 QUICK = ["--short", "--no-ladder", "--warm-up", "0.2", "--window", "0.6", "--longest", "5", "--drain", "0.3",
@@ -27,7 +27,7 @@ QUICK = ["--short", "--no-ladder", "--warm-up", "0.2", "--window", "0.6", "--lon
 def no_ceiling_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor of its GPUs: of a server at a URL nobody knows which of several it has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("penstock.bench.machine._gpu", lambda visible: None)
+    monkeypatch.setattr("penstock.bench.machine_probe._gpu", lambda visible: None)
 
 
 def penstock(*words: object) -> Result:
@@ -162,7 +162,7 @@ def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path, engine: Path) 
 
 def test_a_calibration_gives_each_point_its_headroom(tmp_path: Path, engine: Path) -> None:
     rung = Rung(1, 5000.0, 0.001, 4.0, "lag", 3000.0, 0.001, 20.0)
-    write_ceiling(Ceiling(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
+    write_ceiling(Calibration(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
     assert run(engine, tmp_path / "a", "--processes", "1").exit_code == 0
     record = record_in(tmp_path / "a")
     assert (record.client.ceiling_events, record.client.ceiling_requests) == (5000.0, 3000.0)

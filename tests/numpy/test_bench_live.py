@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.almanac.record import Machine
-from penstock.bench.live import Live
-from penstock.bench.load import Ask, Load, Progress
-from penstock.bench.machine import machine_of, this_machine
-from penstock.bench.method import CLOSED, OPEN, SATURATION, Plan
+from penstock.almanac.record import MachineInfo
+from penstock.bench.live_progress import LiveProgress
+from penstock.bench.machine_probe import machine_of, this_machine
+from penstock.bench.point_planner import CLOSED, OPEN, SATURATION, PointPlan
+from penstock.bench.run_load import Load, LoadProgress, PlannedRequest
 from penstock.errors import UsageError
 
 
@@ -22,13 +22,13 @@ class Terminal(io.StringIO):
 
 
 def load(stop_after: float = 90.0, window: tuple[float, float] = (10.0, 70.0)) -> Load:
-    return Load([Ask(math.nan, b"", 1, 1)], 1, stop_after, 9.0, window, True)
+    return Load([PlannedRequest(math.nan, b"", 1, 1)], 1, stop_after, 9.0, window, True)
 
 
-def now(**more: float) -> Progress:
+def now(**more: float) -> LoadProgress:
     told = {"seconds": 20.0, "asked": 100, "sent": 60, "ended": 40, "failed": 0, "in_flight": 20, "events": 4000,
             "output_tokens": 5000, "unfinished": 0}  # fmt: skip
-    return Progress(**{**told, **more}, firsts=[0.1] * 90 + [0.9] * 10)  # type: ignore[arg-type]
+    return LoadProgress(**{**told, **more}, firsts=[0.1] * 90 + [0.9] * 10)  # type: ignore[arg-type]
 
 
 def lines(out: io.StringIO) -> list[str]:
@@ -44,10 +44,10 @@ def lines(out: io.StringIO) -> list[str]:
         (CLOSED, now(seconds=80.0), "at most 10 s left"),
     ],
 )
-def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: Progress, left: str) -> None:
+def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: LoadProgress, left: str) -> None:
     out = Terminal()
-    plan = Plan("point-7", kind, 0, 60.0)
-    with Live("128x64", out) as live:
+    plan = PointPlan("point-7", kind, 0, 60.0)
+    with LiveProgress("128x64", out) as live:
         live.tell(plan, load(), None)
         live.tell(plan, load(), progress)
     line = next(each for each in lines(out) if "in flight" in each)
@@ -59,9 +59,9 @@ def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: 
 
 def test_elsewhere_there_is_a_line_a_point() -> None:
     out = io.StringIO()
-    with Live("8x4", out) as live:
+    with LiveProgress("8x4", out) as live:
         for name in ("single", "saturation"):
-            plan = Plan(name, name, 0, 60.0)
+            plan = PointPlan(name, name, 0, 60.0)
             live.tell(plan, load(), None)
             for failed in (0, 2):
                 live.tell(plan, load(), now(failed=failed))
@@ -72,8 +72,8 @@ def test_elsewhere_there_is_a_line_a_point() -> None:
 
 def test_what_was_cut_off_is_told_by_its_name() -> None:
     out = io.StringIO()
-    with Live("8x4", out) as live:
-        plan = Plan("open-9", OPEN, 0, 60.0)
+    with LiveProgress("8x4", out) as live:
+        plan = PointPlan("open-9", OPEN, 0, 60.0)
         live.tell(plan, load(), None)
         live.tell(plan, load(), now(ended=818, unfinished=620, failed=1))
     assert out.getvalue().startswith("8x4 open-9: 198 ended, 1 failed, 620 unfinished, ")
@@ -137,7 +137,7 @@ def test_memory_that_the_driver_does_not_tell_is_0(tmp_path: Path, monkeypatch: 
 
 def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi(tmp_path, monkeypatch, f"{ROW}\\n")
-    told = Machine(gpu=None, cpu="far", cores=64, memory_mib=9, system="Linux", python="3.12")
+    told = MachineInfo(gpu=None, cpu="far", cores=64, memory_mib=9, system="Linux", python="3.12")
     (tmp_path / "m.json").write_text(told.model_dump_json())
     assert machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False) == told
     assert machine_of(None, "http://localhost:8000", started=False).cpu == this_machine().cpu

@@ -16,10 +16,10 @@ import pytest
 from hostile_server import CLOSES, SENDS, HostileServer
 
 from penstock.almanac.samples import Samples
-from penstock.bench.load import Ask, Load, Progress, Seen, run_load
-from penstock.bench.null_plan import Draw, Plan
+from penstock.bench.endpoint import Endpoint, target_of
+from penstock.bench.null_plan import Draw, NullPlan
 from penstock.bench.null_server import NullServer
-from penstock.bench.target import Target, target_of
+from penstock.bench.run_load import ClientReport, Load, LoadProgress, PlannedRequest, run_load
 from penstock.errors import UsageError
 
 EXPECTED = {
@@ -38,18 +38,18 @@ WHOLE = {"whole": "ok", "whole, in two bytes": "ok", "whole, no usage": "usage",
          "whole, short": "length", "503": "status"}  # fmt: skip
 
 
-def asks_for(names: list[str], intended: float = 0.0) -> list[Ask]:
-    return [Ask(intended, json.dumps({"behave": name}).encode(), 4, 3) for name in names]
+def asks_for(names: list[str], intended: float = 0.0) -> list[PlannedRequest]:
+    return [PlannedRequest(intended, json.dumps({"behave": name}).encode(), 4, 3) for name in names]
 
 
-def load_of(asks: list[Ask], **changed: object) -> Load:
+def load_of(asks: list[PlannedRequest], **changed: object) -> Load:
     return Load(**{
         "asks": asks, "closed": None, "stop_after": 60.0, "stall": 1.5, "window": (0.0, 60.0), "stream": True,
         **changed,
     })  # fmt: skip
 
 
-def sent(target: Target, load: Load, processes: int = 1) -> tuple[Samples, Seen]:
+def sent(target: Endpoint, load: Load, processes: int = 1) -> tuple[Samples, ClientReport]:
     return run_load(target, load, point="p", start=2, processes=processes, progress=None)
 
 
@@ -150,8 +150,8 @@ def body(tokens: int) -> bytes:
 
 def test_an_open_loop_waits_for_no_answer() -> None:
     """All are sent before the first has ended, over connections that were not there before; in order of the plan."""
-    asks = [Ask(0.01 * at, body(3), 4, 3) for at in (5, 3, 1, 4, 2, 0)]
-    with NullServer(Plan(first=Draw("fixed", 1.0))) as server:
+    asks = [PlannedRequest(0.01 * at, body(3), 4, 3) for at in (5, 3, 1, 4, 2, 0)]
+    with NullServer(NullPlan(first=Draw("fixed", 1.0))) as server:
         samples, seen = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, connections=1), 2)
     assert samples.outcome.tolist() == ["ok"] * 6
     assert np.allclose(samples.intended, np.arange(6) * 0.01, atol=1e-9)
@@ -160,8 +160,8 @@ def test_an_open_loop_waits_for_no_answer() -> None:
 
 
 def test_a_closed_loop_sends_when_a_slot_is_free() -> None:
-    asks = [Ask(math.nan, body(4), 4, 4) for _ in range(23)]
-    with NullServer(Plan(first=Draw("uniform", 0.0, 0.03), gap=Draw("exponential", 0.004), seed=1)) as server:
+    asks = [PlannedRequest(math.nan, body(4), 4, 4) for _ in range(23)]
+    with NullServer(NullPlan(first=Draw("uniform", 0.0, 0.03), gap=Draw("exponential", 0.004), seed=1)) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, closed=5), 2)
     assert len(samples) == 23 and set(samples.outcome) == {"ok"} and (samples.intended[:5] == 0).all()
     assert set(samples.intended[5:]) <= set(samples.end)
@@ -170,24 +170,24 @@ def test_a_closed_loop_sends_when_a_slot_is_free() -> None:
 
 
 def test_all_at_once_is_an_open_loop_of_zeros() -> None:
-    asks = [Ask(0.0, body(5), 4, 5) for _ in range(40)]
-    with NullServer(Plan(step=0.01), 2) as server:
+    asks = [PlannedRequest(0.0, body(5), 4, 5) for _ in range(40)]
+    with NullServer(NullPlan(step=0.01), 2) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks), 3)
     assert set(samples.outcome) == {"ok"} and samples.events.tolist() == [5] * 40 and (samples.intended == 0).all()
 
 
 def test_the_point_ends_when_the_window_has_what_it_wants() -> None:
     """Requests after the window are load that is cut: the answers of 100 s are not waited for."""
-    asks = [Ask(0.1 * at, body(4 if at < 5 else 1000), 4, 4 if at < 5 else 1000) for at in range(10)]
-    with NullServer(Plan(gap=Draw("fixed", 0.1))) as server:
+    asks = [PlannedRequest(0.1 * at, body(4 if at < 5 else 1000), 4, 4 if at < 5 else 1000) for at in range(10)]
+    with NullServer(NullPlan(gap=Draw("fixed", 0.1))) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, window=(0.15, 0.45)))
     assert samples.window.tolist() == ([False] * 2 + [True] * 3 + [False] * 5)[: len(samples)]
     assert set(samples.outcome[:5]) == {"ok"} and "unfinished" in samples.outcome[5:]
 
 
 def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_line() -> None:
-    asks = [Ask(at, body(500), 4, 500) for at in (0.0, 0.1, 30.0)]
-    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
+    asks = [PlannedRequest(at, body(500), 4, 500) for at in (0.0, 0.1, 30.0)]
+    with NullServer(NullPlan(gap=Draw("fixed", 0.01))) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, stop_after=0.6))
     assert samples.outcome.tolist() == ["unfinished"] * 2 and (samples.events > 0).all()
     assert (samples.output_tokens == -1).all()
@@ -196,19 +196,19 @@ def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_li
 def test_a_stalled_server_is_seen_from_the_intended_start_alone() -> None:
     """One slot, so a stall of a second delays all that queue behind it; those that came late look well from their
     own start in a closed loop, and don't from the plan's in an open one."""
-    plan = Plan(first=Draw("fixed", 0.005), slots=1, stall_every=1.0, stall_for=0.6)
+    plan = NullPlan(first=Draw("fixed", 0.005), slots=1, stall_every=1.0, stall_for=0.6)
     with NullServer(plan) as server:
         target = target_of(f"127.0.0.1:{server.port}")
-        opened, _ = sent(target, load_of([Ask(0.03 * at, body(1), 4, 1) for at in range(67)]))
-        closed, _ = sent(target, load_of([Ask(math.nan, body(1), 4, 1) for _ in range(100)], closed=1))
+        opened, _ = sent(target, load_of([PlannedRequest(0.03 * at, body(1), 4, 1) for at in range(67)]))
+        closed, _ = sent(target, load_of([PlannedRequest(math.nan, body(1), 4, 1) for _ in range(100)], closed=1))
     assert set(opened.outcome) == set(closed.outcome) == {"ok"}
     assert np.mean(opened.first - opened.intended > 0.2) > 0.3 > 0.1 > np.mean(closed.first - closed.intended > 0.2)
 
 
 def test_progress_adds_up() -> None:
-    told: list[Progress] = []
-    asks = [Ask(0.02 * at, body(6), 4, 6) for at in range(40)]
-    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
+    told: list[LoadProgress] = []
+    asks = [PlannedRequest(0.02 * at, body(6), 4, 6) for at in range(40)]
+    with NullServer(NullPlan(gap=Draw("fixed", 0.01))) as server:
         load = load_of(asks, window=(0.0, 0.9))
         run_load(target_of(f"127.0.0.1:{server.port}"), load, point="p", start=0, processes=2, progress=told.append)
     assert all(each.sent == each.ended + each.in_flight and each.asked == 40 for each in told)
@@ -219,9 +219,9 @@ def test_progress_adds_up() -> None:
 
 
 def test_progress_counts_what_was_cut_off_by_its_name() -> None:
-    told: list[Progress] = []
-    asks = [Ask(0.0, body(length), 4, length) for length in (1, 500, 500)]
-    with NullServer(Plan(gap=Draw("fixed", 0.01))) as server:
+    told: list[LoadProgress] = []
+    asks = [PlannedRequest(0.0, body(length), 4, length) for length in (1, 500, 500)]
+    with NullServer(NullPlan(gap=Draw("fixed", 0.01))) as server:
         load, target = load_of(asks, stop_after=0.6), target_of(f"127.0.0.1:{server.port}")
         run_load(target, load, point="p", start=0, processes=2, progress=told.append)
     assert (told[-1].ended, told[-1].failed, told[-1].unfinished) == (3, 0, 2)
@@ -230,12 +230,12 @@ def test_progress_counts_what_was_cut_off_by_its_name() -> None:
 # --- what the client says of itself
 
 
-def seen_with(**changed: object) -> Seen:
+def seen_with(**changed: object) -> ClientReport:
     fine = {
         "lag_p99": 0.001, "busy": 0.2, "late_p99": 0.001, "late_limit": 0.005, "events_per_second": 1000.0,
         "requests_per_second": 10.0, "processes": 1, "cpu": 1.0, "seconds": 5.0, "again": 0, "begin": 0.0,
     }  # fmt: skip
-    return Seen(**{**fine, **changed})
+    return ClientReport(**{**fine, **changed})
 
 
 def test_a_client_that_was_short_says_so() -> None:
@@ -248,11 +248,11 @@ def test_a_client_that_was_short_says_so() -> None:
 
 
 def test_loads_that_cannot_be_are_refused() -> None:
-    ask = Ask(0.0, b"{}", -1, -1)
+    ask = PlannedRequest(0.0, b"{}", -1, -1)
     for changed, message in (
         ({"asks": []}, "no asks"),
         ({"closed": 0}, "0 slots"),
-        ({"asks": [Ask(math.nan, b"", -1, -1)]}, "no intended time"),
+        ({"asks": [PlannedRequest(math.nan, b"", -1, -1)]}, "no intended time"),
         ({"stall": 0.0}, "above 0"),
         ({"window": (2.0, 2.0)}, "is empty"),
         ({"connections": -1}, "from 0 on"),
@@ -284,9 +284,9 @@ def test_urls_that_are_none_are_refused(url: str) -> None:
 def test_headers_smuggle_nothing() -> None:
     for headers in ({"x": "a\r\nb: c"}, {"a b": "c"}, {"content-length": "5"}):
         with pytest.raises(UsageError, match="cannot be sent"):
-            Target("h", 1, headers=headers)
+            Endpoint("h", 1, headers=headers)
     with pytest.raises(UsageError, match="no path"):
-        Target("h", 1, path="/a b")
+        Endpoint("h", 1, path="/a b")
 
 
 def test_the_hostile_server_has_all_that_is_expected_of_it() -> None:

@@ -21,14 +21,14 @@ from made_samples import LOOK, samples_of
 
 from penstock.almanac.samples import read_parquet
 from penstock.almanac.validate import validate
-from penstock.bench.measure import Shape, fault_of, kind_of
-from penstock.bench.method import CLOSED, OPEN, SATURATION, SINGLE, Plan
-from penstock.bench.run_folder import Measured, RunFolder
+from penstock.bench.measure_shape import ShapeRun, fault_of, kind_of
+from penstock.bench.point_planner import CLOSED, OPEN, SATURATION, SINGLE, PointPlan
+from penstock.bench.run_folder import MeasuredPoint, RunFolder
+from penstock.bench.run_spec import RunSpec, ServerSpec, fingerprint
 from penstock.bench.runs import run_all
-from penstock.bench.serving import Server, free_port
-from penstock.bench.subject import Run, Subject, fingerprint
+from penstock.bench.server_process import ServerProcess, free_port
 from penstock.bench.workload import workload
-from penstock.bench.writing import write_record
+from penstock.bench.write_record import write_record
 from penstock.errors import CapacityError, EngineError, UsageError
 
 
@@ -143,14 +143,14 @@ def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatc
     them, and it has ended before the first point begins. The warm-up is long enough for a client that comes late to it:
     of one that sent nothing at all nothing is left behind."""
     loads: list[tuple[str, list[str]]] = []
-    real = Shape._load
+    real = ShapeRun._load
 
-    def told(shape: Shape, target: Any, load: Any, point: str, *more: Any) -> Any:
+    def told(shape: ShapeRun, target: Any, load: Any, point: str, *more: Any) -> Any:
         samples, seen = real(shape, target, load, point, *more)
         loads.append((point, samples.outcome.astype(str).tolist()))
         return samples, seen
 
-    monkeypatch.setattr(Shape, "_load", told)
+    monkeypatch.setattr(ShapeRun, "_load", told)
     measured(run_of(tmp_path, "slots=1", "first=0.3", settings=replace(QUICK, bisections=0, at_once=10, warm_up=2.0)))
     assert [point for point, _ in loads[:4]] == ["one", "warm-up", "one", "single"]
     assert "unfinished" in loads[1][1] and loads[2][1] == ["ok"]
@@ -181,7 +181,7 @@ def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:
 def test_what_makes_a_point_a_failure(kind: str, outcomes: list[str], fault: str | None) -> None:
     count = len(outcomes)
     samples = samples_of(np.arange(count), np.arange(count) + 1.0, [np.zeros(3)] * count, outcome=outcomes)
-    assert fault_of(Plan("p", kind, 0, 9.0), samples) == fault
+    assert fault_of(PointPlan("p", kind, 0, 9.0), samples) == fault
 
 
 @pytest.mark.parametrize(
@@ -221,16 +221,16 @@ def test_an_engines_version_is_read_from_what_it_prints(said: str, version: str)
 # --- a server that is there
 
 
-def there(tmp_path: Path, *options: str) -> Server:
+def there(tmp_path: Path, *options: str) -> ServerProcess:
     port = free_port()
-    return Server([sys.executable, str(ENGINE), str(port), *options], port, "tiny", tmp_path / "there.log")
+    return ServerProcess([sys.executable, str(ENGINE), str(port), *options], port, "tiny", tmp_path / "there.log")
 
 
-def by_url(out: Path, port: int) -> Run:
-    subject = Subject(
+def by_url(out: Path, port: int) -> RunSpec:
+    subject = ServerSpec(
         name="Tiny-1B", model="tiny", version="7", url=f"http://127.0.0.1:{port}", engine="other", vocabulary=500
     )
-    return Run(subject, [workload("8x4")], QUICK, out, 0, 1, MACHINE)
+    return RunSpec(subject, [workload("8x4")], QUICK, out, 0, 1, MACHINE)
 
 
 def test_a_server_that_is_there_is_measured_and_left_alone(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_one_that_dies_is_given_up_and_one_that_is_not_there_is_no_run(tmp_path:
         measured(run)
 
 
-def again_there(server: Server, *options: str) -> Server:
+def again_there(server: ServerProcess, *options: str) -> ServerProcess:
     return replace(server, command=[*server.command[:3], *options])
 
 
@@ -264,18 +264,18 @@ def test_a_point_in_which_somebody_elses_server_died_is_not_believed_and_is_trie
         run = by_url(tmp_path, server.port)
         killed = []
 
-        def kill(shape: Shape, target: Any, load: Any, point: str, *more: Any) -> Any:
+        def kill(shape: ShapeRun, target: Any, load: Any, point: str, *more: Any) -> Any:
             if point.startswith("open") and not killed:
                 killed.append(threading.Timer(0.6, os.killpg, (server.pid, signal.SIGKILL)))
                 killed[0].start()
             return real(shape, target, load, point, *more)
 
-        real = Shape._load
+        real = ShapeRun._load
         with (
             pytest.MonkeyPatch.context() as patched,
             pytest.raises(EngineError, match=r"no longer answers: .* start it again, and the same command goes on"),
         ):
-            patched.setattr(Shape, "_load", kill)
+            patched.setattr(ShapeRun, "_load", kill)
             run_all(run)
     told = json.loads((tmp_path / "8x4" / "record.json").read_text())
     assert [point["kind"] for point in told["points"]] == [SINGLE, SATURATION]
@@ -290,7 +290,7 @@ def test_a_point_in_which_somebody_elses_server_died_is_not_believed_and_is_trie
     assert validate_of(run, folder) == []
 
 
-def validate_of(run: Run, folder: RunFolder) -> list[str]:
+def validate_of(run: RunSpec, folder: RunFolder) -> list[str]:
     """The failures' kinds of the record, which is believed."""
     record = write_record(run, workload("8x4"), folder)
     assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
@@ -388,7 +388,7 @@ def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path, monkeypa
         with pytest.raises(UsageError, match=r"holds another run \(engine differ\)"):
             RunFolder(tmp_path / "f", fingerprint(other, work))
     with monkeypatch.context() as installed, pytest.raises(UsageError, match=r"another run \(penstock differ\)"):
-        installed.setattr("penstock.bench.subject.__version__", "99.0")
+        installed.setattr("penstock.bench.run_spec.__version__", "99.0")
         RunFolder(tmp_path / "f", fingerprint(run, work))
     again = RunFolder(tmp_path / "f", fingerprint(run, work))
     assert (again.name, again.opened) == (folder.name, 2)  # a refused one has not opened it
@@ -405,9 +405,9 @@ def test_a_folder_that_can_no_longer_be_written_is_told_in_one_line(tmp_path: Pa
     run, work = run_of(tmp_path), workload("8x4")
     folder = RunFolder(tmp_path / "f", fingerprint(run, work))
     (tmp_path / "f" / "points").rmdir()
-    plan = Plan("open-1", OPEN, 0, 9.0)
+    plan = PointPlan("open-1", OPEN, 0, 9.0)
     samples = samples_of([0.0], [1.0], [np.zeros(3)])
     with pytest.raises(CapacityError, match=r"cannot be written \(No such file or directory\): make room"):
-        folder.add(Measured(plan, samples, LOOK, 9.0, 9.0))
+        folder.add(MeasuredPoint(plan, samples, LOOK, 9.0, 9.0))
     assert folder.measured == []
     folder.close()

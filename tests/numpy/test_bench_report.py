@@ -16,16 +16,16 @@ from bench_runs import run_of
 from made_records import made_records
 
 from penstock.almanac.figures import sustained
-from penstock.almanac.record import Failure, Interval, Record
+from penstock.almanac.record import Interval, PointFailure, Record
 from penstock.bench import charts
 from penstock.bench.compare import CLIENT_SHORT, CUT, SAME, UNKNOWN, UNTRIED, compare, ratio_ends, record_at
 from penstock.bench.compare_table import print_comparison
-from penstock.bench.crossings import crossings
-from penstock.bench.report import cards, costs, ordered, print_table, render
-from penstock.bench.run_folder import Failed, RunFolder
-from penstock.bench.subject import fingerprint
+from penstock.bench.run_folder import FailedPoint, RunFolder
+from penstock.bench.run_report import cards, costs, ordered, print_table, render
+from penstock.bench.run_spec import fingerprint
+from penstock.bench.slo_crossing import crossings
 from penstock.bench.workload import workload
-from penstock.bench.writing import (
+from penstock.bench.write_record import (
     command_of,
     model_config,
     option_files,
@@ -76,7 +76,7 @@ def test_the_report_has_its_pictures_and_asks_nothing_of_anybody() -> None:
 def test_hostile_words_are_text_in_the_report() -> None:
     found = record()
     bad = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>"
-    failure = Failure(point=None, kind="crashed", message=bad, log=bad)
+    failure = PointFailure(point=None, kind="crashed", message=bad, log=bad)
     hostile = found.model_copy(update={
         "failures": [failure], "engine": found.engine.model_copy(update={"command": bad}),
         "points": [point.model_copy(update={"name": bad}) for point in found.points[:1]] + found.points[1:],
@@ -88,7 +88,7 @@ def test_hostile_words_are_text_in_the_report() -> None:
 
 def test_the_table_has_a_line_a_point_and_tells_failures() -> None:
     found = record(0)
-    failed = Failure(point=None, kind="refused", message="status 400: too long", log="")
+    failed = PointFailure(point=None, kind="refused", message="status 400: too long", log="")
     out = io.StringIO()
     print_table(found.model_copy(update={"failures": [failed]}), out)
     lines = out.getvalue().splitlines()
@@ -426,7 +426,7 @@ def test_runs_that_are_not_alike_say_in_what_and_other_shapes_are_refused() -> N
 
 def test_a_run_that_failed_is_compared_by_its_failure() -> None:
     found = record()
-    failure = Failure(point=None, kind="context too short", message="status 400: too long", log="")
+    failure = PointFailure(point=None, kind="context too short", message="status 400: too long", log="")
     lost = found.model_copy(update={"points": [], "failures": [failure]})
     out = io.StringIO()
     print_comparison(compare(lost, found), out)
@@ -480,7 +480,7 @@ def test_files_that_options_name_are_in_the_record(tmp_path: Path) -> None:
     assert files["key.pem"].startswith("sha256 ") and files["long.json"].endswith(", 30000 bytes")
     run = run_of(tmp_path / "out", *options, files=files)
     folder = RunFolder(tmp_path / "out", fingerprint(run, workload("8x4")))
-    folder.add_failure(Failed(None, Failure(point=None, kind="crashed", message="", log="")))
+    folder.add_failure(FailedPoint(None, PointFailure(point=None, kind="crashed", message="", log="")))
     told = write_record(run, workload("8x4"), folder).engine.configuration
     folder.close()
     assert told.files == files and told.flags[:3] == ["--plan", "plan.json", "--key=key.pem"]

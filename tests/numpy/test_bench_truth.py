@@ -37,11 +37,11 @@ from penstock.almanac.figures import point_of
 from penstock.almanac.record import Point
 from penstock.almanac.samples import Samples
 from penstock.almanac.validate import validate
-from penstock.bench.arrivals import arrivals
-from penstock.bench.load import Ask, Load, run_load
-from penstock.bench.null_plan import Draw, Plan, Stamp, read_stamps
+from penstock.bench.endpoint import Endpoint
+from penstock.bench.null_plan import Draw, NullPlan, Stamp, read_stamps
 from penstock.bench.null_server import NullServer
-from penstock.bench.target import Target
+from penstock.bench.request_schedule import arrivals
+from penstock.bench.run_load import Load, PlannedRequest, run_load
 
 POINTS = 100
 CHANCE = 5e-6  # of a false alarm, a count
@@ -87,17 +87,17 @@ def body(lane: int, tokens: int) -> bytes:
     return json.dumps({"prompt": [lane, 1, 2, 3], "max_tokens": tokens, "stream": True}).encode()
 
 
-def beside(plan: Plan, rate: float, opens: float, seconds: float, tokens: int, stamps: Path) -> Beside:
+def beside(plan: NullPlan, rate: float, opens: float, seconds: float, tokens: int, stamps: Path) -> Beside:
     """POINTS open loops of a rate, as runs draw them, all in one load against one server, parted again by who asked."""
     draws, until = [np.random.default_rng([int(rate), lane]) for lane in range(POINTS)], opens + seconds
     times = [arrivals(rate, opens, until, until, draw) for draw in draws]
     order = np.argsort(np.concatenate(times), kind="stable")
     lanes = np.repeat(np.arange(POINTS), [len(each) for each in times])[order]
     when = np.concatenate(times)[order]
-    asks = [Ask(float(at), body(int(lane), tokens), 4, tokens) for at, lane in zip(when, lanes, strict=True)]
+    asks = [PlannedRequest(float(at), body(int(lane), tokens), 4, tokens) for at, lane in zip(when, lanes, strict=True)]
     load = Load(asks, None, 300.0, 300.0, (opens, opens + seconds), True)
     with NullServer(msgspec.structs.replace(plan, stamps=str(stamps))) as server:
-        samples, seen = run_load(Target("127.0.0.1", server.port), load, point="p", start=0, processes=1)
+        samples, seen = run_load(Endpoint("127.0.0.1", server.port), load, point="p", start=0, processes=1)
     assert set(samples.outcome) == {"ok"} and np.allclose(samples.intended, when, atol=1e-6)
     told: list[Stamp] = read_stamps(stamps)
     late = float(np.mean([each.written[0] - each.due for each in told]))
@@ -107,14 +107,14 @@ def beside(plan: Plan, rate: float, opens: float, seconds: float, tokens: int, s
 
 def stalling(meet: Callable[[int], Samples]) -> Samples:
     """What a client makes of a server that stops once."""
-    with NullServer(Plan(first=Draw("fixed", BASE), stall_at=STALL_AT, stall_for=STALL)) as server:
+    with NullServer(NullPlan(first=Draw("fixed", BASE), stall_at=STALL_AT, stall_for=STALL)) as server:
         return meet(server.port)
 
 
 def looped(closed: int | None) -> Callable[[int], Samples]:
-    asks = [Ask(EVERY * at if closed is None else math.nan, body(0, 1), 4, 1) for at in range(COUNT)]
+    asks = [PlannedRequest(EVERY * at if closed is None else math.nan, body(0, 1), 4, 1) for at in range(COUNT)]
     load = Load(asks, closed, 300.0, 300.0, (0.0, 300.0), True)
-    return lambda port: run_load(Target("127.0.0.1", port), load, point="p", start=0, processes=1)[0]
+    return lambda port: run_load(Endpoint("127.0.0.1", port), load, point="p", start=0, processes=1)[0]
 
 
 def blocked(port: int) -> Samples:
@@ -135,7 +135,7 @@ def blocked(port: int) -> Samples:
 
 def silenced(folder: Path) -> subprocess.CompletedProcess[str]:
     """A run against a server that falls silent when 40 requests have come: at most 14 before everything at once."""
-    plan = Plan(first=Draw("fixed", 0.1), stall_at=40, stall_for=1e9)
+    plan = NullPlan(first=Draw("fixed", 0.1), stall_at=40, stall_for=1e9)
     machine = folder.with_name("machine.json")  # whatever this one has
     machine.write_text(MACHINE.model_dump_json())
     quick = "--short --no-ladder --warm-up 0.2 --window 0.6 --longest 30 --drain 0.3 --at-once 64 --alone 3 --enough 10"
@@ -152,8 +152,8 @@ def silenced(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     folder = tmp_path_factory.mktemp("truth")
-    alone = Plan(first=Draw("lognormal", MEDIAN, SIGMA), gap=Draw("exponential", GAP), seed=os.getpid())
-    queues = Plan(first=Draw("exponential", 1 / SERVED), lanes=POINTS, seed=os.getpid())
+    alone = NullPlan(first=Draw("lognormal", MEDIAN, SIGMA), gap=Draw("exponential", GAP), seed=os.getpid())
+    queues = NullPlan(first=Draw("exponential", 1 / SERVED), lanes=POINTS, seed=os.getpid())
     works: list[Callable[[], Any]] = [
         lambda: beside(alone, 10.0, 1.5, 5.0, TOKENS, folder / "independent"),
         lambda: beside(queues, OFFERED, 1.5, 10.0, 1, folder / "queue"),

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from penstock.bench.texts import Texts
-from penstock.bench.workload import NO_LENGTH, SUITES, Draw, Speech, Workload, named, prompts, workload
+from penstock.bench.text_prompts import TextPrompts
+from penstock.bench.workload import NO_LENGTH, SUITES, Draw, RequestStyle, Workload, named, prompts, workload
 from penstock.errors import UsageError
 
-IDS = Speech("m", 2000)
+IDS = RequestStyle("m", 2000)
 
 
 def no_texts(length: int, draw: Draw) -> Iterator[str]:
     raise AssertionError("ids need no texts")
 
 
-def bodies(work: Workload, speech: Speech = IDS, seed: int = 0, salt: str = "r.1.p", count: int = 3) -> list[Any]:
+def bodies(work: Workload, speech: RequestStyle = IDS, seed: int = 0, salt: str = "r.1.p", count: int = 3) -> list[Any]:
     return [json.loads(each.body) for each in islice(prompts(work, speech, seed, salt, no_texts), count)]
 
 
@@ -51,7 +51,7 @@ def test_a_body_has_exactly_these_fields() -> None:
     }  # fmt: skip
     (body,) = bodies(workload("monkeys:3"), count=1)
     assert body["n"] == 3 and "ignore_eos" not in body and "stop" not in body
-    speech = Speech("m", 2000, more=(("extra", '{"tokens": {output}}'), ("top_k", 5)), without=("ignore_eos",))
+    speech = RequestStyle("m", 2000, more=(("extra", '{"tokens": {output}}'), ("top_k", 5)), without=("ignore_eos",))
     (body,) = bodies(workload("5x9"), speech, count=1)
     assert body["extra"] == '{"tokens": 9}' and body["top_k"] == 5 and "ignore_eos" not in body
 
@@ -133,24 +133,24 @@ def tokenizer(path: Path, words: int, *, special: bool = False) -> Path:
 @pytest.mark.parametrize("special", [False, True])
 def test_texts_have_exactly_the_tokens_that_were_asked(tmp_path: Path, special: bool) -> None:
     path = tokenizer(tmp_path / "tokenizer.json", 300, special=special)
-    texts, told = Texts(tmp_path), Tokenizer.from_file(str(path))
+    texts, told = TextPrompts(tmp_path), Tokenizer.from_file(str(path))
     for length in (2, 17, 200):
         made = list(islice(texts.of(length, np.random.default_rng(3)), 20))
         assert {len(told.encode(text).ids) for text in made} == {length}
         assert length < 17 or len({text[:64] for text in made}) == 20
-    speech = Speech("m", 0, ids=False)
+    speech = RequestStyle("m", 0, ids=False)
     asked = next(prompts(workload("9x4"), speech, 0, "s", texts.of))
     assert len(told.encode(json.loads(asked.body)["prompt"]).ids) == asked.prompt_tokens == 9
 
 
 def test_texts_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
-    few = Texts(tokenizer(tmp_path / "few.json", 20))
+    few = TextPrompts(tokenizer(tmp_path / "few.json", 20))
     with pytest.raises(UsageError, match="has 20 whole words"):
         next(few.of(10, np.random.default_rng(0)))
-    special = Texts(tokenizer(tmp_path / "special.json", 300, special=True))
+    special = TextPrompts(tokenizer(tmp_path / "special.json", 300, special=True))
     with pytest.raises(UsageError, match="no text of 1 tokens"):
         next(special.of(1, np.random.default_rng(0)))
     (tmp_path / "broken.json").write_text("{")
     for name in ("broken.json", "missing.json"):
         with pytest.raises(UsageError, match=f"{name} is no tokenizer.json"):
-            Texts(tmp_path / name)
+            TextPrompts(tmp_path / name)

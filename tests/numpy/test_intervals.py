@@ -9,7 +9,7 @@ import pytest
 from scipy import signal, special, stats
 
 from penstock.almanac import intervals
-from penstock.almanac.intervals import Dice, Ends
+from penstock.almanac.intervals import Ends, SeededRandom
 
 
 def covers(ends: Ends, truth: float) -> bool:
@@ -94,13 +94,13 @@ def test_a_quantile_beyond_the_data_has_no_end() -> None:
 def test_means_cover(phi: float, count: int, least: float) -> None:
     rows = np.exp(0.7 * correlated(phi, count, 300, 5))
     truth = math.exp(0.245)
-    covered = [covers(intervals.mean_ends([row], Dice(number)), truth) for number, row in enumerate(rows)]
+    covered = [covers(intervals.mean_ends([row], SeededRandom(number)), truth) for number, row in enumerate(rows)]
     assert least <= np.mean(covered) <= 0.99
 
 
 def test_means_of_a_normal_queue_cover_as_stated() -> None:
     rows = correlated(0.8, 2000, 300, 6)
-    assert np.mean([covers(intervals.mean_ends([row], Dice(n)), 0.0) for n, row in enumerate(rows)]) >= 0.92
+    assert np.mean([covers(intervals.mean_ends([row], SeededRandom(n)), 0.0) for n, row in enumerate(rows)]) >= 0.92
 
 
 @pytest.mark.parametrize(("starts", "least"), [(2, 0.84), (3, 0.88), (5, 0.9)])
@@ -141,11 +141,11 @@ def test_one_start_says_nothing_of_starts() -> None:
 
 def test_the_same_data_give_the_same_interval() -> None:
     row = np.random.default_rng(0).exponential(size=500)
-    assert intervals.mean_ends([row], Dice("a", row)) == intervals.mean_ends([row], Dice("a", row))
-    assert intervals.mean_ends([row], Dice("a", row)) != intervals.mean_ends([row], Dice("b", row))
-    assert Dice(7).below(10, (5,)).tolist() == [8, 3, 5, 6, 3]  # the stream itself: records hang on it
+    assert intervals.mean_ends([row], SeededRandom("a", row)) == intervals.mean_ends([row], SeededRandom("a", row))
+    assert intervals.mean_ends([row], SeededRandom("a", row)) != intervals.mean_ends([row], SeededRandom("b", row))
+    assert SeededRandom(7).below(10, (5,)).tolist() == [8, 3, 5, 6, 3]  # the stream itself: records hang on it
 
 
 def test_dice_are_even() -> None:
-    counts = np.bincount(Dice(1).below(7, (70_000,)), minlength=7)
+    counts = np.bincount(SeededRandom(1).below(7, (70_000,)), minlength=7)
     assert stats.chisquare(counts).pvalue > 1e-4

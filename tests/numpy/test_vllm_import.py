@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.almanac.record import Configuration, Engine, Machine, Record
+from penstock.almanac.record import Configuration, EngineInfo, MachineInfo, Record
 from penstock.almanac.validate import validate
 from penstock.bench.vllm_import import read_vllm, record_of
 from penstock.errors import RecordError
 
-ENGINE = Engine(
+ENGINE = EngineInfo(
     name="vllm", version="0.26.0", command="vllm serve x", configuration=Configuration(name="default", flags=[])
 )
-MACHINE = Machine(gpu=None, cpu="made up", cores=2, memory_mib=4096, system="Linux", python="3.11")
+MACHINE = MachineInfo(gpu=None, cpu="made up", cores=2, memory_mib=4096, system="Linux", python="3.11")
 
 
 def told(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock import __version__
-from penstock.almanac.reading import one_line, read_record
+from penstock.almanac.parse_record import one_line, read_record
 from penstock.almanac.record import Record
 from penstock.almanac.validate import derived_anew, validate
 from penstock.errors import RecordError

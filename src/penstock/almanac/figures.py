@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.almanac import intervals, rates
-from penstock.almanac.intervals import Dice, Ends, Floats, Ints
-from penstock.almanac.record import SAMPLE_ROWS, Figures, Goal, Interval, Look, Point, Sample, Shape
+from penstock.almanac import intervals, throughput
+from penstock.almanac.intervals import Ends, Floats, Ints, SeededRandom
+from penstock.almanac.record import SAMPLE_ROWS, ClientHealth, Figures, Goal, Interval, Point, Sample, ShapeInfo
 from penstock.almanac.samples import OK, Samples
-from penstock.almanac.spreads import around, by_start_of, gaps_of, short, spread_of
+from penstock.almanac.summaries import around, by_start_of, gaps_of, short, spread_of
 from penstock.errors import RecordError
 
 SAMPLE_DIGITS = 5
@@ -30,7 +30,7 @@ POISSON_HIGH = (3.689, 5.572, 7.225, 8.767, 10.242, 11.668, 13.059, 14.423, 15.7
 
 def point_of(
     samples: Samples, *, name: str, kind: Literal["saturation", "single", "open", "closed"], rate: float | None,
-    concurrency: int | None, seconds: float | None, goals: Sequence[float], look: Look, marks: Sequence[str],
+    concurrency: int | None, seconds: float | None, goals: Sequence[float], look: ClientHealth, marks: Sequence[str],
     opens: float | None = None, sharing: bool = False,
 ) -> Point:  # fmt: skip
     """The point `name` of these samples (those of other points are left out).
@@ -45,7 +45,7 @@ def point_of(
         raise RecordError(f"samples have no request in the window of point {name!r}")
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RecordError(f"a window of {seconds} s is none: give None for a point that has no steady state")
-    dice = Dice(name, samples.intended, samples.actual, samples.first, samples.end)
+    dice = SeededRandom(name, samples.intended, samples.actual, samples.first, samples.end)
     if kind == "saturation":  # sent together: the order in the server's queue is a trend, not dependence
         samples = samples.of(np.lexsort((dice.below(1 << 31, (len(samples),)), samples.start)))
     window = _window(samples, seconds, opens)
@@ -67,32 +67,32 @@ def point_of(
     )  # fmt: skip
 
 
-def shares_prompts(shape: Shape) -> bool:
+def shares_prompts(shape: ShapeInfo) -> bool:
     """Whether prompts of the shape may share a beginning; those of exact lengths are unique in their first block."""
     return shape.kind != "exact"
 
 
 def in_order(samples: Samples) -> Samples:
     """By start, then by when they were to be issued; equal ones by what became of them, however they stood."""
-    keys = (samples.end, samples.first, samples.actual, rates.issued(samples), samples.start)
+    keys = (samples.end, samples.first, samples.actual, throughput.issued(samples), samples.start)
     return samples.of(np.lexsort(keys))
 
 
-def _window(samples: Samples, seconds: float | None, opens: float | None) -> rates.Window:
+def _window(samples: Samples, seconds: float | None, opens: float | None) -> throughput.RateWindow:
     if seconds is None:
-        return rates.whole_window(samples)
+        return throughput.whole_window(samples)
     if opens is None:
-        opens = max(float(np.nanmin(rates.issued(samples)[samples.window])), 0.0)
+        opens = max(float(np.nanmin(throughput.issued(samples)[samples.window])), 0.0)
     # What is written down is what is counted with: whoever derives again has these digits and no others.
-    return rates.steady_window(samples, short(seconds), short(opens))
+    return throughput.steady_window(samples, short(seconds), short(opens))
 
 
 # --- times
 
 
-def _figures(samples: Samples, done: Samples, window: rates.Window, dice: Dice) -> Figures:
-    requests, output, total = rates.rates_of(samples, window, dice)
-    planned = rates.issued(done)
+def _figures(samples: Samples, done: Samples, window: throughput.RateWindow, dice: SeededRandom) -> Figures:
+    requests, output, total = throughput.rates_of(samples, window, dice)
+    planned = throughput.issued(done)
     per_token = (done.end - done.first) / np.maximum(done.output_tokens - 1, 1)
     long = done.output_tokens >= 2
     return Figures(
@@ -113,14 +113,14 @@ def _figures(samples: Samples, done: Samples, window: rates.Window, dice: Dice) 
 
 def _first_of_all(counted: Samples) -> Floats:
     """First token from the intended start, of every request; infinite for a failed one."""
-    first = np.where(counted.outcome == OK, counted.first - rates.issued(counted), np.inf)
+    first = np.where(counted.outcome == OK, counted.first - throughput.issued(counted), np.inf)
     return np.where(np.isnan(first), np.inf, np.maximum(first, 0.0))
 
 
 def _worth(counted: Samples) -> float:
     first = _first_of_all(counted)
     if np.isinf(first).all():  # nothing was streamed: the ends tell how requests hang together
-        first = np.where(counted.outcome == OK, counted.end - rates.issued(counted), np.inf)
+        first = np.where(counted.outcome == OK, counted.end - throughput.issued(counted), np.inf)
     return intervals.effective([intervals.ranks(each) for each in by_start_of(first, counted.start)])
 
 
@@ -157,8 +157,8 @@ def _total(tokens: Ints) -> int:
 
 
 def _marks(
-    counted: Samples, kind: str, window: rates.Window, figures: Figures, worth: float, look: Look, sharing: bool,
-    given: Sequence[str],
+    counted: Samples, kind: str, window: throughput.RateWindow, figures: Figures, worth: float, look: ClientHealth,
+    sharing: bool, given: Sequence[str],
 ) -> list[str]:  # fmt: skip
     """Why to read the point with care; docs/metrics.md has them all."""
     failed = counted.outcome != OK
@@ -177,7 +177,7 @@ def _marks(
     return list(dict.fromkeys([*given, *(mark for mark, holds in found.items() if holds)]))
 
 
-def _sample(counted: Samples, dice: Dice) -> Sample:
+def _sample(counted: Samples, dice: SeededRandom) -> Sample:
     """One request out of each of 500 stretches of equal length, in order of issue."""
     total = len(counted)
     keep = np.arange(total)
@@ -186,7 +186,7 @@ def _sample(counted: Samples, dice: Dice) -> Sample:
         inside = dice.below(1 << 30, (SAMPLE_ROWS,)) * np.diff(edges) >> 30
         keep = edges[:-1] + inside
     rows = counted.of(keep)
-    ok, planned = rows.outcome == OK, rates.issued(rows)
+    ok, planned = rows.outcome == OK, throughput.issued(rows)
     per_token = (rows.end - rows.first) / np.maximum(rows.output_tokens - 1, 1)
     return Sample(
         first=_column(rows.first - planned, ok),
@@ -200,7 +200,7 @@ def _column(values: Floats, holds: np.typing.NDArray[np.bool_]) -> list[float]:
     return [short(max(float(v), 0.0), SAMPLE_DIGITS) if k else -1.0 for v, k in zip(values, known, strict=True)]
 
 
-def _interval(rate: rates.Rate | None) -> Interval | None:
+def _interval(rate: throughput.Rate | None) -> Interval | None:
     return None if rate is None else around(rate.value, rate.ends)
 
 

@@ -176,7 +176,7 @@ def ranks(values: Floats) -> Floats:
 # --- moving-block bootstrap
 
 
-class Dice:
+class SeededRandom:
     """Whole numbers from a seed. Only the raw stream of the generator is used: numpy promises that it stays."""
 
     def __init__(self, *seed: object) -> None:
@@ -199,7 +199,7 @@ def block_length(series: Sequence[Floats], worth: float) -> int:
     return int(max(1, min(max(longest ** (1 / 3), 3 * stretch), longest / 5)))
 
 
-def draw_means(series: Sequence[Floats], length: int, dice: Dice, draws: int = DRAWS) -> Floats:
+def draw_means(series: Sequence[Floats], length: int, dice: SeededRandom, draws: int = DRAWS) -> Floats:
     """[draws]: the mean of all values, with each series made anew of blocks of itself, drawn with replacement."""
     total = np.zeros(draws)
     for each in series:
@@ -213,7 +213,7 @@ def draw_means(series: Sequence[Floats], length: int, dice: Dice, draws: int = D
     return np.asarray(total / sum(len(each) for each in series), np.float64)
 
 
-def mean_ends(series: Sequence[Floats], dice: Dice) -> Ends:
+def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
     """Of the mean over all series. The bootstrap gives the shape; blocks cut dependence off at their ends, so the width
     is at least that of as many independent values as the series are worth, and Student's for few of them."""
     series = [each for each in series if len(each)]

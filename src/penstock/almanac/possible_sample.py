@@ -1,7 +1,7 @@
 """What a point's joint sample cannot say without contradicting its figures.
 
 Chance has a part in 500 rows of 10,000 requests: five standard deviations are left to it. It knows a point's form and
-the definitions (docs/metrics.md); possible.py asks.
+the definitions (docs/metrics.md); consistency.py asks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.almanac.intervals import Floats
 from penstock.almanac.record import SAMPLE_ROWS, Point, Record
-from penstock.almanac.spreads import QUANTILES
+from penstock.almanac.summaries import QUANTILES
 
 COLUMNS = {"first": "first_token", "per_token": "per_token", "end_to_end": "end_to_end"}  # of the sample: its figure
 DEVIATIONS = 5.0

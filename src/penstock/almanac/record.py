@@ -37,11 +37,11 @@ Date = Annotated[str, Field(pattern=r"^20\d\d-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Form(BaseModel):
+class RecordForm(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class Configuration(Form):
+class Configuration(RecordForm):
     """name: "default", or a word for what was tuned. files: those that the flags name, by name."""
 
     name: Word
@@ -50,7 +50,7 @@ class Configuration(Form):
     environment: dict[Word, Line] = {}
 
 
-class Engine(Form):
+class EngineInfo(RecordForm):
     """command: what started the server, as one would type it; for a server found running: how it was reached."""
 
     name: Word
@@ -60,7 +60,7 @@ class Engine(Form):
     configuration: Configuration
 
 
-class Model(Form):
+class ModelInfo(RecordForm):
     name: Word
     weights: Literal["real", "random"]
     parameters: Count | None = None
@@ -68,7 +68,7 @@ class Model(Form):
     source: Line = ""
 
 
-class Gpu(Form):
+class Gpu(RecordForm):
     name: Word
     count: Annotated[int, Field(ge=1, le=4096)]
     memory_mib: Count
@@ -76,7 +76,7 @@ class Gpu(Form):
     clocks: Line = ""  # as the driver told them before the run
 
 
-class Machine(Form):
+class MachineInfo(RecordForm):
     gpu: Gpu | None
     cpu: Line
     cores: Annotated[int, Field(ge=1, le=100_000)]
@@ -90,7 +90,7 @@ class Machine(Form):
         return f"{f'{self.server_cores} of ' if self.server_cores else ''}{self.cores} cores"
 
 
-class Shape(Form):
+class ShapeInfo(RecordForm):
     """exact: `input` tokens in, `output` out, end-of-sequence ignored. monkeys: n samples of a shared prompt that end
     by themselves or at `output`. dataset: lengths of a file's rows; input and output are their means."""
 
@@ -104,7 +104,7 @@ class Shape(Form):
     prompts: Literal["ids", "text"]
 
 
-class Client(Form):
+class ClientInfo(RecordForm):
     """Who measured, and what it could have: its ceiling against a server that does nothing, on this machine."""
 
     penstock: Word
@@ -116,7 +116,7 @@ class Client(Form):
     ceiling_requests: Rate | None = None
 
 
-class Method(Form):
+class Method(RecordForm):
     warm_up: Time
     window: Time  # the longest window of a point
     enough: Count  # requests that a point near a crossing aimed at
@@ -127,7 +127,7 @@ class Method(Form):
     price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None  # of the whole machine, in dollars
 
 
-class Interval(Form):
+class Interval(RecordForm):
     """A value, and its 95 % interval. None: too few requests to say."""
 
     value: Annotated[float, Field(ge=0, le=1e9)]
@@ -135,7 +135,7 @@ class Interval(Form):
     high: Annotated[float, Field(ge=0, le=1e9)] | None
 
 
-class Spread(Form):
+class Spread(RecordForm):
     """Of a time: its mean and quantiles over the window's complete requests."""
 
     mean: Interval
@@ -145,7 +145,7 @@ class Spread(Form):
     p99: Interval
 
 
-class Figures(Form):
+class Figures(RecordForm):
     """Definitions: docs/metrics.md. None: it cannot be had (nothing was streamed, no request was complete)."""
 
     request_rate: Interval | None
@@ -159,7 +159,7 @@ class Figures(Form):
     end_to_end_actual: Spread | None
 
 
-class Goal(Form):
+class Goal(RecordForm):
     """Which share of the window's requests (failed ones too) had their first token within `seconds`; 95 % interval."""
 
     seconds: Time
@@ -169,7 +169,7 @@ class Goal(Form):
     goodput: Rate  # requests a second that met it
 
 
-class Look(Form):
+class ClientHealth(RecordForm):
     """What the client says of itself at this point. short: it may have been the bottleneck; never ranked."""
 
     lag_p99: Time  # of its event loops
@@ -179,7 +179,7 @@ class Look(Form):
     short: bool
 
 
-class Sample(Form):
+class Sample(RecordForm):
     """Joint rows, drawn evenly from the window's requests. A failed request has end_to_end -1."""
 
     first: list[Annotated[float, Field(ge=-1, le=1e6)]] = Field(max_length=SAMPLE_ROWS)
@@ -187,7 +187,7 @@ class Sample(Form):
     end_to_end: list[Annotated[float, Field(ge=-1, le=1e6)]] = Field(max_length=SAMPLE_ROWS)
 
 
-class Point(Form):
+class Point(RecordForm):
     """saturation: all at once. single: one at a time. open: Poisson, at `rate`. closed: `concurrency` in flight."""
 
     name: Word
@@ -205,12 +205,12 @@ class Point(Form):
     cached_tokens: Count
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
-    client: Look
+    client: ClientHealth
     marks: list[Line] = Field(max_length=50)  # why to read it with care: "cached prompts", "few requests", ...
     sample: Sample
 
 
-class Failure(Form):
+class PointFailure(RecordForm):
     """point: None where none could be measured. context too short: refused for its length, or cut at
     the server's own."""
 
@@ -222,23 +222,23 @@ class Failure(Form):
     log: Text
 
 
-class Raw(Form):
+class Raw(RecordForm):
     """The Parquet file of samples.py that every number came from."""
 
     sha256: Hash
     rows: Count
 
 
-class Record(Form):
+class Record(RecordForm):
     schema_: Literal["penstock-almanac/1"] = Field(alias="schema")
     run: Annotated[str, Field(pattern=r"^[a-z0-9]{8,32}$")]
     when: Date
-    engine: Engine
-    model: Model
-    machine: Machine
-    shape: Shape
-    client: Client
+    engine: EngineInfo
+    model: ModelInfo
+    machine: MachineInfo
+    shape: ShapeInfo
+    client: ClientInfo
     method: Method
     points: list[Point] = Field(max_length=200)
-    failures: list[Failure] = Field(max_length=200)
+    failures: list[PointFailure] = Field(max_length=200)
     raw: Raw | None

@@ -1,7 +1,7 @@
 """Whether a record can be believed: by itself, and against the raw data that it came from.
 
-    read        strict form, sizes, no hostile text                                  reading.py
-    possible    counts, rates, quantiles, goals and sample agree with each other     possible.py
+    read        strict form, sizes, no hostile text                                  parse_record.py
+    possible    counts, rates, quantiles, goals and sample agree with each other     consistency.py
     derived     with the Parquet file: its checksum, its own sense, how requests were sent, every number again
 
 The first fault is a RecordError of one line: file, field, what is wrong. It writes nothing.
@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.almanac.consistency import faults
 from penstock.almanac.figures import point_of, shares_prompts
-from penstock.almanac.possible import faults
-from penstock.almanac.rates import issued
-from penstock.almanac.reading import one_line, read_record
+from penstock.almanac.parse_record import one_line, read_record
 from penstock.almanac.record import Point, Record
 from penstock.almanac.samples import OK, Samples, read_parquet
+from penstock.almanac.throughput import issued
 from penstock.errors import RecordError
 
 LARGEST_RAW = 4_000_000_000  # bytes

@@ -25,13 +25,13 @@ import numpy as np
 from penstock import __version__
 from penstock.almanac.record import LAG
 from penstock.almanac.samples import OK
-from penstock.bench.cores import count_here
-from penstock.bench.load import Ask, Load, Seen, run_load
-from penstock.bench.machine import processor
-from penstock.bench.null_plan import Plan
+from penstock.bench.cpu_pinning import count_here
+from penstock.bench.endpoint import Endpoint
+from penstock.bench.machine_probe import processor
+from penstock.bench.null_plan import NullPlan
 from penstock.bench.null_server import NullServer
 from penstock.bench.run_folder import write_whole
-from penstock.bench.target import Target
+from penstock.bench.run_load import ClientReport, Load, PlannedRequest, run_load
 from penstock.errors import EngineError, RecordError
 
 STEP = 0.01
@@ -56,7 +56,7 @@ class Rung(msgspec.Struct, frozen=True):
     request_cpu: float
 
 
-class Ceiling(msgspec.Struct, frozen=True):
+class Calibration(msgspec.Struct, frozen=True):
     """Of one machine. when: of its measurement, UTC."""
 
     machine: str
@@ -81,7 +81,7 @@ class Trial(msgspec.Struct, frozen=True):
     why: str
 
 
-def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print) -> Ceiling:
+def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print) -> Calibration:
     """Measures with 1, 2, 4, ... processes, up to `most` (None: the cores it may run on). About 40 s a rung. Raises
     EngineError where the loop never kept time: a ceiling of 0 says nothing of the client."""
     cores = count_here()
@@ -97,7 +97,7 @@ def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[s
                 "again when it is quiet"
             )
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Ceiling(machine_key(), processor(), cores, platform.python_version(), __version__, now, rungs)
+    return Calibration(machine_key(), processor(), cores, platform.python_version(), __version__, now, rungs)
 
 
 def named(processes: int) -> str:
@@ -157,12 +157,12 @@ def _events(processes: int, rate: float, seconds: float) -> Trial:
     streams = max(processes, round(rate * STEP))
     tokens = max(2, round(seconds / STEP))
     body = json.dumps({"prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
-    asks = [Ask(0.0, body, len(PROMPT), tokens) for _ in range(streams)]
+    asks = [PlannedRequest(0.0, body, len(PROMPT), tokens) for _ in range(streams)]
     limit = 4 * seconds + 10
     load = Load(asks, None, limit, limit, (0.0, limit), True)
-    with NullServer(Plan(step=STEP), processes) as server:
+    with NullServer(NullPlan(step=STEP), processes) as server:
         samples, seen = run_load(
-            Target("127.0.0.1", server.port), load, point="calibrate", start=0, processes=processes
+            Endpoint("127.0.0.1", server.port), load, point="calibrate", start=0, processes=processes
         )
     wrong = np.flatnonzero(samples.outcome != OK)
     if len(wrong):
@@ -176,12 +176,12 @@ def _events(processes: int, rate: float, seconds: float) -> Trial:
     return Trial(through and seen.lag_p99 <= LAG, events, seen.lag_p99, cpu, why)
 
 
-def _requests(processes: int, seconds: float) -> tuple[int, Seen]:
+def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
     """(slots of a process, what was seen); 0 slots where the loop kept time at none of SLOTS."""
     body = json.dumps({"prompt": PROMPT, "max_tokens": 1, "stream": True}).encode()
-    asks = [Ask(math.nan, body, len(PROMPT), 1)] * round(10_000 * processes * seconds)
-    with NullServer(Plan(), processes) as server:
-        target = Target("127.0.0.1", server.port)
+    asks = [PlannedRequest(math.nan, body, len(PROMPT), 1)] * round(10_000 * processes * seconds)
+    with NullServer(NullPlan(), processes) as server:
+        target = Endpoint("127.0.0.1", server.port)
         for slots in [each for each in SLOTS for _ in range(2)]:  # twice: another process may have been in the way
             load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds), True)
             _, seen = run_load(target, load, point="calibrate", start=0, processes=processes)
@@ -204,7 +204,7 @@ def ceiling_path() -> Path:
     return Path(cache) / "penstock" / f"client.{machine_key()}.json"
 
 
-def write_ceiling(ceiling: Ceiling, path: Path | None = None) -> Path:
+def write_ceiling(ceiling: Calibration, path: Path | None = None) -> Path:
     """Into the user's cache folder, or `path`; where it was written."""
     path = ceiling_path() if path is None else path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -212,13 +212,13 @@ def write_ceiling(ceiling: Ceiling, path: Path | None = None) -> Path:
     return path
 
 
-def read_ceiling(path: Path | None = None) -> Ceiling | None:
+def read_ceiling(path: Path | None = None) -> Calibration | None:
     """None where nothing was measured. Raises RecordError for a file that is none, or of another machine."""
     path = ceiling_path() if path is None else path
     if not path.exists():
         return None
     try:
-        ceiling = msgspec.json.decode(path.read_bytes(), type=Ceiling)
+        ceiling = msgspec.json.decode(path.read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError) as error:
         raise RecordError(f"{path} holds no calibration ({error}): run `penstock bench calibrate` again") from error
     if ceiling.machine != machine_key():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 
 from penstock.almanac.record import Interval, Point
-from penstock.bench.crossings import in_three, offered
+from penstock.bench.slo_crossing import in_three, offered
 
 WIDTH, HEIGHT = 760, 340  # of the SVG's own coordinates; it scales with the page
 LEFT, RIGHT, TOP, BOTTOM = 80, 150, 16, 44

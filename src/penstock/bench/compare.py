@@ -3,7 +3,7 @@
 The interval of a ratio comes of the two figures' own, which need not be symmetric (MOVER: Donner and Zou, 2012, on the
 logarithms), each end by itself: one that the data cannot give leaves the other. One that contains 1 is "no significant
 difference". Of a goal each run has the highest rate that keeps it, between one that surely does and one that surely
-doesn't (crossings.py), and so an interval as any other figure's. It knows records alone.
+doesn't (slo_crossing.py), and so an interval as any other figure's. It knows records alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.almanac.reading import read_record
+from penstock.almanac.parse_record import read_record
 from penstock.almanac.record import Interval, Point, Record
-from penstock.bench.crossings import Crossing, crossings, cut_off, in_three
+from penstock.bench.slo_crossing import Crossing, crossings, cut_off, in_three
 from penstock.errors import UsageError
 
 SAME = "no significant difference"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.compare import CUT, UNKNOWN, Comparison, Ratio, between
-from penstock.bench.report import title
+from penstock.bench.run_report import title
 
 WIDE = 150
 

@@ -32,7 +32,7 @@ class Draw(msgspec.Struct, frozen=True):
         return self.a * math.exp(self.b * chance.gauss(0.0, 1.0))
 
 
-class Plan(msgspec.Struct):
+class NullPlan(msgspec.Struct):
     """first, gap: before the first event and between events. step: seconds between two events of every stream, all
     streams at the same instants (0: each by its own gap). stall_every, stall_for: nothing goes out in the last
     stall_for seconds of every stall_every since `zero`. stall_at: nothing goes out for stall_for seconds, once, from

@@ -28,8 +28,8 @@ import httptools
 import msgspec
 import uvloop
 
-from penstock.bench.null_answer import EVENT, REFUSED, STREAM_HEAD, Asked, ending, read, whole
-from penstock.bench.null_plan import Plan, Stamp
+from penstock.bench.null_answer import EVENT, REFUSED, STREAM_HEAD, NullRequest, ending, read, whole
+from penstock.bench.null_plan import NullPlan, Stamp
 from penstock.errors import CapacityError
 
 BLOCK = 64  # events of one write where there is no gap between them
@@ -38,7 +38,7 @@ BLOCK = 64  # events of one write where there is no gap between them
 class House:
     """What connections of a process share: the plan, chance, the queues, the streams that go in step, the one stall."""
 
-    def __init__(self, plan: Plan, salt: int) -> None:
+    def __init__(self, plan: NullPlan, salt: int) -> None:
         self.plan = plan
         self.chance = random.Random(f"{plan.seed}/{salt}")
         self.waiting: deque[Visit] = deque()
@@ -65,7 +65,7 @@ class House:
             self.served += 1
             self.waiting.popleft().begin(time.monotonic())
 
-    def due(self, asked: Asked, now: float) -> float:
+    def due(self, asked: NullRequest, now: float) -> float:
         """When a request that is taken up now has its first event. A lane's times follow from each other (Lindley's
         recursion), so that a late timer delays one request and not all behind it."""
         takes = self.plan.first.one(self.chance)
@@ -99,7 +99,7 @@ class Visit(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._body = b""
         self._transport: asyncio.Transport | None = None
-        self._asked = Asked()
+        self._asked = NullRequest()
         self._left = 0  # events that are still to go out
         self._due = 0.0
         self._first_due = 0.0
@@ -259,7 +259,7 @@ class Visit(asyncio.Protocol):
 # --- processes
 
 
-async def _serve(plan: Plan, salt: int) -> None:
+async def _serve(plan: NullPlan, salt: int) -> None:
     loop = asyncio.get_running_loop()
     house = House(plan, salt)
     server = await loop.create_server(lambda: Visit(house), plan.host, plan.port, reuse_port=True, backlog=4096)
@@ -274,7 +274,7 @@ def main() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     salt, line = sys.argv[1], sys.stdin.readline()
-    plan = msgspec.json.decode(line, type=Plan)
+    plan = msgspec.json.decode(line, type=NullPlan)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(plan, int(salt)))
     return 0
@@ -283,7 +283,7 @@ def main() -> int:
 class NullServer:
     """Processes that serve a plan while the context is open; `port` and `zero` are theirs."""
 
-    def __init__(self, plan: Plan, processes: int = 1) -> None:
+    def __init__(self, plan: NullPlan, processes: int = 1) -> None:
         self._plan = plan
         self._count = processes
         self._processes: list[subprocess.Popen[str]] = []

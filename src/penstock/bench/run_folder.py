@@ -26,25 +26,25 @@ from typing import Any
 import numpy as np
 
 from penstock.almanac.intervals import effective, ranks, share_interval
-from penstock.almanac.rates import issued
-from penstock.almanac.record import Failure, Look
+from penstock.almanac.record import ClientHealth, PointFailure
 from penstock.almanac.samples import OK, Samples, join, needs_pyarrow, read_parquet, write_parquet
-from penstock.bench.method import Found, Plan, failed
+from penstock.almanac.throughput import issued
+from penstock.bench.point_planner import PointPlan, PointResult, failed
 from penstock.errors import CapacityError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPoint:
     """A point on one start: its plan, its samples, what the clients said, and the seconds that its rate is over. took:
     of the shape's time, with what was done for it."""
 
-    plan: Plan
+    plan: PointPlan
     samples: Samples
-    look: Look
+    look: ClientHealth
     seconds: float
     took: float
 
-    def found(self, goals: tuple[float, ...]) -> Found:
+    def found(self, goals: tuple[float, ...]) -> PointResult:
         """For the planner: rates and shares of the window's requests; one that failed met no goal. The shares' upper
         ends are by as many independent requests as these are worth."""
         inside = self.samples.of(self.samples.window)
@@ -56,15 +56,17 @@ class Measured:
         rate = float(ok.sum()) / self.seconds if self.seconds > 0 else 0.0
         after = np.nan_to_num(inside.end[ok] - inside.first[ok])
         loaded = float(after.mean()) if len(after) else 0.0
-        return Found(self.plan, rate, met, dict(zip(met, ends.tolist(), strict=True)), took=self.took, loaded=loaded)
+        return PointResult(
+            self.plan, rate, met, dict(zip(met, ends.tolist(), strict=True)), took=self.took, loaded=loaded
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedPoint:
     """A point that could not be measured; plan None: no point could. anew: the next run tries it again."""
 
-    plan: Plan | None
-    failure: Failure
+    plan: PointPlan | None
+    failure: PointFailure
     took: float = 0.0
     anew: bool = False
 
@@ -126,11 +128,11 @@ class RunFolder:
     # --- points
 
     @property
-    def measured(self) -> list[Measured]:
+    def measured(self) -> list[MeasuredPoint]:
         """Points that are done, in the order in which they were measured."""
         return self._measured
 
-    def add(self, one: Measured) -> None:
+    def add(self, one: MeasuredPoint) -> None:
         order = len(self._measured) + len(self.failed())
         said = {
             "order": order,
@@ -144,41 +146,45 @@ class RunFolder:
             write_parquet(one.samples, self._points / f"{one.plan.key}.parquet")
         self._measured.append(one)
 
-    def _read(self) -> list[Measured]:
+    def _read(self) -> list[MeasuredPoint]:
         found = []
         for told in self._points.glob("*.json"):
             raw = told.with_suffix(".parquet")
             if raw.exists():
                 said = json.loads(told.read_text())
-                one = Measured(
-                    Plan(**said["plan"]), read_parquet(raw), Look(**said["look"]), said["seconds"], said["took"]
+                one = MeasuredPoint(
+                    PointPlan(**said["plan"]),
+                    read_parquet(raw),
+                    ClientHealth(**said["look"]),
+                    said["seconds"],
+                    said["took"],
                 )
                 found.append((said["order"], one))
         return [one for _, one in sorted(found, key=lambda pair: pair[0])]
 
     # --- failures
 
-    def failed(self) -> list[Failed]:
+    def failed(self) -> list[FailedPoint]:
         path = self.path / "failures.json"
         told = json.loads(path.read_text()) if path.exists() else []
         return [
-            Failed(
-                Plan(**each["plan"]) if each["plan"] else None,
-                Failure(**each["failure"]),
+            FailedPoint(
+                PointPlan(**each["plan"]) if each["plan"] else None,
+                PointFailure(**each["failure"]),
                 each["took"],
                 each.get("anew", False),
             )
             for each in told
         ]
 
-    def failed_before(self, plan: Plan) -> bool:
+    def failed_before(self, plan: PointPlan) -> bool:
         """Whether it went wrong on this start once, in this run of the command or in one before."""
         return self._lost(plan).exists()
 
-    def _lost(self, plan: Plan) -> Path:
+    def _lost(self, plan: PointPlan) -> Path:
         return self._points / f"{plan.key}.failed.parquet"
 
-    def add_failure(self, one: Failed, samples: Samples | None = None) -> None:
+    def add_failure(self, one: FailedPoint, samples: Samples | None = None) -> None:
         """samples: of a point; they are kept for who looks into it, and go into no figure."""
         if one.plan is not None and samples is not None and len(samples):
             with _room(self.path):
@@ -193,7 +199,7 @@ class RunFolder:
         else:
             (self.path / "failures.json").unlink(missing_ok=True)
 
-    def _write_failed(self, all_of_them: list[Failed]) -> None:
+    def _write_failed(self, all_of_them: list[FailedPoint]) -> None:
         told = [
             {
                 "plan": asdict(one.plan) if one.plan else None, "failure": one.failure.model_dump(), "took": one.took,
@@ -203,7 +209,7 @@ class RunFolder:
         ]  # fmt: skip
         write_whole(self.path / "failures.json", json.dumps(told))
 
-    def found(self, goals: tuple[float, ...]) -> list[Found]:
+    def found(self, goals: tuple[float, ...]) -> list[PointResult]:
         """All that was tried, for the planner."""
         lost = [failed(one.plan, goals, one.took) for one in self.failed() if one.plan is not None]
         return [*(one.found(goals) for one in self._measured), *lost]

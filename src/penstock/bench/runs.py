@@ -11,18 +11,18 @@ from contextlib import closing
 from pathlib import Path
 
 from penstock.almanac.record import Record
-from penstock.bench.cores import away_from
-from penstock.bench.live import Live
-from penstock.bench.measure import Shape
-from penstock.bench.report import print_table, write_report
+from penstock.bench.cpu_pinning import away_from
+from penstock.bench.live_progress import LiveProgress
+from penstock.bench.measure_shape import ShapeRun
 from penstock.bench.run_folder import RunFolder
-from penstock.bench.subject import Run, fingerprint
+from penstock.bench.run_report import print_table, write_report
+from penstock.bench.run_spec import RunSpec, fingerprint
 from penstock.bench.workload import Workload
-from penstock.bench.writing import write_record
+from penstock.bench.write_record import write_record
 from penstock.errors import EngineError
 
 
-def run_all(run: Run) -> list[Record]:
+def run_all(run: RunSpec) -> list[Record]:
     """The records, also written. Raises EngineError at the end if nothing at all could be measured, and at once where a
     server that somebody else started is gone. An interrupt ends
     the server, leaves the points that are done, and says how to go on."""
@@ -39,14 +39,14 @@ def run_all(run: Run) -> list[Record]:
     return records
 
 
-def folder_of(run: Run, work: Workload) -> Path:
+def folder_of(run: RunSpec, work: Workload) -> Path:
     return run.out / re.sub(r"[^A-Za-z0-9._-]+", "-", work.name)
 
 
-def _one(run: Run, work: Workload) -> Record:
+def _one(run: RunSpec, work: Workload) -> Record:
     with closing(RunFolder(folder_of(run, work), fingerprint(run, work))) as folder:
-        with Live(work.name, sys.stderr) as live:
-            shape = Shape(run, work, folder, live.tell)
+        with LiveProgress(work.name, sys.stderr) as live:
+            shape = ShapeRun(run, work, folder, live.tell)
             shape.measure()
         record = write_record(run, work, folder)
         write_report(folder, record)

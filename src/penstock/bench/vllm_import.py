@@ -23,8 +23,19 @@ from pydantic import ValidationError
 
 from penstock import __version__
 from penstock.almanac.figures import point_of
-from penstock.almanac.reading import faults_in_a_line, one_line
-from penstock.almanac.record import SCHEMA, Client, Engine, Look, Machine, Method, Model, Raw, Record, Shape
+from penstock.almanac.parse_record import faults_in_a_line, one_line
+from penstock.almanac.record import (
+    SCHEMA,
+    ClientHealth,
+    ClientInfo,
+    EngineInfo,
+    MachineInfo,
+    Method,
+    ModelInfo,
+    Raw,
+    Record,
+    ShapeInfo,
+)
 from penstock.almanac.samples import Samples, from_lists, join, write_parquet
 from penstock.errors import RecordError
 
@@ -40,7 +51,7 @@ _FAULTS = (
 
 
 @dataclass(frozen=True)
-class Result:
+class VllmResult:
     """One result of the file: a point. rate: offered requests a second, None for all at once."""
 
     name: str
@@ -54,9 +65,9 @@ class Result:
     samples: Samples
 
 
-def read_vllm(path: Path) -> list[Result]:
+def read_vllm(path: Path) -> list[VllmResult]:
     """Every result of the file. Raises RecordError, one line that names file and field."""
-    results: list[Result] = []
+    results: list[VllmResult] = []
     for number, told in enumerate(_documents(path)):
         where = f"{path.name}: " if number == 0 else f"{path.name}: result {number + 1}: "
         result = _result(told, where, {each.name for each in results})
@@ -67,8 +78,8 @@ def read_vllm(path: Path) -> list[Result]:
 
 
 def record_of(
-    results: Sequence[Result], raw: Path, *, engine: Engine, machine: Machine, goals: Sequence[float], weights: str,
-    dtype: str, price: float | None = None,
+    results: Sequence[VllmResult], raw: Path, *, engine: EngineInfo, machine: MachineInfo, goals: Sequence[float],
+    weights: str, dtype: str, price: float | None = None,
 ) -> Record:  # fmt: skip
     """Writes the samples to `raw` and makes the record of them. Raises RecordError where the results are of different
     models (those are different records), and for numbers that no record may hold."""
@@ -85,12 +96,12 @@ def record_of(
             "run": digest[:16],
             "when": min(result.when for result in results),
             "engine": engine,
-            "model": Model(
+            "model": ModelInfo(
                 name=_word(results[0].model), weights=_weights(weights), dtype=dtype, source="by vLLM's file"
             ),
             "machine": machine,
             "shape": shape,
-            "client": Client(
+            "client": ClientInfo(
                 penstock=__version__, processes=1, seed=0,
                 command=f"vllm bench serve --backend {_word(results[0].backend)} (imported)",
             ),
@@ -106,8 +117,8 @@ def record_of(
         raise RecordError(f"the file's numbers make no record: {faults_in_a_line(error)}") from error
 
 
-def _point(result: Result, goals: Sequence[float], shape: Shape) -> Any:
-    look = Look(lag_p99=0.0, busy=1.0, headroom=None, late_p99=result.late_p99, short=True)
+def _point(result: VllmResult, goals: Sequence[float], shape: ShapeInfo) -> Any:
+    look = ClientHealth(lag_p99=0.0, busy=1.0, headroom=None, late_p99=result.late_p99, short=True)
     return point_of(
         result.samples,
         name=result.name,
@@ -147,7 +158,7 @@ def _documents(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _result(told: dict[str, Any], where: str, taken: set[str]) -> Result:
+def _result(told: dict[str, Any], where: str, taken: set[str]) -> VllmResult:
     fields = ("input_lens", "output_lens", "ttfts", "itls", "errors")
     missing = [name for name in fields if name not in told]
     if missing:
@@ -168,7 +179,7 @@ def _result(told: dict[str, Any], where: str, taken: set[str]) -> Result:
     late = float(np.quantile(_numbers(queued, "queue_times", where), 0.99)) if isinstance(queued, list) else 0.0
     backend, model = (str(told.get(key) or "unknown") for key in ("backend", "model_id"))
     shown = rate if kind == "open" else None
-    return Result(name, kind, shown, concurrency, _when(told, where), backend, model, max(late, 0.0), samples)
+    return VllmResult(name, kind, shown, concurrency, _when(told, where), backend, model, max(late, 0.0), samples)
 
 
 def _samples(lists: dict[str, list[Any]], starts: np.ndarray, name: str, where: str) -> Samples:
@@ -273,7 +284,7 @@ def _when(told: dict[str, Any], where: str) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _shape(parts: Sequence[Samples]) -> Shape:
+def _shape(parts: Sequence[Samples]) -> ShapeInfo:
     """Exact when every complete request of every point has the same lengths; else as a dataset, by its means."""
     done = [part.of(part.outcome == "ok") for part in parts]
     inputs = np.concatenate([part.prompt_tokens for part in done])
@@ -283,7 +294,7 @@ def _shape(parts: Sequence[Samples]) -> Shape:
     exact = len(np.unique(inputs)) == 1 and len(np.unique(outputs)) == 1
     size = max(float(inputs.mean()), 1.0), max(float(outputs.mean()), 1.0)
     name = f"{size[0]:.0f}x{size[1]:.0f}"
-    return Shape(
+    return ShapeInfo(
         name=name if exact else f"mixed {name}",
         kind="exact" if exact else "dataset",
         input=size[0],

@@ -62,7 +62,7 @@ class Prompted:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class RequestStyle:
     """How a server wants to be asked: the model's name there, its vocabulary, whether it takes ids, what it needs
     besides ("{output}" in a text is the number of tokens), and which it doesn't take."""
 
@@ -105,7 +105,7 @@ def named(shapes: list[str], suite: str | None) -> list[Workload]:
 
 
 def prompts(
-    work: Workload, speech: Speech, seed: int, salt: str, texts: Callable[[int, Draw], Iterator[str]]
+    work: Workload, speech: RequestStyle, seed: int, salt: str, texts: Callable[[int, Draw], Iterator[str]]
 ) -> Iterator[Prompted]:
     """Requests without end. `salt`: the run and the point; another draws other prompts. `texts`: makes texts of so many
     tokens, for a server that takes no ids."""
@@ -120,7 +120,7 @@ def prompts(
         yield Prompted(body(work, speech, prompt, work.output), work.input, length, work.output * work.n)
 
 
-def _of_rows(work: Workload, speech: Speech, draw: Draw) -> Iterator[Prompted]:
+def _of_rows(work: Workload, speech: RequestStyle, draw: Draw) -> Iterator[Prompted]:
     while True:
         text, output = work.rows[int(draw.integers(len(work.rows)))]
         length = NO_LENGTH if work.kind == "monkeys" else output
@@ -133,7 +133,7 @@ def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:
     return found
 
 
-def body(work: Workload, speech: Speech, prompt: Any, output: int) -> bytes:
+def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> bytes:
     """The JSON of one request."""
     fields: dict[str, Any] = {
         "model": speech.model, "prompt": prompt, "max_tokens": output, "temperature": TEMPERATURE, "stream": True,

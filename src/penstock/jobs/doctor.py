@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import __version__
-from penstock.bench.cores import count_here
-from penstock.bench.machine import processor
+from penstock.bench.cpu_pinning import count_here
+from penstock.bench.machine_probe import processor
 from penstock.config import BLOCK_SIZE, Config
 
 if TYPE_CHECKING:

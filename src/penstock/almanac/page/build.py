@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.almanac.page import compact
-from penstock.almanac.page.compact import Entry, Subject
+from penstock.almanac.page.compact import GroupKey, PageEntry
 from penstock.almanac.page.downloads import NAMES, Downloads
-from penstock.almanac.reading import LARGEST, record_of
+from penstock.almanac.parse_record import LARGEST, record_of
 from penstock.almanac.record import Record
 from penstock.errors import RecordError, UsageError
 
@@ -58,9 +58,9 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
     return Built(len(entries), len(grouped), refused)
 
 
-def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list[Entry]:
+def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list[PageEntry]:
     """What the page keeps of each record, and the files to take away written on the way."""
-    entries: list[Entry] = []
+    entries: list[PageEntry] = []
     for file, record, text in found:
         rows = [compact.sample_rows(point.sample) for point in record.points]
         taken.add(file, record, text, rows)
@@ -125,9 +125,9 @@ def _given(records: Iterable[Record]) -> Iterator[tuple[str, Record, str]]:
         yield f"{record.run}.json", record, record.model_dump_json(by_alias=True)
 
 
-def _grouped(entries: list[Entry]) -> dict[Subject, list[Entry]]:
+def _grouped(entries: list[PageEntry]) -> dict[GroupKey, list[PageEntry]]:
     """By subject, subjects in the order of their labels, the newest record first."""
-    groups: dict[Subject, list[Entry]] = {}
+    groups: dict[GroupKey, list[PageEntry]] = {}
     for each in entries:
         groups.setdefault(each.about, []).append(each)
     for of_group in groups.values():

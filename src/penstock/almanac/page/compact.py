@@ -44,7 +44,7 @@ _LOOK = ("lag_p99", "busy", "headroom", "late_p99", "short")
 
 
 @dataclass(frozen=True)
-class Subject:
+class GroupKey:
     """What a question is about; records of one subject lie in one group. Hashable, and readable in an address."""
 
     model: str
@@ -52,8 +52,8 @@ class Subject:
     shape: str
 
 
-def subject(record: Record) -> Subject:
-    return Subject(model_label(record), machine_label(record), shape_label(record))
+def subject(record: Record) -> GroupKey:
+    return GroupKey(model_label(record), machine_label(record), shape_label(record))
 
 
 def model_label(record: Record) -> str:
@@ -80,23 +80,23 @@ def shape_label(record: Record) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PageEntry:
     """What is kept of a record while the page is made. text: its compact form as JSON. line: its headlines."""
 
-    about: Subject
+    about: GroupKey
     shape: list[Any]
     line: dict[str, Any]
     text: str
 
 
-def entry(file: str, record: Record, rows: Sequence[Rows]) -> Entry:
+def entry(file: str, record: Record, rows: Sequence[Rows]) -> PageEntry:
     """`rows`: of its points' samples, as `sample_rows` makes them."""
     shape = record.shape
     lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
-    return Entry(subject(record), lengths, headlines(record), to_json(compact(record, file, rows)))
+    return PageEntry(subject(record), lengths, headlines(record), to_json(compact(record, file, rows)))
 
 
-def group_script(number: int, entries: Iterable[Entry]) -> str:
+def group_script(number: int, entries: Iterable[PageEntry]) -> str:
     """The script of one group."""
     return f"ALMANAC.group({number},[{','.join(each.text for each in entries)}]);\n"
 
@@ -135,7 +135,7 @@ def _figure(figures: Figures, name: str) -> list[Any] | None:
 
 
 def _interval(value: Interval | None) -> list[Any] | None:
-    """Whoever derives figures cuts them to six digits (spreads.py's `short`)."""
+    """Whoever derives figures cuts them to six digits (summaries.py's `short`)."""
     return None if value is None else [value.value, value.low, value.high]
 
 
@@ -163,7 +163,7 @@ def packed(rows: Rows) -> str:
 # --- the index
 
 
-def index_script(grouped: dict[Subject, list[Entry]], facts: dict[str, Any]) -> str:
+def index_script(grouped: dict[GroupKey, list[PageEntry]], facts: dict[str, Any]) -> str:
     """The script of the index. `grouped`: the groups in the order of their numbers. `facts`: what the page says of
     itself (the record's JSON schema, files to download)."""
     tables = {name: _Table() for name in ("model", "machine", "shape", *_TABLED)}

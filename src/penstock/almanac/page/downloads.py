@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac.page.compact import QUANTILES, RATES, SAMPLE, SPREADS, Rows
-from penstock.almanac.record import Failure, Interval, Point, Record
+from penstock.almanac.record import Interval, Point, PointFailure, Record
 from penstock.almanac.samples import OUTCOMES, needs_pyarrow
 
 NAMES = ("records.json", "points.csv", "points.parquet")
@@ -70,7 +70,7 @@ class Downloads:
         for failure in record.failures:
             self._fail(failure, texts, numbers)
 
-    def _fail(self, failure: Failure, texts: list[str | None], numbers: list[float]) -> None:
+    def _fail(self, failure: PointFailure, texts: list[str | None], numbers: list[float]) -> None:
         """A row that measured nothing. The log's tail is in the JSON alone."""
         self._texts.append([*texts, failure.point, None, None, failure.kind, failure.message])
         self._numbers.append([*numbers, *[NAN] * (len(NUMBERS) - len(numbers))])

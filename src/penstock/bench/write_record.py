@@ -20,13 +20,24 @@ from typing import Any, Literal
 
 from penstock import __version__
 from penstock.almanac.figures import point_of
-from penstock.almanac.record import BUSY, Client, Configuration, Engine, Look, Method, Model, Point, Raw, Record
-from penstock.almanac.record import Shape as RecordShape
+from penstock.almanac.record import (
+    BUSY,
+    ClientHealth,
+    ClientInfo,
+    Configuration,
+    EngineInfo,
+    Method,
+    ModelInfo,
+    Point,
+    Raw,
+    Record,
+)
+from penstock.almanac.record import ShapeInfo as RecordShape
 from penstock.almanac.samples import Samples
-from penstock.bench.method import CLOSED, OPEN, fewer_than_aimed, next_plan
-from penstock.bench.run_folder import Measured, RunFolder
-from penstock.bench.serving import HOST
-from penstock.bench.subject import Run, Subject
+from penstock.bench.point_planner import CLOSED, OPEN, fewer_than_aimed, next_plan
+from penstock.bench.run_folder import MeasuredPoint, RunFolder
+from penstock.bench.run_spec import RunSpec, ServerSpec
+from penstock.bench.server_process import HOST
 from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError, UsageError
 
@@ -39,7 +50,7 @@ _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
 _FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")  # of a path from the root; a URL's are none
 
 
-def write_record(run: Run, work: Workload, folder: RunFolder) -> Record:
+def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
     """Makes raw.parquet and record.json of what the folder holds."""
     measured = folder.measured
     raw, points = None, []
@@ -66,7 +77,7 @@ def write_record(run: Run, work: Workload, folder: RunFolder) -> Record:
     return record
 
 
-def _point(run: Run, work: Workload, samples: Samples, starts: Sequence[Measured]) -> Point:
+def _point(run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]) -> Point:
     """One point of all starts that measured it."""
     plan = starts[0].plan
     steady = plan.kind in (OPEN, CLOSED)
@@ -83,12 +94,12 @@ def _point(run: Run, work: Workload, samples: Samples, starts: Sequence[Measured
     )  # fmt: skip
 
 
-def worst(looks: Sequence[Look]) -> Look:
+def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
     """Of a point that was measured on several starts. Where one of them was before the calibration, all of them are
     judged by what an uncalibrated client may be."""
     rooms, busy = [look.headroom for look in looks if look.headroom is not None], max(look.busy for look in looks)
     headroom = min(rooms) if len(rooms) == len(looks) else None
-    return Look(
+    return ClientHealth(
         lag_p99=max(look.lag_p99 for look in looks),
         busy=busy,
         headroom=headroom,
@@ -100,7 +111,7 @@ def worst(looks: Sequence[Look]) -> Look:
 # --- what was measured, and how
 
 
-def _engine(run: Run) -> Engine:
+def _engine(run: RunSpec) -> EngineInfo:
     subject, peer = run.subject, run.subject.peer
     if peer is None:
         name, command = subject.engine, f"found running at {subject.url}"
@@ -109,7 +120,7 @@ def _engine(run: Run) -> Engine:
         here = subject.name if Path(subject.model).exists() else subject.model  # whose folders are nobody's business
         command = shlex.join([*peer.words("python", here, HOST, 8000), *subject.options])
     variables = {**(peer.environment if peer is not None else {}), **subject.environment}
-    return Engine(
+    return EngineInfo(
         name=word(name), version=word(subject.version), command=line(without_folders(command)),
         commit=run.commit if name == "penstock" and subject.python == sys.executable else None,  # the client's sources
         configuration=Configuration(
@@ -120,9 +131,9 @@ def _engine(run: Run) -> Engine:
     )  # fmt: skip
 
 
-def _model(subject: Subject) -> Model:
+def _model(subject: ServerSpec) -> ModelInfo:
     told = model_config(subject.folder)
-    return Model(
+    return ModelInfo(
         name=word(subject.name),
         weights="random" if subject.random_weights else "real",
         parameters=parameters(subject.folder),
@@ -131,7 +142,7 @@ def _model(subject: Subject) -> Model:
     )
 
 
-def _shape(subject: Subject, work: Workload) -> RecordShape:
+def _shape(subject: ServerSpec, work: Workload) -> RecordShape:
     kind: Any = work.kind
     return RecordShape(
         name=word(work.name), kind=kind, input=work.input, output=work.output, n=work.n, temperature=TEMPERATURE,
@@ -139,18 +150,18 @@ def _shape(subject: Subject, work: Workload) -> RecordShape:
     )  # fmt: skip
 
 
-def _prompts(subject: Subject, work: Workload) -> Literal["ids", "text"]:
+def _prompts(subject: ServerSpec, work: Workload) -> Literal["ids", "text"]:
     return "ids" if subject.ids and not work.rows else "text"
 
 
-def _client(run: Run) -> Client:
-    return Client(
+def _client(run: RunSpec) -> ClientInfo:
+    return ClientInfo(
         penstock=__version__, commit=run.commit, command=line(command_of(sys.argv)), processes=run.processes,
         seed=run.seed, ceiling_events=run.ceiling.events, ceiling_requests=run.ceiling.requests,
     )  # fmt: skip
 
 
-def method_of(run: Run, work: Workload, folder: RunFolder) -> Method:
+def method_of(run: RunSpec, work: Workload, folder: RunFolder) -> Method:
     """As it was done: of a run that time or failures ended, the starts that there were, and it is a short one."""
     settings = run.settings
     plans = [one.plan for one in folder.measured]

@@ -21,7 +21,7 @@ import msgspec
 _LENGTH = struct.Struct("<Q")
 
 
-class Spec(msgspec.Struct, tag=True):
+class WorkerSpec(msgspec.Struct, tag=True):
     """What a client process does. Columns have an entry an ask; `intended` is NaN where a slot takes it when free.
 
     head: all of the request's head but its length. window: asks that were intended in it count (first, end)."""
@@ -46,19 +46,19 @@ class Spec(msgspec.Struct, tag=True):
     most_output: list[int]
 
 
-class Go(msgspec.Struct, tag=True):
+class WorkerStart(msgspec.Struct, tag=True):
     begin: float
 
 
-class Stop(msgspec.Struct, tag=True):
+class WorkerStop(msgspec.Struct, tag=True):
     """Cut what is still in flight and come back."""
 
 
-class Ready(msgspec.Struct, tag=True):
+class WorkerReady(msgspec.Struct, tag=True):
     connections: int
 
 
-class News(msgspec.Struct, tag=True):
+class WorkerProgress(msgspec.Struct, tag=True):
     """Totals so far; failed: without the unfinished, which we cut off; firsts: first-token times (since the intended
     start) of requests that ended since the last news, 200 at most. waiting: requests of the window that have not ended,
     or might still come."""
@@ -74,7 +74,7 @@ class News(msgspec.Struct, tag=True):
     waiting: int
 
 
-class Part(msgspec.Struct, tag=True):
+class WorkerResult(msgspec.Struct, tag=True):
     """One process's requests; columns as raw bytes: float64, int32, and for gaps float32 of all requests in turn.
 
     lags: how late each tick of the loop came, float32. late: how long after the intended start a request was taken up.
@@ -99,7 +99,7 @@ class Part(msgspec.Struct, tag=True):
     wall: float
 
 
-Message = Spec | Go | Stop | Ready | News | Part
+Message = WorkerSpec | WorkerStart | WorkerStop | WorkerReady | WorkerProgress | WorkerResult
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac import intervals
-from penstock.almanac.intervals import Dice, Ends, Floats, Ints
+from penstock.almanac.intervals import Ends, Floats, Ints, SeededRandom
 from penstock.almanac.samples import OK, Samples
 
 BINS = 200  # of time, over all starts together
@@ -25,7 +25,7 @@ PLATEAU = (0.1, 0.9)  # of the tokens: between these a point without a steady st
 
 
 @dataclass(frozen=True)
-class Window:
+class RateWindow:
     """begins: when it opens in each start; lengths: how long it stands open in each, in seconds."""
 
     starts: Ints
@@ -49,13 +49,13 @@ def issued(samples: Samples) -> Floats:
     return np.where(np.isnan(samples.intended), samples.actual, samples.intended)
 
 
-def steady_window(samples: Samples, seconds: float, opens: float) -> Window:
+def steady_window(samples: Samples, seconds: float, opens: float) -> RateWindow:
     starts = np.unique(samples.start[samples.window]).astype(np.int64)
     each = np.full(len(starts), seconds / len(starts))
-    return Window(starts, np.full(len(starts), opens), each, True)
+    return RateWindow(starts, np.full(len(starts), opens), each, True)
 
 
-def whole_window(samples: Samples) -> Window:
+def whole_window(samples: Samples) -> RateWindow:
     """From the first send to the last end of the window's requests: of the complete ones, where there are any."""
     starts = np.unique(samples.start[samples.window]).astype(np.int64)
     begins, lengths = [], []
@@ -65,10 +65,10 @@ def whole_window(samples: Samples) -> Window:
         ends = samples.end[complete if complete.any() else own]
         begins.append(float(np.nanmin(samples.actual[own])) if not np.isnan(samples.actual[own]).all() else 0.0)
         lengths.append(max(float(np.nanmax(ends)) - begins[-1], 0.0) if not np.isnan(ends).all() else 0.0)
-    return Window(starts, np.array(begins), np.array(lengths), False)
+    return RateWindow(starts, np.array(begins), np.array(lengths), False)
 
 
-def rates_of(samples: Samples, window: Window, dice: Dice) -> tuple[Rate | None, Rate | None, Rate | None]:
+def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> tuple[Rate | None, Rate | None, Rate | None]:
     """Of requests, of output tokens, of all tokens; None where nothing was complete."""
     counted = _counted(samples, window)
     kinds = (_ended(counted), _output(counted), _all_tokens(counted))
@@ -91,7 +91,7 @@ class _Arrivals:
     amount: Floats
 
 
-def _counted(samples: Samples, window: Window) -> Samples:
+def _counted(samples: Samples, window: RateWindow) -> Samples:
     """Whose arrivals count: complete requests, and in a steady window those that were only cut off by the point's end
     (their tokens came as any other's)."""
     if not window.steady:
@@ -147,7 +147,7 @@ def event_times(samples: Samples) -> Floats:
     return np.asarray(since - np.repeat(since[heads], counts) + np.repeat(samples.first, counts), np.float64)
 
 
-def _steady(arrivals: _Arrivals, window: Window, dice: Dice) -> Rate:
+def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Rate:
     bins = max(BINS // len(window.starts), 20)
     series, arrived = [], 0
     for start, begin, length in zip(window.starts, window.begins, window.lengths, strict=True):
@@ -162,7 +162,7 @@ def _steady(arrivals: _Arrivals, window: Window, dice: Dice) -> Rate:
     return Rate(value, intervals.across_starts(value, ends, by_start))
 
 
-def _whole(arrivals: _Arrivals, window: Window, noise: Ends) -> Rate:
+def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Rate:
     """Everything over the whole time. All three rates are amounts over the same seconds: they share their noise."""
     amounts = [float(arrivals.amount[arrivals.start == start].sum()) for start in window.starts]
     value = sum(amounts) / window.seconds
@@ -172,7 +172,7 @@ def _whole(arrivals: _Arrivals, window: Window, noise: Ends) -> Rate:
     return Rate(value, intervals.across_starts(value, Ends(value * noise.low, value * noise.high), by_start))
 
 
-def _noise_of_plateau(arrivals: _Arrivals, window: Window) -> Ends:
+def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:
     """The rate's interval over the rate, while the point ran at its own speed: ramp and tail are no noise, nor is the
     course between. One number a start came out; how much it could have been another is seen in how neighbouring
     stretches of its middle differ."""

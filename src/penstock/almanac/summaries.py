@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.almanac import intervals
-from penstock.almanac.intervals import Dice, Ends, Floats, Ints
+from penstock.almanac.intervals import Ends, Floats, Ints, SeededRandom
 from penstock.almanac.record import Interval, Spread
 from penstock.almanac.samples import Samples
 
@@ -17,7 +17,7 @@ DIGITS = 6  # of a figure in a record
 GAP_BINS, GAP_BLOCKS, GAP_DRAWS = 256, 100, 400
 
 
-def spread_of(values: Floats, starts: Ints, dice: Dice) -> Spread | None:
+def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None:
     """Values in order of issue, with the start of each. Those that are not known (nothing streamed) are left out."""
     known = ~np.isnan(values)
     values, starts = np.maximum(values[known], 0.0), starts[known]
@@ -37,7 +37,7 @@ def spread_of(values: Floats, starts: Ints, dice: Dice) -> Spread | None:
     return Spread(**made)
 
 
-def gaps_of(done: Samples, dice: Dice) -> Spread | None:
+def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
     """Of the gaps of all requests together. Gaps of one request belong together, and so do those of its neighbours:
     blocks of requests are drawn, each with all its gaps, counted in bins."""
     counts = np.array([len(gaps) for gaps in done.gaps], np.int64)
@@ -74,7 +74,7 @@ def _blocks(done: Samples, counts: Ints) -> Ints:
     return np.concatenate(blocks)
 
 
-def _drawn_gaps(gaps: Floats, block: Ints, ordered: Floats, dice: Dice) -> dict[str, Floats]:
+def _drawn_gaps(gaps: Floats, block: Ints, ordered: Floats, dice: SeededRandom) -> dict[str, Floats]:
     """[GAP_DRAWS] means and quantiles of the gaps of blocks drawn with replacement."""
     near = [level + (1 - level) * np.linspace(-0.5, 0.5, GAP_BINS) for level in QUANTILES.values()]
     at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (len(ordered) - 1)  # finer where a quantile is read

@@ -1,5 +1,6 @@
-"""Keeps a server no longer than the run that started it: `python -m penstock.bench.guard SIGNAL CORES COMMAND...`
-(CORES: `0,2,3`, on which it runs; `all`: wherever it may).
+"""Runs a server and ends it when the run that started it has ended:
+
+    python -m penstock.bench.process_guard SIGNAL CORES COMMAND...      CORES: `0,2,3` to pin it to, or `all`
 
 It leads the server's process group and holds a pipe from the run. When the pipe ends, for the run was killed, it ends
 the group: by the signal, then, once the server has ended or had its time, all that is left of it for good. Else it

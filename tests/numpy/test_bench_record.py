@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.almanac.record import Look
-from penstock.bench import writing
-from penstock.bench.writing import archived, commit, word, worst
+from penstock.almanac.record import ClientHealth
+from penstock.bench import write_record
+from penstock.bench.write_record import archived, commit, word, worst
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def put(folder: Path, name: str, text: str, *, commit: bool = True) -> str:
 def test_a_checkout_that_was_changed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "init", "-q")
     head = put(tmp_path, "src/a.py", "1")
-    monkeypatch.setattr(writing, "HOUSE", tmp_path / "src")
+    monkeypatch.setattr(write_record, "HOUSE", tmp_path / "src")
     assert commit() == head
     (tmp_path / "src" / "new.txt").write_text("lies there")
     assert commit() == head
@@ -53,7 +53,7 @@ def test_a_checkout_that_was_changed_says_so(tmp_path: Path, monkeypatch: pytest
     assert all(each.startswith(f"{head}+changed.") and each == word(each) for each in told)
     assert told[0] == told[2] and len(set(told)) == 3
     assert commit() != put(tmp_path, "src/a.py", "2") == commit()
-    monkeypatch.setattr(writing, "HOUSE", tmp_path.parent)
+    monkeypatch.setattr(write_record, "HOUSE", tmp_path.parent)
     assert commit() is None
 
 
@@ -61,7 +61,7 @@ def test_what_lies_beside_the_package_changes_no_commit_of_it(tmp_path: Path, mo
     """A stopped run goes on after its log was committed, or a record added: they are no part of what measures."""
     git(tmp_path, "init", "-q")
     head = put(tmp_path, "src/a.py", "1")
-    monkeypatch.setattr(writing, "HOUSE", tmp_path / "src")
+    monkeypatch.setattr(write_record, "HOUSE", tmp_path / "src")
     assert put(tmp_path, "LOG.md", "a run") != head == commit()
     (tmp_path / "LOG.md").write_text("another run")
     put(tmp_path, "records/r.json", "{}", commit=False)
@@ -78,7 +78,7 @@ def test_an_environment_in_somebodys_checkout_has_no_commit_of_theirs(
     package = tmp_path / "venv" / "penstock"
     package.mkdir(parents=True)
     (package / "a.py").write_text("1")
-    monkeypatch.setattr(writing, "HOUSE", package)
+    monkeypatch.setattr(write_record, "HOUSE", package)
     assert commit() is None
     (tmp_path / ".gitignore").write_text("venv\n")
     assert commit() is None
@@ -93,9 +93,9 @@ def test_a_checkout_or_an_installed_package_is_no_archive(tmp_path: Path) -> Non
 
 def test_a_point_of_which_one_start_was_before_the_calibration_is_judged_as_uncalibrated() -> None:
     """What the almanac refuses to call good: no headroom, and more than half a core."""
-    before = Look(lag_p99=0.001, busy=0.4, headroom=None, late_p99=0.002, short=False)
-    after = Look(lag_p99=0.002, busy=0.7, headroom=3.0, late_p99=0.001, short=False)
-    both = Look(lag_p99=0.002, busy=0.7, headroom=None, late_p99=0.002, short=True)
+    before = ClientHealth(lag_p99=0.001, busy=0.4, headroom=None, late_p99=0.002, short=False)
+    after = ClientHealth(lag_p99=0.002, busy=0.7, headroom=3.0, late_p99=0.001, short=False)
+    both = ClientHealth(lag_p99=0.002, busy=0.7, headroom=None, late_p99=0.002, short=True)
     assert worst([before, after]) == worst([after, before]) == both
     assert worst([before, before]) == before and worst([after, after]) == after
     idle = after.model_copy(update={"busy": 0.3})

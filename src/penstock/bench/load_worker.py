@@ -1,7 +1,7 @@
-"""A client process of the load: `python -m penstock.bench.client`, started by load.py, spoken to by wire.py.
+"""A client process of a load: `python -m penstock.bench.load_worker`, started by worker_pool.py.
 
 It reads its spec, opens connections, says that it is ready, waits for the word, and writes columns at the end. A load
-that has gone away ends it. It knows frames and columns; what is sent when is sending.py's.
+that has gone away ends it. It knows frames and columns; what is sent when is load_generator.py's.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import uvloop
 
-from penstock.bench.sending import Client
-from penstock.bench.wire import Go, Part, Ready, Spec, Stop, pack, read
+from penstock.bench.load_generator import LoadGenerator
+from penstock.bench.worker_protocol import WorkerReady, WorkerResult, WorkerSpec, WorkerStart, WorkerStop, pack, read
 
 
 def main() -> int:
@@ -29,9 +29,9 @@ def main() -> int:
     # Raw, for a thread that waits on a buffered stdin holds its lock, and the interpreter could not end.
     pipe = cast(BinaryIO, open(0, "rb", buffering=0, closefd=False))  # noqa: SIM115 - it is stdin
     spec = read(pipe)
-    if not isinstance(spec, Spec):
+    if not isinstance(spec, WorkerSpec):
         return 1  # the load is gone
-    client = Client(spec, write)
+    client = LoadGenerator(spec, write)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         part = runner.run(_serve(client, pipe))
     if client.fault is not None:
@@ -42,13 +42,13 @@ def main() -> int:
     return 0
 
 
-async def _serve(client: Client, pipe: BinaryIO) -> Part | None:
+async def _serve(client: LoadGenerator, pipe: BinaryIO) -> WorkerResult | None:
     """A point's columns; None when the load went away first."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(client.crashed)
-    write(Ready(await client.open()))
+    write(WorkerReady(await client.open()))
     go = await loop.run_in_executor(None, read, pipe)
-    if not isinstance(go, Go):
+    if not isinstance(go, WorkerStart):
         return None
     gc.collect()
     gc.freeze()
@@ -58,15 +58,15 @@ async def _serve(client: Client, pipe: BinaryIO) -> Part | None:
     return part_of(client)
 
 
-def _listen(loop: asyncio.AbstractEventLoop, client: Client, pipe: BinaryIO) -> None:
+def _listen(loop: asyncio.AbstractEventLoop, client: LoadGenerator, pipe: BinaryIO) -> None:
     """A thread that waits for Stop, and for the load to go away."""
-    while isinstance(read(pipe), Stop):
+    while isinstance(read(pipe), WorkerStop):
         with contextlib.suppress(RuntimeError):  # the point has ended by itself, and its loop is closed
             loop.call_soon_threadsafe(client.stop)
     os._exit(0)
 
 
-def part_of(client: Client) -> Part:
+def part_of(client: LoadGenerator) -> WorkerResult:
     """Of all requests that were taken up, times since the point's begin."""
     posts = [post for post in client.posts if not math.isnan(post.taken)]
     times = [np.frombuffer(post.answer.times) if post.answer else np.empty(0) for post in posts]
@@ -75,7 +75,7 @@ def part_of(client: Client) -> Part:
     for post in posts:
         if post.outcome != "ok":
             troubles.setdefault(str(post.outcome), post.message)
-    return Part(
+    return WorkerResult(
         number=_ints([post.number for post in posts]),
         intended=_instants([post.intended for post in posts], client.begin),
         actual=_instants([post.actual for post in posts], client.begin),

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from penstock.almanac.record import Gpu, Machine
-from penstock.bench.cores import count_all, count_here
-from penstock.bench.target import target_of
+from penstock.almanac.record import Gpu, MachineInfo
+from penstock.bench.cpu_pinning import count_all, count_here
+from penstock.bench.endpoint import target_of
 from penstock.errors import EngineError, UsageError
 
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
@@ -26,26 +26,26 @@ HERE = ("127.0.0.1", "localhost", "::1")
 
 def machine_of(
     file: Path | None, url: str | None, environment: Mapping[str, str] = os.environ, *, started: bool
-) -> Machine:
+) -> MachineInfo:
     """The machine that serves: as a file tells it, or this one, as a server with these variables sees it. started: by
     us, so that it has the cores that we have and these variables; else it has the machine's, and variables that nobody
     here knows. Raises UsageError for a file that is none, and where a file is needed."""
     if file is not None:
         try:
-            return Machine.model_validate_json(file.read_bytes())
+            return MachineInfo.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
             raise UsageError(f"{file} describes no machine: {_first(error)}", param="machine") from error
     if url is not None and (host := target_of(url).host) not in HERE:
         raise UsageError(
             f"the server is on {host}: describe that machine with --machine FILE.json, of the fields "
-            f"{', '.join(Machine.model_fields)}",
+            f"{', '.join(MachineInfo.model_fields)}",
             param="machine",
         )
     machine = this_machine(environment, started=started)
     if not started and machine.gpu is not None and machine.gpu.count > 1:
         raise UsageError(
             f"this machine has {machine.gpu.count} GPUs, and nobody here knows which of them the server has: describe "
-            f"its machine with --machine FILE.json, of the fields {', '.join(Machine.model_fields)}",
+            f"its machine with --machine FILE.json, of the fields {', '.join(MachineInfo.model_fields)}",
             param="machine",
         )
     return machine
@@ -58,8 +58,8 @@ def _first(error: OSError | ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = True) -> Machine:
-    return Machine(
+def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = True) -> MachineInfo:
+    return MachineInfo(
         gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES") if started else None),
         cpu=processor(),
         cores=count_here() if started else count_all(),

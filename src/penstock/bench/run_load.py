@@ -2,7 +2,7 @@
 
     asks ── shared out ──▶ client processes ──▶ columns ── put together, in order ──▶ Samples, Seen
 
-It knows shares and columns; not what a request asks (workload.py) nor which points a run has (method.py).
+It knows shares and columns; not what a request asks (workload.py) nor which points a run has (point_planner.py).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.almanac.record import BUSY, HEADROOM, LAG, LATE, LATE_SHARE, Look
+from penstock.almanac.record import BUSY, HEADROOM, LAG, LATE, LATE_SHARE, ClientHealth
 from penstock.almanac.samples import Samples, from_lists
-from penstock.bench.processes import Clients
-from penstock.bench.target import Target
-from penstock.bench.wire import News, Part, Spec
+from penstock.bench.endpoint import Endpoint
+from penstock.bench.worker_pool import WorkerPool
+from penstock.bench.worker_protocol import WorkerProgress, WorkerResult, WorkerSpec
 from penstock.errors import UsageError
 
 OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
 
 
 @dataclass(frozen=True)
-class Ask:
+class PlannedRequest:
     """intended: seconds from the point's begin; NaN in a closed loop. asked_*: -1 where no length is fixed.
     most_output: tokens of all samples together, at most; -1: nobody knows."""
 
@@ -43,7 +43,7 @@ class Load:
     by then is unfinished, what hears no byte for so long is stalled. window: asks that are intended in it count; once
     it is over and they have ended, the rest is cut. connections: opened beforehand (None: we choose)."""
 
-    asks: list[Ask]
+    asks: list[PlannedRequest]
     closed: int | None
     stop_after: float
     stall: float
@@ -67,7 +67,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LoadProgress:
     """Of all processes together, at `seconds` since the point's begin. firsts: first-token times of requests that ended
     since the last progress, a sample of them. unfinished: of those that ended, cut off by us, which is no failure."""
 
@@ -84,7 +84,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClientReport:
     """What the clients say of themselves and of the point. busy: CPU share of the busiest process. late_limit: what
     late_p99 may be here. troubles: outcome -> one of its messages. again: requests that were sent twice, for the server
     had closed the idle connection. cpu: seconds of all processes."""
@@ -102,7 +102,7 @@ class Seen:
     begin: float
     troubles: dict[str, str] = field(default_factory=dict)
 
-    def look(self, ceiling_events: float | None, ceiling_requests: float | None) -> Look:
+    def look(self, ceiling_events: float | None, ceiling_requests: float | None) -> ClientHealth:
         """With the headroom that a calibrated ceiling gives: the smaller of events' and requests'."""
         asked = ((ceiling_events, self.events_per_second), (ceiling_requests, self.requests_per_second))
         rooms = [ceiling / rate for ceiling, rate in asked if ceiling is not None and rate > 0]
@@ -110,25 +110,25 @@ class Seen:
         cramped = self.busy > BUSY if headroom is None else headroom < HEADROOM
         short = cramped or self.lag_p99 > LAG or self.late_p99 > self.late_limit
         busy, late = min(1.0, self.busy), self.late_p99
-        return Look(lag_p99=self.lag_p99, busy=busy, headroom=headroom, late_p99=late, short=short)
+        return ClientHealth(lag_p99=self.lag_p99, busy=busy, headroom=headroom, late_p99=late, short=short)
 
 
 def run_load(
-    target: Target,
+    target: Endpoint,
     load: Load,
     *,
     point: str,
     start: int,
     processes: int,
-    progress: Callable[[Progress], bool | None] | None = None,
-) -> tuple[Samples, Seen]:
+    progress: Callable[[LoadProgress], bool | None] | None = None,
+) -> tuple[Samples, ClientReport]:
     """Sends the load's asks and hears the answers. A request that fails is a line of the samples, whatever the reason;
     one that was never due has none. progress: told a few times a second; when it says True, the point ends there and
     what goes on is unfinished. Raises EngineError when a client process of ours ends by itself."""
     specs = shares(target, load, processes)
-    clients = Clients(specs)
+    clients = WorkerPool(specs)
 
-    def hear(seconds: float, news: list[News], firsts: list[float]) -> bool | None:
+    def hear(seconds: float, news: list[WorkerProgress], firsts: list[float]) -> bool | None:
         return progress(together(len(load.asks), seconds, news, firsts)) if progress is not None else None
 
     try:
@@ -138,7 +138,7 @@ def run_load(
     return gather(load, parts, point, start), see(load, parts, clients.begin)
 
 
-def shares(target: Target, load: Load, processes: int) -> list[Spec]:
+def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
     """Ask i goes to process i modulo k, so that each offers a k-th of the rate. A closed loop has no more processes
     than slots; each has its share of them, and of the asks."""
     count = max(1, min(processes, len(load.asks), load.closed or len(load.asks)))
@@ -151,7 +151,7 @@ def shares(target: Target, load: Load, processes: int) -> list[Spec]:
             order = sorted(range(len(asks)), key=lambda index: asks[index].intended)
             numbers, asks = [numbers[index] for index in order], [asks[index] for index in order]
         slots = None if load.closed is None else _share(load.closed, at, count)
-        specs.append(Spec(
+        specs.append(WorkerSpec(
             host=target.host, port=target.port, tls=target.tls, ca_file=target.ca_file, keep_alive=target.keep_alive,
             head=target.head(), connections=_share(opened, at, count), closed=slots,
             stop_after=load.stop_after, stall=load.stall, window=load.window, stream=load.stream, number=numbers,
@@ -162,12 +162,12 @@ def shares(target: Target, load: Load, processes: int) -> list[Spec]:
     return specs
 
 
-def together(asked: int, seconds: float, news: list[News], firsts: list[float]) -> Progress:
+def together(asked: int, seconds: float, news: list[WorkerProgress], firsts: list[float]) -> LoadProgress:
     totals = {
         name: sum(getattr(each, name) for each in news)
         for name in ("sent", "ended", "failed", "unfinished", "in_flight", "events", "output_tokens")
     }
-    return Progress(seconds=seconds, asked=asked, firsts=firsts, **totals)
+    return LoadProgress(seconds=seconds, asked=asked, firsts=firsts, **totals)
 
 
 def _share(whole: int, at: int, count: int) -> int:
@@ -188,7 +188,7 @@ def beforehand(load: Load) -> int:
 # --- columns
 
 
-def gather(load: Load, parts: list[Part], point: str, start: int) -> Samples:
+def gather(load: Load, parts: list[WorkerResult], point: str, start: int) -> Samples:
     """All processes' requests in the order of their intended starts."""
     floats = {name: _joined(parts, name, np.float64) for name in ("intended", "actual", "first", "end")}
     names = ("number", "events", "prompt_tokens", "output_tokens", "cached_tokens")
@@ -213,13 +213,13 @@ def gather(load: Load, parts: list[Part], point: str, start: int) -> Samples:
     return from_lists(columns)
 
 
-def see(load: Load, parts: list[Part], begin: float) -> Seen:
+def see(load: Load, parts: list[WorkerResult], begin: float) -> ClientReport:
     first, end = _joined(parts, "first", np.float64), _joined(parts, "end", np.float64)
     waited = (first if load.stream else end) - _joined(parts, "intended", np.float64)
     waited = waited[~np.isnan(waited)]
     seconds = max(part.wall for part in parts)
     requests = sum(len(part.outcome) for part in parts)
-    return Seen(
+    return ClientReport(
         lag_p99=max(_p99(np.frombuffer(part.lags, np.float32)) for part in parts),
         busy=max(part.cpu / max(part.wall, 1e-9) for part in parts),
         late_p99=_p99(_joined(parts, "late", np.float32)),
@@ -235,7 +235,7 @@ def see(load: Load, parts: list[Part], begin: float) -> Seen:
     )
 
 
-def _joined(parts: list[Part], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
+def _joined(parts: list[WorkerResult], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate([np.frombuffer(getattr(part, name), kind) for part in parts])
 
 

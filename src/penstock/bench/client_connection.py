@@ -1,7 +1,7 @@
 """One connection of a client process: a request out, an answer in, times stamped as bytes come.
 
-httptools parses HTTP; what the body says is answer.py's, whether that is what was asked for judging.py's. It knows one
-request at a time; not which comes next.
+httptools parses HTTP, response_reader.py reads the body, response_checks.py says whether it is what was asked for. It
+knows one request at a time; not which comes next.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Protocol, cast
 
 import httptools
 
-from penstock.bench.answer import Answer, Refusal, Stream, Whole
-from penstock.bench.judging import judge
+from penstock.bench.response_checks import judge
+from penstock.bench.response_reader import BodyReader, ErrorReader, ResponseReader, StreamReader
 
 RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote
 NEVER = float("nan")
 
 
 @dataclass(slots=True, eq=False)
-class Post:
+class SentRequest:
     """One request and what came of it. Instants are of the monotonic clock; `outcome` is None while it goes on."""
 
     number: int
@@ -35,32 +35,32 @@ class Post:
     actual: float = NEVER
     heard: float = NEVER  # the last byte
     end: float = NEVER
-    answer: Answer | None = None
-    connection: Connection | None = None
+    answer: ResponseReader | None = None
+    connection: ClientConnection | None = None
     outcome: str | None = None
     message: str = ""
     again: bool = False  # sent a second time: see RACE
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Whom a connection tells."""
 
     head: bytes
     stream: bool
 
-    def ended(self, connection: Connection, post: Post) -> None:
+    def ended(self, connection: ClientConnection, post: SentRequest) -> None:
         """`post` has an outcome. The connection may be used again if `connection.reusable`."""
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """httptools calls on_header, on_headers_complete, on_body and on_message_complete."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._post: Post | None = None
-        self._answer: Answer | None = None
+        self._post: SentRequest | None = None
+        self._answer: ResponseReader | None = None
         self._framed = False  # the message's length is told, so its end is not the connection's
         self._whole = False
         self._now = 0.0
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
 
-    def send(self, post: Post) -> None:
+    def send(self, post: SentRequest) -> None:
         assert self._transport is not None and self._post is None
         self._post, post.connection = post, self
         self._answer, self._framed, self._whole = None, False, False
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
         if status < 200:
             return
         self.reusable = self._parser.should_keep_alive()
-        self._answer = Refusal(status) if status != 200 else Stream() if self._owner.stream else Whole()
+        self._answer = ErrorReader(status) if status != 200 else StreamReader() if self._owner.stream else BodyReader()
         if self._post is not None:
             self._post.answer = self._answer
 
@@ -144,11 +144,11 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def was_raced(self, post: Post) -> bool:
+    def was_raced(self, post: SentRequest) -> bool:
         """Whether the server may have closed the connection, for it was idle, before it saw this request."""
         return self._answer is None and self.kept and not post.again and post.end - post.actual < RACE
 
-    def _complete(self, post: Post) -> None:
+    def _complete(self, post: SentRequest) -> None:
         assert self._answer is not None
         self._answer.finish()
         verdict = judge(self._answer, post.asked_prompt, post.asked_output, post.most_output)

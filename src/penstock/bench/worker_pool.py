@@ -14,17 +14,27 @@ import time
 from collections.abc import Callable
 from typing import IO, BinaryIO, cast
 
-from penstock.bench.wire import Go, Message, News, Part, Ready, Spec, Stop, pack, read
+from penstock.bench.worker_protocol import (
+    Message,
+    WorkerProgress,
+    WorkerReady,
+    WorkerResult,
+    WorkerSpec,
+    WorkerStart,
+    WorkerStop,
+    pack,
+    read,
+)
 from penstock.errors import EngineError
 
 LEAD = 0.05  # seconds between the word and the point's begin
 PATIENCE = 60.0  # seconds for a client process to start, or to come back after the point
 
 
-class Clients:
+class WorkerPool:
     """The client processes of a point; `end` them whatever happens."""
 
-    def __init__(self, specs: list[Spec]) -> None:
+    def __init__(self, specs: list[WorkerSpec]) -> None:
         self.begin = 0.0
         self._specs = specs
         self._told: queue.SimpleQueue[tuple[int, Message | None]] = queue.SimpleQueue()
@@ -38,30 +48,32 @@ class Clients:
             self._threads.append(threading.Thread(target=self._hear, args=(at,), daemon=True))
             self._threads[-1].start()
 
-    def run(self, hear: Callable[[float, list[News], list[float]], bool | None] | None) -> list[Part]:
+    def run(self, hear: Callable[[float, list[WorkerProgress], list[float]], bool | None] | None) -> list[WorkerResult]:
         """All parts. `hear` gets the seconds since the begin, the latest news of each process, the fresh first-token
         times; when it says True, the point ends. Raises EngineError when a process ends by itself."""
         for at, spec in enumerate(self._specs):
             self._tell(at, spec)
         for _ in self._specs:
             at, message = self._next(PATIENCE)
-            if not isinstance(message, Ready):
+            if not isinstance(message, WorkerReady):
                 raise EngineError(f"a client process said {type(message).__name__} before it was ready")
         self.begin = time.monotonic() + LEAD
         for at in range(len(self._specs)):
-            self._tell(at, Go(self.begin))
+            self._tell(at, WorkerStart(self.begin))
         return self._gather(hear)
 
-    def _gather(self, hear: Callable[[float, list[News], list[float]], bool | None] | None) -> list[Part]:
-        parts: dict[int, Part] = {}
-        news: dict[int, News] = {}
+    def _gather(
+        self, hear: Callable[[float, list[WorkerProgress], list[float]], bool | None] | None
+    ) -> list[WorkerResult]:
+        parts: dict[int, WorkerResult] = {}
+        news: dict[int, WorkerProgress] = {}
         stopped = enough = False
         until = self.begin + self._specs[0].stop_after + PATIENCE
         while len(parts) < len(self._specs):
             at, message = self._next(until - time.monotonic())
-            if isinstance(message, Part):
+            if isinstance(message, WorkerResult):
                 parts[at] = message
-            elif isinstance(message, News):
+            elif isinstance(message, WorkerProgress):
                 news[at] = message
                 if hear is not None:
                     enough = hear(time.monotonic() - self.begin, list(news.values()), message.firsts) or enough
@@ -69,10 +81,10 @@ class Clients:
                 stopped = True
                 for each in range(len(self._specs)):
                     if each not in parts:
-                        self._tell(each, Stop())
+                        self._tell(each, WorkerStop())
         return [parts[at] for at in range(len(self._specs))]
 
-    def _has_all(self, news: dict[int, News], parts: dict[int, Part]) -> bool:
+    def _has_all(self, news: dict[int, WorkerProgress], parts: dict[int, WorkerResult]) -> bool:
         """The window is over and nothing of it goes on, in any process."""
         if time.monotonic() - self.begin < self._specs[0].window[1]:
             return False
@@ -95,7 +107,7 @@ class Clients:
         out = self._processes[at].stdout
         assert out is not None
         message: Message | None = None
-        while not isinstance(message, Part):
+        while not isinstance(message, WorkerResult):
             message = read(cast(BinaryIO, out))
             self._told.put((at, message))
             if message is None:
@@ -127,7 +139,7 @@ class Clients:
 
 def _client(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: an interrupt at the terminal is the load's to handle."""
-    command = [sys.executable, "-m", "penstock.bench.client"]
+    command = [sys.executable, "-m", "penstock.bench.load_worker"]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
     )

@@ -11,8 +11,8 @@ from hostile_server import DONE, EVENTS, event, usage_event
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.bench.answer import Refusal, Stream, Whole
-from penstock.bench.judging import OWN_LIMIT, judge
+from penstock.bench.response_checks import OWN_LIMIT, judge
+from penstock.bench.response_reader import BodyReader, ErrorReader, StreamReader
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -22,9 +22,9 @@ IDS = b'data: {"choices":[{"text":"","token_ids":[5]}]}\n\n'
 MARKED = event("\ndata: {")  # output that looks like an event
 
 
-def read(data: bytes, cuts: list[int] | None = None) -> Stream:
+def read(data: bytes, cuts: list[int] | None = None) -> StreamReader:
     """The answer of bytes that arrive in pieces, at the instants 0, 1, 2..."""
-    stream, ends = Stream(), sorted({cut % (len(data) + 1) for cut in cuts or []} | {0, len(data)})
+    stream, ends = StreamReader(), sorted({cut % (len(data) + 1) for cut in cuts or []} | {0, len(data)})
     for now, (begin, end) in enumerate(itertools.pairwise(ends)):
         stream.feed(data[begin:end], float(now))
     stream.finish()
@@ -59,7 +59,7 @@ def test_events_that_come_one_by_one_are_known_by_what_is_around_their_text(
     pieces: list[tuple[Callable[[str], bytes], str]], spaces: bool
 ) -> None:
     """The short way for events that are like the one before counts as the long way does, whatever the text."""
-    stream = Stream()
+    stream = StreamReader()
     for make, text in pieces:
         data = make(text)
         stream.feed(data if spaces else data.replace(b'": ', b'":').replace(b', "', b',"'), 0.0)
@@ -70,11 +70,11 @@ def test_events_that_come_one_by_one_are_known_by_what_is_around_their_text(
 
 
 def test_what_ends_a_stream_is_seen_behind_like_events() -> None:
-    stream = Stream()
+    stream = StreamReader()
     for data in (event(), event("b"), event("c", "length"), event("d"), b'data: {"error":"oh"}\n\n'):
         stream.feed(data, 0.0)
     assert stream.finished == 1 and len(stream.times) == 4 and stream.fault is not None and stream.fault[0] == "status"
-    stream = Stream()
+    stream = StreamReader()
     for data in (event(), event(), event() + event(), DONE, event()):
         stream.feed(data, 0.0)
     assert len(stream.times) == 4 and stream.fault is not None and "after [DONE]" in stream.fault[1]
@@ -103,7 +103,7 @@ def test_events_count_when_they_bring_output(data: bytes, events: int) -> None:
 
 
 def test_an_event_arrives_when_its_line_is_whole() -> None:
-    stream = Stream()
+    stream = StreamReader()
     stream.feed(event()[:20], 1.0)
     assert not stream.times
     stream.feed(event()[20:] + event() + event()[:9], 2.0)
@@ -111,7 +111,7 @@ def test_an_event_arrives_when_its_line_is_whole() -> None:
 
 
 def test_a_line_without_end_is_broken_and_not_kept() -> None:
-    stream = Stream()
+    stream = StreamReader()
     for _ in range(10):
         stream.feed(b"data: {" + b"x" * (1 << 20), 0.0)
     assert stream.fault is not None and stream.fault[0] == "broken" and len(stream.fault[1]) < 400
@@ -119,7 +119,7 @@ def test_a_line_without_end_is_broken_and_not_kept() -> None:
 
 def test_a_whole_body_is_judged_by_its_usage() -> None:
     body = json.dumps({"choices": [{"text": "a"}] * 4, "usage": {"prompt_tokens": 3, "completion_tokens": 8}}).encode()
-    answer = Whole()
+    answer = BodyReader()
     answer.feed(body[:30], 0.0)
     answer.feed(body[30:], 0.0)
     answer.finish()
@@ -139,7 +139,7 @@ def test_a_whole_body_is_judged_by_its_usage() -> None:
 def test_samples_that_a_context_clamped_are_seen(reasons: tuple[str, str], output: int, verdict: str | None) -> None:
     """Two samples of up to 8 tokens, that may end by themselves."""
     events = b"".join(event("a") + event("b", reason) for reason in reasons)
-    stream = Stream()
+    stream = StreamReader()
     used = usage_event(prompt_tokens=3, completion_tokens=output, total_tokens=3 + output)
     stream.feed(events + used + DONE, 1.0)
     stream.finish()
@@ -154,7 +154,7 @@ def test_samples_that_a_context_clamped_are_seen(reasons: tuple[str, str], outpu
     [("length", f"{OWN_LIMIT} at 6 tokens in and out"), ("stop", "ignore_eos is not heeded"), (None, "were asked for")],
 )
 def test_an_answer_that_is_too_short_tells_how_it_ended(reason: str | None, told: str) -> None:
-    stream = Stream()
+    stream = StreamReader()
     stream.feed(event() + event("b") + event("c", reason) + usage_event(prompt_tokens=3, total_tokens=6) + DONE, 1.0)
     stream.finish()
     verdict = judge(stream, 3, 9)
@@ -163,7 +163,7 @@ def test_an_answer_that_is_too_short_tells_how_it_ended(reason: str | None, told
 
 
 def test_a_refusal_shows_its_beginning() -> None:
-    answer = Refusal(429)
+    answer = ErrorReader(429)
     answer.feed(b"slow down " * 1000, 0.0)
     answer.finish()
     assert answer.fault is not None and "429" in answer.fault[1] and len(answer.fault[1]) < 600
@@ -174,7 +174,7 @@ def test_a_refusal_says_all_that_a_server_says_of_it() -> None:
     said = "a prompt has 4000 tokens and the context 2304, with room for one at least to be made: shorten it, or cut it"
     told = {"message": f"{said} with truncate_prompt_tokens", "type": "invalid_request_error", "param": "prompt"}
     body = {"error": {**told, "code": 400}}
-    answer = Refusal(400)
+    answer = ErrorReader(400)
     for byte in json.dumps(body).encode():
         answer.feed(bytes([byte]), 0.0)
     answer.finish()

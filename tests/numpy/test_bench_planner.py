@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from made_samples import LOOK, samples_of
 
 from penstock.almanac.record import Method
-from penstock.bench.arrivals import Known, arrivals, load_of, poisson, warm_load
-from penstock.bench.method import (
+from penstock.bench.point_planner import (
     CLOSED,
     FEWEST,
     NARROW,
@@ -28,8 +27,8 @@ from penstock.bench.method import (
     SATURATION,
     SHORT,
     SINGLE,
-    Found,
-    Plan,
+    PointPlan,
+    PointResult,
     Settings,
     bracket,
     failed,
@@ -38,9 +37,10 @@ from penstock.bench.method import (
     sides,
     within,
 )  # fmt: skip
-from penstock.bench.run_folder import Measured, RunFolder
+from penstock.bench.request_schedule import Known, arrivals, load_of, poisson, warm_load
+from penstock.bench.run_folder import MeasuredPoint, RunFolder
 from penstock.bench.workload import Prompted, workload
-from penstock.bench.writing import method_of
+from penstock.bench.write_record import method_of
 from penstock.errors import UsageError
 
 GOALS = (0.3, 1.0, 3.0)
@@ -52,19 +52,21 @@ class Server:
     def __init__(self, most: float, crossings: dict[float, float], dies: set[str] | None = None) -> None:
         self.most, self.crossings, self.dies = most, crossings, dies or set()
 
-    def measure(self, plan: Plan) -> Found:
+    def measure(self, plan: PointPlan) -> PointResult:
         if plan.name in self.dies:
             return failed(plan, GOALS)
         if plan.kind == OPEN:
             rate = plan.rate or 0.0
             met = {goal: float(rate <= self.crossings[goal]) for goal in GOALS}
-            return Found(plan, min(rate, self.most), met, met)
+            return PointResult(plan, min(rate, self.most), met, met)
         users = plan.concurrency or plan.requests
         met = {goal: float(self.crossings[goal] > 0) for goal in GOALS}
-        return Found(plan, self.most * users / (users + 8), met, met)
+        return PointResult(plan, self.most * users / (users + 8), met, met)
 
 
-def run(settings: Settings, server: Server, found: list[Found] | None = None, most: int = 500) -> list[Found]:
+def run(
+    settings: Settings, server: Server, found: list[PointResult] | None = None, most: int = 500
+) -> list[PointResult]:
     found = list(found or [])
     while (plan := next_plan(settings, found)) is not None and len(found) < most:
         found.append(server.measure(plan))
@@ -150,12 +152,14 @@ def test_a_goal_is_given_up_only_where_one_at_a_time_surely_misses_it(late: tupl
     settings = Settings(goals=(1.0,), starts=1, alone=4)
     single = next_plan(settings, [])
     assert single is not None and single.kind == SINGLE
-    measured = Measured(single, samples_of(sent, sent + waits, [np.full(3, 0.01)] * 4, name=SINGLE), LOOK, 40.0, 40.0)
+    measured = MeasuredPoint(
+        single, samples_of(sent, sent + waits, [np.full(3, 0.01)] * 4, name=SINGLE), LOOK, 40.0, 40.0
+    )
     found = [measured.found(settings.goals)]
     assert found[0].met == {1.0: 1 - len(late) / 4} and (found[0].most[1.0] >= 0.95) == rates
     whole = next_plan(settings, found)
     assert whole is not None and whole.kind == SATURATION
-    found.append(Found(whole, 10.0, {1.0: 0.0}, {1.0: 0.0}))
+    found.append(PointResult(whole, 10.0, {1.0: 0.0}, {1.0: 0.0}))
     after = next_plan(settings, found)
     assert (bracket(settings, found, 1.0) is not None) == rates
     assert after is not None and after.kind == (OPEN if rates else CLOSED)
@@ -163,7 +167,7 @@ def test_a_goal_is_given_up_only_where_one_at_a_time_surely_misses_it(late: tupl
 
 def test_of_an_empty_window_nothing_is_sure() -> None:
     samples = samples_of([5.0], [6.0], [np.zeros(1)], window=(0.0, 1.0))
-    found = Measured(Plan("open-1", OPEN, 0, 1.0, rate=1.0), samples, LOOK, 1.0, 1.0).found((1.0, 3.0))
+    found = MeasuredPoint(PointPlan("open-1", OPEN, 0, 1.0, rate=1.0), samples, LOOK, 1.0, 1.0).found((1.0, 3.0))
     assert (found.met, found.most) == ({1.0: 0.0, 3.0: 0.0}, {1.0: 1.0, 3.0: 1.0})
 
 
@@ -183,7 +187,7 @@ def test_a_budget_is_kept_and_the_two_ends_are_measured_all_the_same(
 ) -> None:
     settings = replace(within(seconds), goals=GOALS)
     server = Server(most, {goal: share * most for goal, share in zip(GOALS, shares, strict=True)})
-    found: list[Found] = []
+    found: list[PointResult] = []
     while (plan := next_plan(settings, found)) is not None:
         took = shape if plan.kind in (SATURATION, SINGLE) else plan.opens + plan.window
         found.append(replace(server.measure(plan), took=took))
@@ -225,12 +229,12 @@ def test_windows_see_a_steady_state_of_slow_requests() -> None:
 
 def test_a_window_opens_when_as_many_are_under_way_as_the_rate_keeps() -> None:
     """Requests take 4 s by themselves and 50 s with 450 at once: after 4 s of arrivals nothing is steady."""
-    settings, found = Settings(goals=(1.0,), starts=1, warm_up=2.0), list[Found]()
+    settings, found = Settings(goals=(1.0,), starts=1, warm_up=2.0), list[PointResult]()
 
-    def tried(rate: float, met: float, loaded: float) -> Plan:
+    def tried(rate: float, met: float, loaded: float) -> PointPlan:
         plan = next_plan(settings, found)
         assert plan is not None
-        found.append(Found(plan, rate, {1.0: met}, {1.0: met}, loaded=loaded))
+        found.append(PointResult(plan, rate, {1.0: met}, {1.0: met}, loaded=loaded))
         return plan
 
     assert [tried(0.25, 1.0, 4.0).kind, tried(9.0, 0.0, 50.0).kind] == [SINGLE, SATURATION]
@@ -246,11 +250,11 @@ def test_a_window_opens_when_as_many_are_under_way_as_the_rate_keeps() -> None:
 
 def test_the_window_of_a_closed_loop_sees_requests_end_however_many_share_the_server() -> None:
     """A rung adds a third, so one of k takes ever longer: its slots are all taken in a window of three times alone."""
-    rates, found = {1: 0.1}, list[Found]()
+    rates, found = {1: 0.1}, list[PointResult]()
     while (plan := next_plan(Settings(goals=GOALS, starts=1, bisections=0), found)) is not None:
         users = plan.concurrency or plan.requests
         rates[users] = 0.1 * 4 ** (math.log2(users) / 5) if plan.kind == CLOSED else rates.get(users, 1.0)
-        found.append(Found(plan, rates[users], dict.fromkeys(GOALS, 0.0), dict.fromkeys(GOALS, 0.0)))
+        found.append(PointResult(plan, rates[users], dict.fromkeys(GOALS, 0.0), dict.fromkeys(GOALS, 0.0)))
     rungs = [each.plan for each in found if each.plan.kind == CLOSED]
     assert len(rungs) > 6
     for plan in rungs:
@@ -271,8 +275,8 @@ def test_a_short_run_says_so() -> None:
 # --- arrivals
 
 
-def plan_of(kind: str, **more: float | int | None) -> Plan:
-    return Plan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, "opens": 10.0, **more})  # type: ignore[arg-type]
+def plan_of(kind: str, **more: float | int | None) -> PointPlan:
+    return PointPlan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, "opens": 10.0, **more})  # type: ignore[arg-type]
 
 
 def prompts() -> Iterator[Prompted]:
@@ -372,7 +376,7 @@ def test_the_method_in_a_record_is_what_was_done() -> None:
     asked = replace(run_of(Path("out")), settings=Settings(goals=GOALS, budget=PLENTY))
     settings = replace(asked.settings, budget=None)
 
-    def told(done: list[Found]) -> Method:
+    def told(done: list[PointResult]) -> Method:
         plans = [SimpleNamespace(plan=each.plan) for each in done]
         return method_of(asked, workload("8x4"), cast(RunFolder, SimpleNamespace(measured=plans, found=lambda _: done)))
 

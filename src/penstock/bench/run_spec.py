@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.almanac.record import Machine
-from penstock.bench.method import Settings
+from penstock.almanac.record import MachineInfo
 from penstock.bench.peers import Peer
+from penstock.bench.point_planner import Settings
 from penstock.bench.workload import Workload
 
 
 @dataclass(frozen=True)
-class Subject:
+class ServerSpec:
     """What is measured: a peer that we start, or a server that is there (peer None, url given).
 
     name: of the model, in the record.      model: as the server is told it: a folder, a file, an id or a name.
@@ -60,17 +60,17 @@ class Ceiling:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSpec:
     """What `bench run` was asked for. machine: the server's. price: dollars an hour of it. configuration: a word for
     the options. commit: the last one of the sources that measure."""
 
-    subject: Subject
+    subject: ServerSpec
     works: list[Workload]
     settings: Settings
     out: Path
     seed: int
     processes: int
-    machine: Machine
+    machine: MachineInfo
     ceiling: Ceiling = Ceiling()
     price: float | None = None
     configuration: str = "default"
@@ -82,7 +82,7 @@ class Run:
         return self.settings.below_full(starts=self.subject.peer is not None)
 
 
-def fingerprint(run: Run, work: Workload) -> dict[str, Any]:
+def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
     """What a folder's points depend on. A run goes on in a folder only when all of it is the same."""
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None

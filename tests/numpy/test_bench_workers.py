@@ -17,15 +17,15 @@ from typing import IO
 import pytest
 from hostile_server import HostileServer
 
-from penstock.bench import processes
-from penstock.bench.load import Ask, Load, run_load, shares
-from penstock.bench.target import target_of
-from penstock.bench.wire import Go, News, Ready, Stop, pack, read
+from penstock.bench import worker_pool
+from penstock.bench.endpoint import target_of
+from penstock.bench.run_load import Load, PlannedRequest, run_load, shares
+from penstock.bench.worker_protocol import WorkerProgress, WorkerReady, WorkerStart, WorkerStop, pack, read
 from penstock.errors import EngineError, UsageError
 
 
 def load_of(names: list[str], **changed: object) -> Load:
-    asks = [Ask(0.0, json.dumps({"behave": name}).encode(), 4, 3) for name in names]
+    asks = [PlannedRequest(0.0, json.dumps({"behave": name}).encode(), 4, 3) for name in names]
     return Load(**{
         "asks": asks, "closed": None, "stop_after": 60.0, "stall": 60.0, "window": (0.0, 60.0), "stream": True,
         **changed,
@@ -34,8 +34,10 @@ def load_of(names: list[str], **changed: object) -> Load:
 
 def test_messages_come_out_of_frames_as_they_went_in() -> None:
     spec = shares(target_of("h"), load_of(["good", "nothing"]), 1)[0]
-    pipe = io.BytesIO(b"".join(map(pack, (spec, Go(1.5), Stop(), Ready(3)))) + pack(Stop())[:-1])
-    assert [read(pipe) for _ in range(5)] == [spec, Go(1.5), Stop(), Ready(3), None]
+    pipe = io.BytesIO(
+        b"".join(map(pack, (spec, WorkerStart(1.5), WorkerStop(), WorkerReady(3)))) + pack(WorkerStop())[:-1]
+    )
+    assert [read(pipe) for _ in range(5)] == [spec, WorkerStart(1.5), WorkerStop(), WorkerReady(3), None]
 
 
 def test_asks_are_shared_out_and_none_is_lost() -> None:
@@ -52,21 +54,21 @@ def test_a_client_process_that_dies_is_told_with_its_last_words(monkeypatch: pyt
         command = [sys.executable, "-c", "import sys; sys.exit('no more memory')"]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
 
-    monkeypatch.setattr(processes, "_client", dying)
+    monkeypatch.setattr(worker_pool, "_client", dying)
     with pytest.raises(EngineError, match="ended with code 1: no more memory"):
         run_load(target_of("127.0.0.1:9"), load_of(["good"]), point="p", start=0, processes=2, progress=None)
 
 
 def test_a_client_ends_when_its_load_goes_away_in_the_middle_of_a_point() -> None:
     with HostileServer() as server, tempfile.TemporaryFile() as errors:
-        process = processes._client(errors)
+        process = worker_pool._client(errors)
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(pack(shares(target_of(server.url), load_of(["nothing"]), 1)[0]))
         process.stdin.flush()
-        assert read(process.stdout) == Ready(1)  # type: ignore[arg-type]
-        process.stdin.write(pack(Go(time.monotonic())))
+        assert read(process.stdout) == WorkerReady(1)  # type: ignore[arg-type]
+        process.stdin.write(pack(WorkerStart(time.monotonic())))
         process.stdin.flush()
-        assert isinstance(read(process.stdout), News)  # type: ignore[arg-type]
+        assert isinstance(read(process.stdout), WorkerProgress)  # type: ignore[arg-type]
         process.stdin.close()
         assert process.wait(30) == 0
         process.stdout.close()
@@ -74,7 +76,7 @@ def test_a_client_ends_when_its_load_goes_away_in_the_middle_of_a_point() -> Non
 
 def test_an_interrupted_load_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
-    real = processes._client
+    real = worker_pool._client
 
     def noted(errors: IO[bytes]) -> subprocess.Popen[bytes]:
         started.append(real(errors))
@@ -83,7 +85,7 @@ def test_an_interrupted_load_leaves_no_process(monkeypatch: pytest.MonkeyPatch) 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes, "_client", noted)
+    monkeypatch.setattr(worker_pool, "_client", noted)
     with HostileServer() as server, pytest.raises(KeyboardInterrupt):
         load = load_of(["nothing"] * 2)
         run_load(target_of(server.url), load, point="p", start=0, processes=2, progress=interrupt)
@@ -121,7 +123,17 @@ while True:
 
 def test_a_worker_that_heeds_no_signal_ends_with_the_server_of_a_killed_run() -> None:
     """The run is gone: its pipe ends. The worker holds the guard's stdout open for as long as it lives."""
-    command = [sys.executable, "-m", "penstock.bench.guard", "SIGTERM", "all", sys.executable, "-c", SERVER, WORKER]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.bench.process_guard",
+        "SIGTERM",
+        "all",
+        sys.executable,
+        "-c",
+        SERVER,
+        WORKER,
+    ]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert guard.stdout is not None and guard.stdout.readline() == b"up\n"

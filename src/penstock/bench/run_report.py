@@ -17,8 +17,8 @@ from rich.table import Table
 from penstock.almanac.figures import cost_of_million, cost_of_request, per_gpu, per_user
 from penstock.almanac.record import Goal, Interval, Point, Record, Spread
 from penstock.bench import charts
-from penstock.bench.crossings import crossings, cut_off, goal_of, offered
 from penstock.bench.run_folder import RunFolder
+from penstock.bench.slo_crossing import crossings, cut_off, goal_of, offered
 
 WIDE = 200
 SHORT_RUN = "short: windows, counts or starts below the method's; read it as a hint"

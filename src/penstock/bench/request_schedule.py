@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.bench.load import Ask, Load
-from penstock.bench.method import CLOSED, SATURATION, SINGLE, Plan, Settings
+from penstock.bench.point_planner import CLOSED, SATURATION, SINGLE, PointPlan, Settings
+from penstock.bench.run_load import Load, PlannedRequest
 from penstock.bench.workload import Prompted
 from penstock.errors import UsageError
 
@@ -39,7 +39,7 @@ class Known:
     loaded: float = 0.0
 
 
-def load_of(plan: Plan, settings: Settings, known: Known | None, prompts: Iterator[Prompted], seed: int) -> Load:
+def load_of(plan: PointPlan, settings: Settings, known: Known | None, prompts: Iterator[Prompted], seed: int) -> Load:
     """The asks of a plan; known: None before the single point. A queue is silent for as long as it is long, so only
     the single point has a time limit for a request's silence."""
     if plan.kind == SATURATION:
@@ -96,7 +96,7 @@ def poisson(rate: float, until: float, draw: np.random.Generator) -> npt.NDArray
     return times[times < until]
 
 
-def _bounded(plan: Plan, count: int) -> int:
+def _bounded(plan: PointPlan, count: int) -> int:
     if not 0 < count <= MOST_ASKS:
         raise UsageError(
             f"the point {plan.name} would be of {count:,} requests, 1 to {MOST_ASKS:,} are sent: give another --window",
@@ -105,5 +105,5 @@ def _bounded(plan: Plan, count: int) -> int:
     return count
 
 
-def _ask(intended: float, prompted: Prompted) -> Ask:
-    return Ask(intended, prompted.body, prompted.prompt_tokens, prompted.output_tokens, prompted.most_output)
+def _ask(intended: float, prompted: Prompted) -> PlannedRequest:
+    return PlannedRequest(intended, prompted.body, prompted.prompt_tokens, prompted.output_tokens, prompted.most_output)

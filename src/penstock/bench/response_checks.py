@@ -1,16 +1,18 @@
 """What is wrong with a whole answer: its usage against its events, and against what was asked for.
 
-It knows an answer that has ended; not how it was read (answer.py), nor when anything came.
+It knows an answer that has ended; not how it was read (response_reader.py), nor when anything came.
 """
 
 from __future__ import annotations
 
-from penstock.bench.answer import Answer, Stream
+from penstock.bench.response_reader import ResponseReader, StreamReader
 
 OWN_LIMIT = "the server ran into a limit of its own"  # what tells a clamped answer from one that ended by itself
 
 
-def judge(answer: Answer, asked_prompt: int, asked_output: int, most_output: int = -1) -> tuple[str, str] | None:
+def judge(
+    answer: ResponseReader, asked_prompt: int, asked_output: int, most_output: int = -1
+) -> tuple[str, str] | None:
     """(outcome, message) of a whole answer that isn't what it should be; -1: of no fixed length. most_output: tokens
     of all its samples, at most."""
     if answer.fault is not None:
@@ -21,7 +23,7 @@ def judge(answer: Answer, asked_prompt: int, asked_output: int, most_output: int
     prompt, output = usage.prompt_tokens, usage.completion_tokens
     if len(answer.times) > output:
         return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    if isinstance(answer, Stream) and output and not answer.times:
+    if isinstance(answer, StreamReader) and output and not answer.times:
         return "usage", f"no event with output, but a usage of {output} tokens"
     if usage.total_tokens is not None and usage.total_tokens != prompt + output:
         return "usage", f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all"
@@ -32,14 +34,14 @@ def judge(answer: Answer, asked_prompt: int, asked_output: int, most_output: int
         return "length", f"{output} tokens out, {asked_output} were asked for{why}"
     if most_output >= 0 and output > most_output:
         return "usage", f"a usage of {output} tokens, {most_output} were asked for at most"
-    if asked_output == -1 and isinstance(answer, Stream) and (told := _clamped(answer, output, most_output)):
+    if asked_output == -1 and isinstance(answer, StreamReader) and (told := _clamped(answer, output, most_output)):
         return "length", told
     if asked_prompt not in (-1, prompt):
         return "length", f"{prompt} tokens in, {asked_prompt} were sent"
     return None
 
 
-def _clamped(answer: Stream, output: int, most_output: int) -> str | None:
+def _clamped(answer: StreamReader, output: int, most_output: int) -> str | None:
     """Samples end by themselves or at max_tokens: those that say "length" have all of theirs, or the server's context
     was too short. Fewer than there should be of these alone are seen."""
     if most_output < 0 or not answer.limited:

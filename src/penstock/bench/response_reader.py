@@ -40,7 +40,7 @@ class Usage(msgspec.Struct):
         return -1 if details is None or details.cached_tokens is None else details.cached_tokens
 
 
-class Delta(msgspec.Struct):
+class ChatDelta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -50,7 +50,7 @@ class Delta(msgspec.Struct):
 
 class Choice(msgspec.Struct):
     text: str | None = None
-    delta: Delta | None = None
+    delta: ChatDelta | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
 
@@ -70,17 +70,17 @@ class Event(msgspec.Struct):
     error: Any = None
 
 
-class Body(msgspec.Struct):
+class CompletionBody(msgspec.Struct):
     choices: list[msgspec.Raw] | None = None
     usage: Usage | None = None
     error: Any = None
 
 
 _event = msgspec.json.Decoder(Event).decode
-_body = msgspec.json.Decoder(Body).decode
+_body = msgspec.json.Decoder(CompletionBody).decode
 
 
-class Answer:
+class ResponseReader:
     """What both kinds share. times: arrival of each event with output, float64. fault: (outcome, message), the first
     thing that was wrong. reason: the last finish_reason that a stream told."""
 
@@ -133,7 +133,7 @@ _TEXTS = (b'"text":"', b'"content":"', b'"text": "', b'"content": "')
 LESSONS = 8  # a stream's events that are learned from: where all differ, learning is a loss
 
 
-class Stream(Answer):
+class StreamReader(ResponseReader):
     """Server-sent events. An event counts when its line is whole. ended: `[DONE]` came.
 
     _before, _after: what was around the text of an event that brought nothing but text; one that has the same around
@@ -242,7 +242,7 @@ class Stream(Answer):
             self._check_error(event.error)
 
 
-class Whole(Answer):
+class BodyReader(ResponseReader):
     """One JSON body. Of it only `usage` is wanted, so it is parsed and dropped once it is whole."""
 
     __slots__ = ("_pieces", "_size")
@@ -276,7 +276,7 @@ class Whole(Answer):
             self.fail("broken", f"a body without choices: {data[:_QUOTED]!r}")
 
 
-class Refusal(Answer):
+class ErrorReader(ResponseReader):
     """The body of another status than 200: its beginning is kept to be shown."""
 
     __slots__ = ("_kept", "_status")

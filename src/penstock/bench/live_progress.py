@@ -11,25 +11,25 @@ from typing import TextIO
 
 import numpy as np
 
-from penstock.bench.load import Load, Progress
-from penstock.bench.method import CLOSED, OPEN, Plan
+from penstock.bench.point_planner import CLOSED, OPEN, PointPlan
+from penstock.bench.run_load import Load, LoadProgress
 
 EVERY = 0.5  # seconds between two lines on a terminal
 FIRSTS = 400  # of the last first-token times that the quantiles are of
 WIDE = 200
 
 
-class Live:
+class LiveProgress:
     def __init__(self, shape: str, out: TextIO) -> None:
         self._shape, self._out = shape, out
-        self._plan: Plan | None = None
+        self._plan: PointPlan | None = None
         self._begin = 0.0
         self._last = 0.0
-        self._before: Progress | None = None
+        self._before: LoadProgress | None = None
         self._firsts: list[float] = []
         self._points = 0
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> LiveProgress:
         self._say("starting" if self._out.isatty() else "")
         return self
 
@@ -38,7 +38,7 @@ class Live:
     ) -> None:
         self._done()
 
-    def tell(self, plan: Plan, load: Load, now: Progress | None) -> None:
+    def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
         """A point that begins (now None), or news of the one that runs."""
         if now is None:
             self._done()
@@ -56,7 +56,7 @@ class Live:
             self._out.write("\r\x1b[K" + line)
             self._out.flush()
 
-    def _line(self, plan: Plan, load: Load, now: Progress) -> str:
+    def _line(self, plan: PointPlan, load: Load, now: LoadProgress) -> str:
         rate = (now.output_tokens or now.events) / max(now.seconds, 1e-9)
         first = ""
         if self._firsts:
@@ -84,7 +84,7 @@ class Live:
         self._plan = None
 
 
-def _left(plan: Plan, load: Load, now: Progress) -> str:
+def _left(plan: PointPlan, load: Load, now: LoadProgress) -> str:
     """The expected end: of a fixed number of requests by how fast they end, of a window by the clock."""
     at_most = max(0.0, load.stop_after - now.seconds)
     if plan.kind in (OPEN, CLOSED):

@@ -17,7 +17,7 @@ from penstock.almanac.intervals import Z
 from penstock.almanac.possible_sample import DEVIATIONS, NEAR, joint_rows, joint_shares
 from penstock.almanac.record import BUSY, FULL, HEADROOM, LAG, LATE, LATE_SHARE, Goal, Interval, Point, Record, Spread
 from penstock.almanac.samples import OK, OUTCOMES
-from penstock.almanac.spreads import QUANTILES
+from penstock.almanac.summaries import QUANTILES
 
 AHEAD = datetime.timedelta(days=1)  # of clocks in other places
 SPREADS = ("first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual")

@@ -35,7 +35,7 @@ class Settings:
     """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
 
     window: a point's shortest.     longest: a point's longest, however few its requests.
-    drain: how long the window's requests may go on after it, at least: longer where requests are (arrivals.py).
+    drain: how long the window's requests may go on after it, at least: longer where requests are (request_schedule.py).
     enough: requests that a point near a crossing should have.
     at_once: sequences of the saturation point, n to a request.     alone: requests of the single one.
     bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
@@ -95,7 +95,7 @@ def within(seconds: float) -> Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PointPlan:
     """A point to measure on one start of the server. requests: at most; 0: as many as the window takes. opens: seconds
     after which the window opens; it is then as long as `window` says."""
 
@@ -114,19 +114,19 @@ class Plan:
         return f"{self.name}.{self.start}"
 
 
-def fewer_than_aimed(settings: Settings, plan: Plan) -> bool:
+def fewer_than_aimed(settings: Settings, plan: PointPlan) -> bool:
     """Whether an open point's window was cut by `longest` before as many came as should: not half a request off."""
     return plan.kind == OPEN and (plan.rate or 0.0) * plan.window < settings.enough - 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PointResult:
     """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it; most: the
     upper end of its 95 % interval. failed: the point could not be measured at all; it is not tried again, and bounds
     what others try. took: seconds of the shape's time, with what was done for it. loaded: seconds from a first token to
     the end, on average."""
 
-    plan: Plan
+    plan: PointPlan
     request_rate: float
     met: dict[float, float]
     most: dict[float, float]
@@ -135,11 +135,11 @@ class Found:
     loaded: float = 0.0
 
 
-def failed(plan: Plan, goals: Sequence[float], took: float = 0.0) -> Found:
-    return Found(plan, 0.0, dict.fromkeys(goals, 0.0), dict.fromkeys(goals, 0.0), True, took)
+def failed(plan: PointPlan, goals: Sequence[float], took: float = 0.0) -> PointResult:
+    return PointResult(plan, 0.0, dict.fromkeys(goals, 0.0), dict.fromkeys(goals, 0.0), True, took)
 
 
-def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
+def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | None:
     """The next point, or None when the run is complete."""
     for start in range(settings.starts):
         done = [each for each in found if each.plan.start == start]
@@ -149,7 +149,7 @@ def next_plan(settings: Settings, found: Sequence[Found]) -> Plan | None:
     return None
 
 
-def _fits(settings: Settings, plan: Plan, found: Sequence[Found]) -> bool:
+def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> bool:
     """Whether there is time for it; the window's last requests go on behind it about as long as the first ones before
     it. The two ends of the curve are measured whatever they take."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
@@ -157,16 +157,18 @@ def _fits(settings: Settings, plan: Plan, found: Sequence[Found]) -> bool:
     return sum(each.took for each in found) + 2 * plan.opens + plan.window < settings.budget
 
 
-def _alone(done: Sequence[Found]) -> float:
+def _alone(done: Sequence[PointResult]) -> float:
     """Seconds of a request by itself: one at a time makes so many a second."""
     rate = next((each.request_rate for each in done if each.plan.kind == SINGLE), 0.0)
     return 1 / rate if rate > 0 else 0.0
 
 
-def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Sequence[Found]) -> Plan | None:
+def _next_of(
+    settings: Settings, start: int, done: Sequence[PointResult], first: Sequence[PointResult]
+) -> PointPlan | None:
     kinds = {each.plan.kind: each for each in done}
     if SINGLE not in kinds:
-        return Plan(SINGLE, SINGLE, start, _end_window(settings), concurrency=1, requests=settings.alone)
+        return PointPlan(SINGLE, SINGLE, start, _end_window(settings), concurrency=1, requests=settings.alone)
     if SATURATION not in kinds:
         before = next((each.plan for each in first if each.plan.kind == SATURATION), None)
         return replace(before, start=start) if before is not None else _at_once(settings, _alone(done))
@@ -180,13 +182,13 @@ def _next_of(settings: Settings, start: int, done: Sequence[Found], first: Seque
     return replace(left[0], start=start) if left else None
 
 
-def _at_once(settings: Settings, alone: float) -> Plan:
+def _at_once(settings: Settings, alone: float) -> PointPlan:
     """Everything at once. In a hurry no more than ends in half its time on a server that serves many GAIN times as fast
     as one: requests that don't end have no rate."""
     window, requests = _end_window(settings), settings.at_once
     if settings.hurried and alone > 0:
         requests = min(requests, max(FEWEST, int(GAIN * window / 2 / alone)))
-    return Plan(SATURATION, SATURATION, 0, window, requests=requests)
+    return PointPlan(SATURATION, SATURATION, 0, window, requests=requests)
 
 
 def _end_window(settings: Settings) -> float:
@@ -197,7 +199,7 @@ def _end_window(settings: Settings) -> float:
 # --- the ladder
 
 
-def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
+def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     """2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
     rungs = sorted((each for each in done if each.plan.kind in (SINGLE, CLOSED)), key=lambda e: e.plan.concurrency or 1)
     if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
@@ -208,13 +210,13 @@ def _rung(settings: Settings, done: Sequence[Found]) -> Plan | None:
     alone = _alone(done)
     takes = concurrency / rungs[-1].request_rate  # of one among so many, if they end no faster
     window, opens = max(settings.window, STEADY * alone, takes), max(settings.warm_up, alone, takes)
-    return Plan(f"{CLOSED}-{concurrency}", CLOSED, 0, window, concurrency=concurrency, opens=opens)
+    return PointPlan(f"{CLOSED}-{concurrency}", CLOSED, 0, window, concurrency=concurrency, opens=opens)
 
 
 # --- the crossings
 
 
-def bracket(settings: Settings, done: Sequence[Found], goal: float) -> tuple[float, float | None] | None:
+def bracket(settings: Settings, done: Sequence[PointResult], goal: float) -> tuple[float, float | None] | None:
     """(highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: one request at
     a time surely misses it. In a hurry those are four, and one late one of four proves nothing. Where rates don't agree
     (one above a failing one meets it), the failing one holds."""
@@ -227,7 +229,7 @@ def bracket(settings: Settings, done: Sequence[Found], goal: float) -> tuple[flo
     return meets, fails
 
 
-def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
+def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     """The middle of the first goal's bracket that is still wide, the loosest goal first; so many tries in all."""
     if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
         return None
@@ -245,7 +247,7 @@ def _bisect(settings: Settings, done: Sequence[Found]) -> Plan | None:
     return None
 
 
-def _open(settings: Settings, rate: float, done: Sequence[Found]) -> Plan:
+def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> PointPlan:
     """Poisson arrivals at a rate, for as long as enough of them take, within the bounds, and as a whole number of them
     take: then what the window issues is the rate that the plan names. Before the window opens, as many requests must be
     under way as the rate keeps there."""
@@ -254,7 +256,7 @@ def _open(settings: Settings, rate: float, done: Sequence[Found]) -> Plan:
     least, most = _whole(max(FEWEST, rate * STEADY * alone)), math.floor(rate * settings.longest)
     window = max(min(wanted, most), least) / rate
     opens = max(settings.warm_up, alone, min(_loaded(done, rate), settings.longest))
-    return Plan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate=rate, opens=opens)
+    return PointPlan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate=rate, opens=opens)
 
 
 def _whole(requests: float) -> int:
@@ -267,7 +269,7 @@ def _digits(rate: float) -> float:
     return float(f"{rate:.3g}")
 
 
-def _loaded(done: Sequence[Found], rate: float) -> float:
+def _loaded(done: Sequence[PointResult], rate: float) -> float:
     """Seconds from a first token to the end at a rate, at most; 0: nobody knows. One of N takes base + slope N (a line
     through one alone and everything at once), and a rate keeps N = rate x that under way (Little's law). Never more
     than at a higher rate, or with everything at once."""
@@ -287,7 +289,7 @@ def _loaded(done: Sequence[Found], rate: float) -> float:
     return min([*bounds, whole.loaded])
 
 
-def sides(settings: Settings, done: Sequence[Found]) -> set[str]:
+def sides(settings: Settings, done: Sequence[PointResult]) -> set[str]:
     """Names of the open points next to a crossing."""
     names: set[str] = set()
     for goal in settings.goals:

@@ -20,7 +20,7 @@ _OURS = {"host", "content-type", "content-length", "connection", "transfer-encod
 
 
 @dataclass(frozen=True)
-class Target:
+class Endpoint:
     """model: the name that bodies ask for. headers: beside our own. ca_file: certificates to trust, else the system's.
     keep_alive: False opens a connection a request, for servers that hold a thread as long as a connection lives."""
 
@@ -76,7 +76,7 @@ class Target:
 
 def target_of(
     url: str, *, model: str = "", api_key: str | None = None, ca_file: str | None = None, keep_alive: bool = True
-) -> Target:
+) -> Endpoint:
     """From what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL of a route. A URL
     that names no route gets /v1/completions. Raises UsageError for what is no such address."""
     try:
@@ -93,7 +93,7 @@ def target_of(
     tls = parts.scheme == "https"
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     port = port if port is not None else 443 if tls else 80
-    return Target(parts.hostname, port, _route(parts.path), model, headers, tls, ca_file, keep_alive)
+    return Endpoint(parts.hostname, port, _route(parts.path), model, headers, tls, ca_file, keep_alive)
 
 
 def _route(path: str) -> str:

@@ -44,7 +44,7 @@ def tail_of(log: Path) -> str:
 
 
 @dataclass
-class Server:
+class ServerProcess:
     """Leave the context to end it. model: its name there. log: where it writes what it says. ready: a path that answers
     200 once it serves. stop: the signal that asks it to end. cores: which it runs on; empty: wherever it may."""
 
@@ -58,10 +58,10 @@ class Server:
     cores: Sequence[int] = ()
     ready_seconds: float = 0.0
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ServerProcess:
         begin = time.monotonic()
         cores = ",".join(map(str, self.cores)) or "all"
-        guarded = [sys.executable, "-m", "penstock.bench.guard", self.stop.name, cores, *self.command]
+        guarded = [sys.executable, "-m", "penstock.bench.process_guard", self.stop.name, cores, *self.command]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 guarded, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **self.environment},

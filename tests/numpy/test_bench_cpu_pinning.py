@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.bench.calibrate import machine_key
-from penstock.bench.cores import away_from, clients_at_once, cores_here, count_all, count_here, server_share
-from penstock.bench.machine import machine_of, this_machine
-from penstock.bench.serving import Server, free_port
+from penstock.bench.cpu_pinning import away_from, clients_at_once, cores_here, count_all, count_here, server_share
+from penstock.bench.machine_probe import machine_of, this_machine
+from penstock.bench.server_process import ServerProcess, free_port
 from penstock.errors import UsageError
 
 several = pytest.mark.skipif(len(cores_here()) < 2, reason="needs two cores, and a system that pins")
@@ -63,7 +63,7 @@ def test_a_server_that_somebody_else_started_has_the_cores_that_this_process_has
     """`taskset -c 3 penstock bench run http://127.0.0.1:8000` on four cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)  # of which a container gives four
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3} if pid == 1 else {3}, raising=False)
-    monkeypatch.setattr("penstock.bench.machine._gpu", lambda visible: None)
+    monkeypatch.setattr("penstock.bench.machine_probe._gpu", lambda visible: None)
     assert (count_here(), count_all()) == (1, 4)
     assert machine_of(None, "http://127.0.0.1:8000", started=False).cores == 4
     assert machine_of(None, None, started=False).cores == 4  # an import
@@ -96,6 +96,6 @@ def test_a_server_is_held_to_its_cores(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
     last = cores_here()[-1]
-    with Server(command, port, "m", tmp_path / "log", ready="/", cores=(last,)) as server:
+    with ServerProcess(command, port, "m", tmp_path / "log", ready="/", cores=(last,)) as server:
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert [os.sched_getaffinity(int(each)) for each in [server.pid, *children]] == [{last}, {last}]

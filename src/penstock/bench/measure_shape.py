@@ -19,20 +19,20 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.almanac.rates import issued
-from penstock.almanac.record import Failure
+from penstock.almanac.record import PointFailure
 from penstock.almanac.samples import OK, Samples
-from penstock.bench.arrivals import Known, load_of, one_load, warm_load
-from penstock.bench.judging import OWN_LIMIT
-from penstock.bench.load import Load, Progress, Seen, run_load
-from penstock.bench.method import CLOSED, OPEN, SINGLE, Plan, next_plan
-from penstock.bench.run_folder import Failed, Measured, RunFolder
-from penstock.bench.serving import HOST, Server, free_port, tail_of
-from penstock.bench.subject import Run, Subject
-from penstock.bench.target import Target, target_of
-from penstock.bench.texts import Texts
-from penstock.bench.workload import Draw, Prompted, Speech, Workload, prompts
-from penstock.bench.writing import plain, without_folders
+from penstock.almanac.throughput import issued
+from penstock.bench.endpoint import Endpoint, target_of
+from penstock.bench.point_planner import CLOSED, OPEN, SINGLE, PointPlan, next_plan
+from penstock.bench.request_schedule import Known, load_of, one_load, warm_load
+from penstock.bench.response_checks import OWN_LIMIT
+from penstock.bench.run_folder import FailedPoint, MeasuredPoint, RunFolder
+from penstock.bench.run_load import ClientReport, Load, LoadProgress, run_load
+from penstock.bench.run_spec import RunSpec, ServerSpec
+from penstock.bench.server_process import HOST, ServerProcess, free_port, tail_of
+from penstock.bench.text_prompts import TextPrompts
+from penstock.bench.workload import Draw, Prompted, RequestStyle, Workload, prompts
+from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError
 
 MOST_FAILURES = 3  # of points; then the shape is given up
@@ -47,19 +47,19 @@ _CONTEXT = re.compile(
 )  # what engines say of one too short
 
 Kind = Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused", "context too short"]
-Tell = Callable[[Plan, Load, Progress | None], None]  # None: the point begins
+Tell = Callable[[PointPlan, Load, LoadProgress | None], None]  # None: the point begins
 
 
 class _Watch:
     """Hears the progress of a point: tells it on, and ends the point when the server owes answers and has long been
     silent. silence: what to say of that; empty: it was not."""
 
-    def __init__(self, patience: float, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, patience: float, tell: Callable[[LoadProgress], None]) -> None:
         self._patience, self._tell = patience, tell
         self._heard, self._since = (0, 0), 0.0
         self.silence = ""
 
-    def __call__(self, now: Progress) -> bool:
+    def __call__(self, now: LoadProgress) -> bool:
         self._tell(now)
         heard = (now.events, now.ended)
         if heard != self._heard or not now.in_flight:
@@ -71,13 +71,13 @@ class _Watch:
         return bool(self.silence)
 
 
-class Shape:
+class ShapeRun:
     """One shape of a run, and its folder."""
 
-    def __init__(self, run: Run, work: Workload, folder: RunFolder, tell: Tell) -> None:
+    def __init__(self, run: RunSpec, work: Workload, folder: RunFolder, tell: Tell) -> None:
         self._run, self._work, self._folder, self._tell = run, work, folder, tell
         self._settings = run.settings.of_samples(work.n)
-        self._texts: Texts | None = None
+        self._texts: TextPrompts | None = None
         self._tried = False  # a point, by this process
         self._since = time.monotonic()  # what the next point's time is counted from
         self.gone = ""  # somebody else's server: in a line that says how to go on
@@ -99,13 +99,13 @@ class Shape:
                     return
                 self._on_one(plan.start, target, server)
 
-    def _next(self) -> Plan | None:
+    def _next(self) -> PointPlan | None:
         lost = self._folder.failed()
         if self.gone or len(lost) >= MOST_FAILURES or any(one.plan is None for one in lost):
             return None
         return next_plan(self._settings, self._folder.found(self._settings.goals))
 
-    def _on_one(self, start: int, target: Target, server: Server | None) -> None:
+    def _on_one(self, start: int, target: Endpoint, server: ServerProcess | None) -> None:
         """Points of a start, on one process of the server, until it has failed."""
         if not self._takes_one(target, server):
             return
@@ -116,7 +116,7 @@ class Shape:
             if not self._point(plan, target, server):
                 return  # what failed may have left the server in any state
 
-    def _takes_one(self, target: Target, server: Server | None) -> bool:
+    def _takes_one(self, target: Endpoint, server: ServerProcess | None) -> bool:
         """Whether a single request of this shape is answered as asked; if not, no point of it can be measured."""
         samples, seen = self._load(target, one_load(self._settings, self._asked(target, "one")), "one", 0)
         outcome = str(samples.outcome[0])
@@ -129,7 +129,7 @@ class Shape:
         self._fail(None, kind, f"a single request: {message}", server.tail() if server else "")
         return False
 
-    def _point(self, plan: Plan, target: Target, server: Server | None) -> bool:
+    def _point(self, plan: PointPlan, target: Endpoint, server: ServerProcess | None) -> bool:
         """Measures a point; False when it failed."""
         load = load_of(plan, self._settings, self._known(), self._asked(target, plan.key), self._run.seed)
         self._tell(plan, load, None)
@@ -141,26 +141,26 @@ class Shape:
         if (wrong := _wrong(plan, samples, seen, server, watch.silence)) is not None:
             return self._fail(plan, *wrong, server.tail() if server else "", samples)
         look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
-        self._folder.add(Measured(plan, samples, look, _seconds(plan, samples), self._took()))
+        self._folder.add(MeasuredPoint(plan, samples, look, _seconds(plan, samples), self._took()))
         self._settle(samples, target)
         return True
 
-    def _is_gone(self, samples: Samples, target: Target, server: Server | None) -> bool:
+    def _is_gone(self, samples: Samples, target: Endpoint, server: ServerProcess | None) -> bool:
         """Whether a server that we didn't start has ended; what became of one of ours its process tells."""
         if server is None and _lost(samples) and not target.listens():
             what = "no longer answers: this point goes into no figure"
             self.gone = f"the server at {target.url} {what}; start it again, and the same command goes on"
         return bool(self.gone)
 
-    def _settle(self, before: Samples, target: Target) -> None:
+    def _settle(self, before: Samples, target: Endpoint) -> None:
         """Where requests were cut off by a point's end: until one gets through what they left behind, for not every
         server drops the requests of clients that are gone. One that cannot is told by the next point."""
         if (before.outcome == UNFINISHED).any():
             self._load(target, one_load(self._settings, self._asked(target, "settle")), "one", 0)
 
     def _load(
-        self, target: Target, load: Load, point: str, start: int, hear: Callable[[Progress], bool] | None = None
-    ) -> tuple[Samples, Seen]:
+        self, target: Endpoint, load: Load, point: str, start: int, hear: Callable[[LoadProgress], bool] | None = None
+    ) -> tuple[Samples, ClientReport]:
         return run_load(target, load, point=point, start=start, processes=self._run.processes, progress=hear)
 
     def _known(self) -> Known | None:
@@ -174,12 +174,12 @@ class Shape:
         highest, loaded = max(each.request_rate for each in found), max(each.loaded for each in found)
         return Known(max(float((ok.end - issued(ok)).mean()), 1e-4), highest, loaded)
 
-    def _asked(self, target: Target, salt: str) -> Iterator[Prompted]:
+    def _asked(self, target: Endpoint, salt: str) -> Iterator[Prompted]:
         """Requests of the shape. No two runs, points or goes of a point have a prompt in common."""
         subject = self._run.subject
         peer = subject.peer
         more, without = (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
-        speech = Speech(target.model, subject.vocabulary, subject.ids, more, without)
+        speech = RequestStyle(target.model, subject.vocabulary, subject.ids, more, without)
         unlike = f"{self._folder.name}.{self._folder.opened}.{salt}.{len(self._folder.failed())}"
         return prompts(self._work, speech, self._run.seed, unlike, self._made)
 
@@ -187,17 +187,23 @@ class Shape:
         if self._texts is None:
             if self._run.subject.tokenizer is None:
                 raise UsageError("prompts are texts here: name the model's tokenizer.json", param="tokenizer")
-            self._texts = Texts(self._run.subject.tokenizer)
+            self._texts = TextPrompts(self._run.subject.tokenizer)
         return self._texts.of(length, draw)
 
     def _fail(
-        self, plan: Plan | None, kind: Kind, message: str, log: str, samples: Samples | None = None, anew: bool = False
+        self,
+        plan: PointPlan | None,
+        kind: Kind,
+        message: str,
+        log: str,
+        samples: Samples | None = None,
+        anew: bool = False,
     ) -> Literal[False]:
         """Keeps what went wrong, and the samples of a point. anew: the next run tries it again."""
         said = without_folders(plain(" ".join(message.split())))
         said = said if len(said) <= MESSAGE else f"{said[: MESSAGE - 4].rsplit(maxsplit=1)[0]} ..."
         point, log = plan.name if plan is not None else None, without_folders(plain(log))
-        failed = Failed(plan, Failure(point=point, kind=kind, message=said, log=log), self._took(), anew)
+        failed = FailedPoint(plan, PointFailure(point=point, kind=kind, message=said, log=log), self._took(), anew)
         self._folder.add_failure(failed, samples)
         return False
 
@@ -210,7 +216,9 @@ class Shape:
 # --- what went wrong
 
 
-def _wrong(plan: Plan, samples: Samples, seen: Seen, server: Server | None, silence: str) -> tuple[Kind, str] | None:
+def _wrong(
+    plan: PointPlan, samples: Samples, seen: ClientReport, server: ServerProcess | None, silence: str
+) -> tuple[Kind, str] | None:
     """Why a point is none, in a word and in a line; None: it is one."""
     if silence:
         return "stalled", silence
@@ -227,13 +235,13 @@ def _wrong(plan: Plan, samples: Samples, seen: Seen, server: Server | None, sile
     return kind_of(fault, message, server), message or nothing
 
 
-def _said(seen: Seen) -> str:
+def _said(seen: ClientReport) -> str:
     """The first message of each outcome; of one alone without its word, which is the failure's own."""
     told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
     return "; ".join(f"{word}: {text}" if len(told) > 1 else text for word, text in told.items())
 
 
-def fault_of(plan: Plan, samples: Samples) -> str | None:
+def fault_of(plan: PointPlan, samples: Samples) -> str | None:
     """The outcome for which a point is no point; None when it is one. Overload is no fault: a queue that is never
     served within the window is what a point above the highest rate looks like. A window without a request is one."""
     inside = samples.of(samples.window)
@@ -255,7 +263,7 @@ def _lost(samples: Samples) -> bool:
     return bool(np.isin(samples.outcome.astype(str), LOST).any())
 
 
-def kind_of(outcome: str, message: str, server: Server | None) -> Kind:
+def kind_of(outcome: str, message: str, server: ServerProcess | None) -> Kind:
     """A failure's word, of the commonest outcome and what the server said."""
     if server is not None and outcome in LOST and server.ended(DYING):
         return _death(server)
@@ -270,11 +278,11 @@ def kind_of(outcome: str, message: str, server: Server | None) -> Kind:
     return "wrong output"
 
 
-def _death(server: Server) -> Kind:
+def _death(server: ServerProcess) -> Kind:
     return "out of memory" if _MEMORY.search(server.tail()) else "crashed"
 
 
-def _seconds(plan: Plan, samples: Samples) -> float:
+def _seconds(plan: PointPlan, samples: Samples) -> float:
     """What a rate is over: the window, or from the first send to the last end."""
     if plan.kind in (OPEN, CLOSED):
         return plan.window
@@ -286,7 +294,7 @@ def _seconds(plan: Plan, samples: Samples) -> float:
 
 
 @contextmanager
-def _serving(subject: Subject, log: Path) -> Iterator[tuple[Target, Server | None]]:
+def _serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerProcess | None]]:
     """The server that answers: ours to start and end, or one that is there already."""
     peer = subject.peer
     if peer is None:
@@ -296,5 +304,5 @@ def _serving(subject: Subject, log: Path) -> Iterator[tuple[Target, Server | Non
     served = peer.served_as(subject.model)
     words = peer.words(subject.python, subject.model, HOST, port) + list(subject.options)
     environment = {**peer.environment, **subject.environment}
-    with Server(words, port, served, log, environment, peer.ready, peer.signal, subject.cores) as server:
-        yield Target(HOST, port, peer.path, served), server
+    with ServerProcess(words, port, served, log, environment, peer.ready, peer.signal, subject.cores) as server:
+        yield Endpoint(HOST, port, peer.path, served), server

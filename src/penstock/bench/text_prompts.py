@@ -17,7 +17,7 @@ TRIES = 60
 FEWEST = 100  # words, that no two texts begin alike
 
 
-class Texts:
+class TextPrompts:
     """Random texts that a tokenizer, with its special tokens, cuts into exactly so many tokens."""
 
     def __init__(self, path: Path) -> None:

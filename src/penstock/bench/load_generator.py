@@ -5,7 +5,7 @@
     all at once   an open loop whose intended times are all 0
 
 It watches itself: how late its loop ticks, how late it took asks up, what CPU it used. It knows when and what to send;
-not why, nothing of figures, and nothing of the process that it lives in (client.py).
+not why, nothing of figures, and nothing of the process that it lives in (load_worker.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from penstock.bench.connection import Connection, Post
-from penstock.bench.wire import News, Spec
+from penstock.bench.client_connection import ClientConnection, SentRequest
+from penstock.bench.worker_protocol import WorkerProgress, WorkerSpec
 
 SLICE = 0.001  # seconds of sending at most, then arrivals are looked at
 TICK = 0.005
@@ -31,21 +31,21 @@ IDLE = 2.0  # an older idle connection isn't trusted: servers close them, some a
 FIRSTS = 200
 
 
-class Client:
+class LoadGenerator:
     """One process's share of a load."""
 
-    def __init__(self, spec: Spec, tell: Callable[[News], None]) -> None:
+    def __init__(self, spec: WorkerSpec, tell: Callable[[WorkerProgress], None]) -> None:
         self._spec = spec
         self._tell_load = tell
         self.head, self.stream = spec.head, spec.stream
         asked = zip(spec.asked_prompt, spec.asked_output, spec.most_output, strict=True)
         rows = zip(spec.number, spec.body, asked, spec.intended, strict=True)
-        self.posts = [Post(number, body, *lengths, intended) for number, body, lengths, intended in rows]
+        self.posts = [SentRequest(number, body, *lengths, intended) for number, body, lengths, intended in rows]
         planned = len(self.posts) if spec.closed is None else min(spec.closed, len(self.posts))
         self._planned = deque(self.posts[:planned])  # go by the clock
         self._waiting = deque(self.posts[planned:])  # go when a slot is free
-        self._idle: list[tuple[float, Connection]] = []  # since when, the latest last
-        self._flying: set[Post] = set()
+        self._idle: list[tuple[float, ClientConnection]] = []  # since when, the latest last
+        self._flying: set[SentRequest] = set()
         self._addresses: list[tuple[str, int]] = []
         self._unreachable = ""
         self._tls: ssl.SSLContext | None = None
@@ -80,13 +80,13 @@ class Client:
             opening = [self._connect() for _ in range(min(AT_ONCE, lacking))]
             opened = await asyncio.gather(*opening, return_exceptions=True)
             for each in opened:
-                if isinstance(each, Connection):
+                if isinstance(each, ClientConnection):
                     self._keep(each, time.monotonic())
-            if not any(isinstance(each, Connection) for each in opened):
+            if not any(isinstance(each, ClientConnection) for each in opened):
                 break
         return len(self._idle)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ClientConnection:
         """Raises OSError (a TimeoutError too) with the reason of the last address tried."""
         last: OSError = ConnectionError(self._unreachable or "no address")
         loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class Client:
             try:
                 async with asyncio.timeout(min(self._spec.stall, OPENING)):
                     _, connection = await loop.create_connection(
-                        lambda: Connection(self), host, port, ssl=self._tls, server_hostname=name
+                        lambda: ClientConnection(self), host, port, ssl=self._tls, server_hostname=name
                     )
             except OSError as error:
                 last = error
@@ -153,14 +153,14 @@ class Client:
             self._take_up(self._planned.popleft(), now)
             now = time.monotonic()
 
-    def _take_up(self, post: Post, now: float) -> None:
+    def _take_up(self, post: SentRequest, now: float) -> None:
         post.taken = now
         self.late.append(now - post.intended)
         self._sent += 1
         self._flying.add(post)
         self._send(post)
 
-    def _send(self, post: Post) -> None:
+    def _send(self, post: SentRequest) -> None:
         while self._idle:
             since, connection = self._idle.pop()
             if not connection.reusable:
@@ -174,7 +174,7 @@ class Client:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _open_and_send(self, post: Post) -> None:
+    async def _open_and_send(self, post: SentRequest) -> None:
         try:
             connection = await self._connect()
         except OSError as error:
@@ -191,7 +191,7 @@ class Client:
 
     # -- what connections tell
 
-    def ended(self, connection: Connection, post: Post) -> None:
+    def ended(self, connection: ClientConnection, post: SentRequest) -> None:
         if post.outcome == "cut" and connection.was_raced(post):
             post.outcome, post.again, post.answer = None, True, None
             self.again += 1
@@ -203,11 +203,11 @@ class Client:
             connection.close()
         self._settled(post)
 
-    def _keep(self, connection: Connection, since: float) -> None:
+    def _keep(self, connection: ClientConnection, since: float) -> None:
         connection.kept = True
         self._idle.append((since, connection))
 
-    def _settled(self, post: Post) -> None:
+    def _settled(self, post: SentRequest) -> None:
         self._flying.discard(post)
         self._ended += 1
         self._unfinished += post.outcome == "unfinished"
@@ -253,7 +253,7 @@ class Client:
             asyncio.get_running_loop().call_later(min(0.25, self._spec.stall / 4), self._look_for_stalls)
 
     def _tell(self) -> None:
-        self._tell_load(News(
+        self._tell_load(WorkerProgress(
             sent=self._sent, ended=self._ended, failed=self._failed, unfinished=self._unfinished,
             in_flight=len(self._flying), output_tokens=self._tokens, firsts=self._firsts, waiting=self._still_wanted(),
             events=self._events + sum(len(post.answer.times) for post in self._flying if post.answer),

@@ -33,14 +33,14 @@ from penstock.engine.channel import StepOutputs, Wire
 from penstock.engine.client import Client
 from penstock.request import SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas
-from penstock.server import exchange
-from penstock.server.answers import CompletionAnswer
-from penstock.server.metrics import Metrics
-from penstock.server.prompts import Prompt
-from penstock.server.running import Running
-from penstock.server.service import Service
-from penstock.server.spelling import Spellings
-from penstock.server.translate import Call
+from penstock.server.online import handlers
+from penstock.server.online.active_call import ActiveCall
+from penstock.server.online.app_state import AppState
+from penstock.server.online.metrics import Metrics
+from penstock.server.openai.answers import CompletionAnswer
+from penstock.server.openai.prompt_ids import TokenizedPrompt
+from penstock.server.openai.token_json import TokenSpellings
+from penstock.server.openai.translate import Call
 from penstock.text.tokenizer import Tokenizer
 
 STOPS = ["Question:"]
@@ -165,17 +165,21 @@ async def _sink(message: Any) -> None:
 
 
 async def serve(
-    spellings: Spellings, messages: list[bytes], requests: int, asked: dict[str, Any], *, stream: bool = False
+    spellings: TokenSpellings, messages: list[bytes], requests: int, asked: dict[str, Any], *, stream: bool = False
 ) -> tuple[float, float, int]:
     """(processor seconds, longest block, bytes) of answering `requests` bodies out of these messages."""
     tokenizer = spellings.tokenizer
     assert tokenizer is not None
     sampling = SamplingParams(**asked)
     client = AsyncClient(FACTS, tokenizer, cast(Any, End(messages)), cast(Any, Process()))
-    service = Service(client=client, model="made-up", metrics=Metrics(client, "made-up"))
+    service = AppState(client=client, model="made-up", metrics=Metrics(client, "made-up"))
     service.spellings = spellings
     call = Call(
-        prompts=[Prompt([1, 2, 3])], sampling=sampling, stream=stream, include_usage=False, logprobs=sampling.logprobs
+        prompts=[TokenizedPrompt([1, 2, 3])],
+        sampling=sampling,
+        stream=stream,
+        include_usage=False,
+        logprobs=sampling.logprobs,
     )
     gap = Gap()
     begin = time.thread_time()
@@ -184,13 +188,13 @@ async def serve(
     return seconds, gap.end(), sum(sizes)
 
 
-async def _answer(service: Service, call: Call, stream: bool) -> int:
-    running = Running(service, call)
+async def _answer(service: AppState, call: Call, stream: bool) -> int:
+    running = ActiveCall(service, call)
     answer = CompletionAnswer(call, service.model, service.spellings)
     if stream:
-        await exchange.EventStream(service, running, answer, None)._write(_sink)
+        await handlers.EventStream(service, running, answer, None)._write(_sink)
         return 0
-    return sum(map(len, await exchange.whole(service, running, answer)))
+    return sum(map(len, await handlers.whole(service, running, answer)))
 
 
 def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> float:
@@ -207,7 +211,7 @@ def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> 
 
 
 def best(
-    times: int, spellings: Spellings, messages: list[bytes], requests: int, asked: dict[str, Any], **how: Any
+    times: int, spellings: TokenSpellings, messages: list[bytes], requests: int, asked: dict[str, Any], **how: Any
 ) -> Any:
     """The quickest of several runs of `serve`, and the shortest of their longest blocks."""
     runs = []
@@ -218,7 +222,7 @@ def best(
 
 
 def measure(tokenizer: Tokenizer, requests: int, times: int) -> dict[str, float]:
-    spellings = Spellings(tokenizer, VOCAB)
+    spellings = TokenSpellings(tokenizer, VOCAB)
     begin = time.thread_time()
     spellings.of(as_ids=False).tables  # noqa: B018 - made by looking
     found = {"tables_ms": 1e3 * (time.thread_time() - begin)}

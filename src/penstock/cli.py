@@ -241,10 +241,10 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
     config = Config.of(model=model, **knobs)
-    from penstock.server.limits import Limits
-    from penstock.server.serve import serve as serve_http
+    from penstock.server.openai.http_limits import HttpLimits
+    from penstock.server.process.serve import serve as serve_http
 
-    limits = Limits(
+    limits = HttpLimits(
         max_num_queued_reqs=max_num_queued_reqs, max_num_queued_tokens=max_num_queued_tokens,
         request_seconds=request_timeout, drain_seconds=shutdown_timeout, step_timeout=step_timeout,
     )  # fmt: skip

@@ -24,7 +24,8 @@ from penstock import journal
 from penstock.server.batch.input_file import BatchLimits
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import opened
-from penstock.server.limits import Limits
+from penstock.server.online.app_state import AppState
+from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 
 OVER = ("completed", "failed", "cancelled")
@@ -65,26 +66,23 @@ def batching(
     tokenizer: Tokenizer | None,
     folder: Path,
     limits: BatchLimits | None = None,
-    server_limits: Limits | None = None,
+    server_limits: HttpLimits | None = None,
     model: str = "fake",
     held: bool = False,
     **facts: Any,
 ) -> Iterator[Batching]:
     """Goes on with what is in the folder; ends as a server does that was told to. model: the served name. held: the
     engine gives nothing until it is told to."""
-    with opened(folder) as state, running_server(tokenizer, limits=server_limits, **facts) as running:
-        assert state is not None
-        made: list[BatchManager] = []
+    made: list[BatchManager] = []
 
-        running.service.model = model
+    def manage(service: AppState) -> BatchManager:
+        service.model = model
+        made.append(BatchManager(service, state, limits))
+        return made[0]
 
-        async def begin() -> None:
-            made.append(BatchManager(running.service, state, limits))
-            running.service.desk = made[0]
-            await made[0].go_on()
-
+    with opened(folder) as state, running_server(tokenizer, limits=server_limits, batches=manage, **facts) as running:
         running.hold(held)
-        running.on_loop(begin())
+        running.on_loop(made[0].go_on())
         try:
             yield Batching(running, made[0])
         finally:

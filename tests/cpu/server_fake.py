@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 from array import array
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from penstock.errors import ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
-from penstock.server.app import build_app
-from penstock.server.connection import connection_of
-from penstock.server.doors import Doors
-from penstock.server.keys import gather_keys
-from penstock.server.limits import Limits
-from penstock.server.metrics import Metrics
-from penstock.server.porter import Porter
-from penstock.server.service import Service
+from penstock.server.batch.manager import BatchManager
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.app_state import AppState
+from penstock.server.online.auth import AccessPolicy
+from penstock.server.online.metrics import Metrics
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.app import build_app
+from penstock.server.process.http_protocol import http_protocol
+from penstock.server.process.load_shedding import LoadShedder
 from penstock.text.chat_template import render
 from penstock.text.sandbox import Done, SandboxPool
 from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
@@ -212,7 +213,7 @@ class _Uvicorn(uvicorn.Server):
 class Running:
     """A server in a thread: its URL, its fake engine, and a way to run something on its loop."""
 
-    def __init__(self, url: str, engine: FakeEngine, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, url: str, engine: FakeEngine, service: AppState, loop: asyncio.AbstractEventLoop) -> None:
         self.url, self.engine, self.service, self.loop = url, engine, service, loop
 
     def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -249,26 +250,27 @@ def running_server(
     tokenizer: Tokenizer | None,
     *,
     api_key: str | None = None,
-    doors: Doors | None = None,
-    limits: Limits | None = None,
+    doors: AccessPolicy | None = None,
+    limits: HttpLimits | None = None,
     sandboxes: SandboxPool | None = None,
+    batches: Callable[[AppState], BatchManager] | None = None,
     **facts: Any,
 ) -> Iterator[Running]:
     ready, made = threading.Event(), []
 
     async def main() -> None:
         engine = FakeEngine(tokenizer, **facts)
-        doors_ = doors or Doors(keys=gather_keys([api_key] if api_key else (), None, {}))
-        service = Service(
+        doors_ = doors or AccessPolicy(keys=gather_keys([api_key] if api_key else (), None, {}))
+        service = AppState(
             client=engine,
             model="fake",
             metrics=Metrics(engine, "fake"),
-            limits=limits or Limits(),
+            limits=limits or HttpLimits(),
             keys=doors_.keys,
             sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
-        app = build_app(service, doors_)
-        protocol = connection_of(service.limits, Porter(service.queue, doors_))
+        app = build_app(service, doors_, desk=batches and batches(service))
+        protocol = http_protocol(service.limits, LoadShedder(service.queue, doors_))
         config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

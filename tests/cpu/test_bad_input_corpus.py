@@ -13,7 +13,7 @@ from bad_input_corpus import CANARY, CORPUS, MAX_BODY, NUMBER, Case
 from batch_fake import Batching, batching
 from server_fake import make_tokenizer
 
-from penstock.server.limits import Limits
+from penstock.server.openai.http_limits import HttpLimits
 
 PATIENCE = 20  # seconds after which an answer is a hang
 PATHS = ("/tmp", "site-packages", ".py", "Traceback", "penstock.server")
@@ -23,7 +23,7 @@ PATHS = ("/tmp", "site-packages", ".py", "Traceback", "penstock.server")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batching]:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tok"))
     folder = tmp_path_factory.mktemp("state")
-    with batching(tokenizer, folder, limits=None, server_limits=Limits(max_body_bytes=MAX_BODY)) as running:
+    with batching(tokenizer, folder, limits=None, server_limits=HttpLimits(max_body_bytes=MAX_BODY)) as running:
         yield running
 
 

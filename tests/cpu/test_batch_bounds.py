@@ -17,8 +17,8 @@ from server_fake import make_tokenizer
 
 from penstock.server.batch.finalize import FEW, few_of, listed
 from penstock.server.batch.input_file import BatchLimits
-from penstock.server.doors import Doors
-from penstock.server.keys import gather_keys
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy
 from penstock.text.tokenizer import Tokenizer
 
 LIMITS = BatchLimits(max_unfinished=3, max_files=6)
@@ -73,7 +73,9 @@ def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_pa
 
 def test_another_keys_owner_has_bounds_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
     limits = BatchLimits(max_unfinished=1, max_files=1)
-    with batching(tokenizer, tmp_path, limits, doors=Doors(keys=gather_keys(["one", "two"], None, {}))) as server:
+    with batching(
+        tokenizer, tmp_path, limits, doors=AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+    ) as server:
         server.running.hold(True)
         for key in ("one", "two"):
             client = server.openai.with_options(api_key=key)
@@ -146,7 +148,7 @@ def uploading(server: Batching, key: str) -> Iterator[None]:
 
 
 def test_uploads_at_once_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    doors = Doors(keys=gather_keys(["one", "two"], None, {}))
+    doors = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
     with batching(tokenizer, tmp_path, BatchLimits(max_uploads=2), doors=doors) as server:
         mine, other = (server.openai.with_options(api_key=key) for key in ("one", "two"))
         with uploading(server, "one"):
@@ -231,12 +233,12 @@ def test_a_batch_on_its_way_keeps_no_errors_in_memory(tokenizer: Tokenizer, tmp_
 
 def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
     def seen(keys: list[str]) -> dict[str, list[str]]:
-        doors = Doors(keys=gather_keys(keys, None, {}))
+        doors = AccessPolicy(keys=gather_keys(keys, None, {}))
         with batching(tokenizer, tmp_path, doors=doors) as server:
             clients = {key: server.openai.with_options(api_key=key) for key in keys}
             return {key: [file.filename for file in client.files.list()] for key, client in clients.items()}
 
-    with batching(tokenizer, tmp_path, doors=Doors(keys=gather_keys(["a", "b"], None, {}))) as server:
+    with batching(tokenizer, tmp_path, doors=AccessPolicy(keys=gather_keys(["a", "b"], None, {}))) as server:
         for key in ("a", "b"):
             server.openai.with_options(api_key=key).files.create(file=(f"{key}'s", b""), purpose="batch")
     assert seen(["a", "b"]) == {"a": ["a's"], "b": ["b's"]}

@@ -25,8 +25,8 @@ from penstock.jobs.batch import fetch, line_of, submit, troubles_of, watch
 from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
 from penstock.journal import Journal
 from penstock.server.batch.input_file import BatchLimits
-from penstock.server.doors import Doors
-from penstock.server.keys import gather_keys
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy
 from penstock.text.tokenizer import Tokenizer
 
 MOST = 4 << 20
@@ -300,7 +300,7 @@ def test_a_file_that_is_too_large_is_refused_in_words(server: Batching, tmp_path
 
 
 def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state", doors=Doors(keys=gather_keys(["secret"], None, {}))) as server:
+    with batching(tokenizer, tmp_path / "state", doors=AccessPolicy(keys=gather_keys(["secret"], None, {}))) as server:
         path = written(tmp_path, [line("a")])
         assert submit(Remote(server.url, "secret"), path, None).startswith("batch_")
         with pytest.raises(

@@ -19,8 +19,8 @@ from penstock.server.batch import manager, pipeline
 from penstock.server.batch.input_file import BatchLine
 from penstock.server.batch.line_request import ID_BYTES, PREPARED_AT_ONCE, LinePreparer
 from penstock.server.batch.pipeline import LARGE_AT_ONCE
-from penstock.server.limits import Limits
-from penstock.server.whole import AnswerTooLargeError, Wholes
+from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
+from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 
 BODY = {"max_tokens": 200, "logprobs": 5}
@@ -46,12 +46,12 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def with_room(tokenizer: Tokenizer, folder: Path, room: float) -> Iterator[Batching]:
-    with batching(tokenizer, folder, server_limits=Limits(max_answer_bytes=int(room))) as server:
+    with batching(tokenizer, folder, server_limits=HttpLimits(max_answer_bytes=int(room))) as server:
         yield server
         assert answers_of(server).bytes == answers_of(server).kept == 0
 
 
-def answers_of(server: Batching) -> Wholes:
+def answers_of(server: Batching) -> ResponseBudget:
     return server.desk._tools.caller.wholes
 
 
@@ -110,7 +110,7 @@ def test_what_waits_for_the_disk_is_bounded_and_comes_out_whole(
 
 
 def test_what_is_kept_is_never_given_up() -> None:
-    wholes = Wholes(100)
+    wholes = ResponseBudget(100)
     with wholes.hold([b""]) as begun, wholes.hold([b"x" * 30]) as written:
         wholes.keep(60)
         assert not written.given_up

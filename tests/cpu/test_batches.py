@@ -23,9 +23,9 @@ from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
 from penstock.server.batch import batch_job, disk_retry, input_file, manager
 from penstock.server.batch.state_folder import StateFolder
-from penstock.server.doors import Doors
-from penstock.server.keys import gather_keys
-from penstock.server.serve import serve
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy
+from penstock.server.process.serve import serve
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -568,7 +568,7 @@ def test_several_servers_keep_no_state(tmp_path: Path) -> None:
 
 def test_files_belong_to_their_key(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = gather_keys(["first", "second"], None, {})
-    with batching(tokenizer, tmp_path, doors=Doors(keys=keys)) as server:
+    with batching(tokenizer, tmp_path, doors=AccessPolicy(keys=keys)) as server:
         first = server.openai.with_options(api_key="first")
         second = server.openai.with_options(api_key="second")
         file_id = first.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch").id

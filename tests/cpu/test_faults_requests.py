@@ -110,7 +110,7 @@ def test_text_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: 
 
 
 def test_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from penstock.server.answers import CompletionAnswer
+    from penstock.server.openai.answers import CompletionAnswer
 
     plain = CompletionAnswer.event
 

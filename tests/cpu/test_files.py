@@ -17,7 +17,7 @@ from server_fake import make_tokenizer, read_error
 from penstock.server.batch import batches, files
 from penstock.server.batch.input_file import BatchLimits
 from penstock.server.batch.state_folder import StateFolder
-from penstock.server.limits import Limits
+from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 
 MOST = 4 << 20
@@ -228,7 +228,7 @@ def test_a_slow_upload_lies_on_the_disk_and_not_in_memory(server: Batching, tmp_
 
 
 def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state", server_limits=Limits(body_seconds=0.2)) as server:
+    with batching(tokenizer, tmp_path / "state", server_limits=HttpLimits(body_seconds=0.2)) as server:
         address = server.url.removeprefix("http://").split(":")
         with socket.create_connection((address[0], int(address[1]))) as connection:
             connection.sendall(head(3_000_000) + form(FILE, end=b""))

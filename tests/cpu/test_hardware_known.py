@@ -19,7 +19,7 @@ from penstock.engine.roofline import ModelSizes
 from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs, rated
 from penstock.models.model_config import model_config_of
 from penstock.request import Request, SamplingParams
-from penstock.server.metrics import Metrics
+from penstock.server.online.metrics import Metrics
 
 CUDA = torch.device("cuda", 0)
 

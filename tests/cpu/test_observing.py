@@ -17,11 +17,11 @@ from server_fake import FakeEngine
 from service import COMPLETIONS, Serving, make_folder, wait_until
 
 from penstock.errors import UsageError
-from penstock.server.access_log import open_log
-from penstock.server.app import build_app
-from penstock.server.keys import gather_keys
-from penstock.server.metrics import Metrics
-from penstock.server.service import Service
+from penstock.server.online.access_log import open_log
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.app_state import AppState
+from penstock.server.online.metrics import Metrics
+from penstock.server.process.app import build_app
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 # What vLLM's own example dashboards, of several of its versions, ask for, after the colon (its v1 metrics loggers).
@@ -150,7 +150,7 @@ def test_the_access_log(serving: Serving) -> None:
 def test_a_refusal_is_in_the_log_with_its_code_and_param(tmp_path: Path) -> None:
     """And a fault of ours is a 500 there, not a client that left."""
     engine, log = FakeEngine(None), io.BytesIO()
-    app = build_app(Service(client=engine, model="fake", metrics=Metrics(engine, "fake")), None, log)
+    app = build_app(AppState(client=engine, model="fake", metrics=Metrics(engine, "fake")), None, log)
 
     def broken(*prompt: Any, **more: Any) -> None:
         raise RuntimeError("the spring behind the mill")

@@ -16,7 +16,7 @@ from bad_input_corpus import CORPUS
 from batch_fake import Batching, batching
 from server_fake import make_tokenizer, running_server
 
-from penstock.server.openapi import OPERATIONS
+from penstock.server.process.openapi import OPERATIONS
 
 Json = dict[str, Any]
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
 from penstock.request import RANGES
-from penstock.server import fields
-from penstock.server.forms import ChatForm, CompletionForm
-from penstock.server.limits import Limits
+from penstock.server.openai import unsupported_fields as policies
+from penstock.server.openai.forms import ChatForm, CompletionForm
+from penstock.server.openai.http_limits import HttpLimits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -29,7 +29,7 @@ HUGE = 10**4000
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tok"))
-    with running_server(tokenizer, limits=Limits(max_body_bytes=1_000_000)) as running:
+    with running_server(tokenizer, limits=HttpLimits(max_body_bytes=1_000_000)) as running:
         yield running
 
 
@@ -274,13 +274,13 @@ def test_values_that_the_models_size_bounds_are_cut_to_it(http: httpx.Client, se
 
 
 def test_every_field_of_the_forms_has_one_place() -> None:
-    for form, fates in ((CompletionForm, fields.COMPLETION), (ChatForm, fields.CHAT)):
+    for form, fates in ((CompletionForm, policies.COMPLETION), (ChatForm, policies.CHAT)):
         assert not set(form.__struct_fields__) & set(fates)
 
 
 def test_the_page_names_every_field() -> None:
     page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
-    missing = [name for name in (*NAMES, *fields.MESSAGE, *fields.STREAM_OPTIONS) if f"`{name}`" not in page]
+    missing = [name for name in (*NAMES, *policies.MESSAGE, *policies.STREAM_OPTIONS) if f"`{name}`" not in page]
     assert not missing
 
 
@@ -350,7 +350,14 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-NAMES = sorted({*CompletionForm.__struct_fields__, *ChatForm.__struct_fields__, *fields.COMPLETION, *fields.CHAT})
+NAMES = sorted(
+    {
+        *CompletionForm.__struct_fields__,
+        *ChatForm.__struct_fields__,
+        *policies.COMPLETION,
+        *policies.CHAT,
+    }
+)
 MESSAGES = st.lists(
     st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), LEAVES | VALUES, max_size=4), max_size=3
 )

@@ -16,16 +16,17 @@ import pytest
 from batch_fake import batching, jsonl, line
 from server_fake import CONTEXT, Facts, FakeEngine, Running, SandboxesHere, make_tokenizer, running_server
 
-from penstock.server import exchange, prompts
-from penstock.server.app import build_app
-from penstock.server.doors import Doors
-from penstock.server.forms import read_chat, read_completion
-from penstock.server.keys import gather_keys
-from penstock.server.limits import Limits
-from penstock.server.metrics import Metrics
-from penstock.server.service import Service
-from penstock.server.translate import chat_call, completion_call, size_of
-from penstock.server.whole import AnswerTooLargeError, Whole, Wholes
+from penstock.server.online import handlers
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.app_state import AppState
+from penstock.server.online.auth import AccessPolicy
+from penstock.server.online.buffered import AnswerTooLargeError, BufferedResponse, ResponseBudget
+from penstock.server.online.metrics import Metrics
+from penstock.server.openai import prompt_ids
+from penstock.server.openai.forms import read_chat, read_completion
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.translate import chat_call, completion_call, size_of
+from penstock.server.process.app import build_app
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -39,7 +40,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 @pytest.fixture
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
-    with running_server(tokenizer, limits=Limits(max_answer_bytes=100_000)) as running:
+    with running_server(tokenizer, limits=HttpLimits(max_answer_bytes=100_000)) as running:
         yield running
 
 
@@ -64,7 +65,7 @@ def test_what_is_refused_by_its_number_or_length_is_not_looked_at(
     server: Running, tokenised: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(prompts, "_id_prompt", lambda *given: looked.append(given))
+    monkeypatch.setattr(prompt_ids, "_id_prompt", lambda *given: looked.append(given))
     for fields, param in (
         ({"prompt": [[1]] * 8_193}, "prompt"),
         ({"prompt": [""] * 8_193}, "prompt"),
@@ -115,7 +116,7 @@ def test_chats_long_texts_and_many_are_tokenised_off_the_loop(server: Running, t
 
 
 def test_the_loop_turns_while_many_ids_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "TURN", 10)
+    monkeypatch.setattr(prompt_ids, "TURN", 10)
     turns = 0
 
     async def tick() -> None:
@@ -207,12 +208,12 @@ def test_an_answer_beyond_the_bound_is_refused_and_may_be_streamed(server: Runni
 
 def test_several_servers_share_the_bound(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(tokenizer)
-    service = Service(client=engine, model="fake", metrics=Metrics(engine, "fake"), servers=4)  # type: ignore[arg-type]
+    service = AppState(client=engine, model="fake", metrics=Metrics(engine, "fake"), servers=4)  # type: ignore[arg-type]
     assert service.wholes.most == 2**29
 
 
 def test_a_batchs_line_has_the_bound_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state", server_limits=Limits(max_answer_bytes=100_000)) as server:
+    with batching(tokenizer, tmp_path / "state", server_limits=HttpLimits(max_answer_bytes=100_000)) as server:
         batch_id = server.submit(jsonl([line("large", **LARGE), line("small")]))
         batch = server.until_over(batch_id)
         (failed,) = server.rows(batch.error_file_id)
@@ -223,7 +224,7 @@ def test_a_batchs_line_has_the_bound_too(tokenizer: Tokenizer, tmp_path: Path) -
 
 
 def test_a_batchs_lines_are_its_keys(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    doors = Doors(keys=gather_keys(["one", "two"], None, {}))
+    doors = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
     with batching(tokenizer, tmp_path / "state", doors=doors) as server:
         for key in ("two", "one"):
             server.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
@@ -233,7 +234,7 @@ def test_a_batchs_lines_are_its_keys(tokenizer: Tokenizer, tmp_path: Path) -> No
 
 
 def test_the_largest_is_given_up() -> None:
-    wholes = Wholes(100)
+    wholes = ResponseBudget(100)
     with wholes.hold([b""] * 3) as large, wholes.hold([b""] * 3) as small:
         large.put(0, b"x" * 60)
         small.put(0, b"x" * 30)
@@ -252,7 +253,7 @@ def test_the_largest_is_given_up() -> None:
     assert wholes.bytes == 0
 
 
-async def sent_by(whole: Whole, wholes: Wholes, other: int) -> list[Any]:
+async def sent_by(whole: BufferedResponse, wholes: ResponseBudget, other: int) -> list[Any]:
     """What a reader got that has taken one piece of a body when another body of `other` bytes is made."""
     sent: list[Any] = []
     reading = asyncio.Event()
@@ -279,9 +280,9 @@ async def sent_by(whole: Whole, wholes: Wholes, other: int) -> list[Any]:
 
 @pytest.mark.parametrize("other", [200_000, 500_000])
 def test_a_body_counts_until_its_reader_has_it(other: int) -> None:
-    wholes = Wholes(1_000_000)
+    wholes = ResponseBudget(1_000_000)
     pieces = [bytes([at]) * 100_000 for at in range(10)]
-    start, *bodies = asyncio.run(sent_by(Whole(wholes, list(pieces), "id"), wholes, other))
+    start, *bodies = asyncio.run(sent_by(BufferedResponse(wholes, list(pieces), "id"), wholes, other))
     assert (b"content-length", b"1000000") in start["headers"]
     got = b"".join(body["body"] for body in bodies)
     if other == 200_000:  # 300,000 are handed on: both have room
@@ -292,13 +293,13 @@ def test_a_body_counts_until_its_reader_has_it(other: int) -> None:
 
 def test_events_of_one_step_are_handed_on_in_pieces(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of n first events may say the whole prompt again."""
-    monkeypatch.setattr(exchange, "PIECE", 2_000)
-    monkeypatch.setattr(exchange, "PORTION", 2)
+    monkeypatch.setattr(handlers, "PIECE", 2_000)
+    monkeypatch.setattr(handlers, "PORTION", 2)
     body = json.dumps({"prompt": "x" * 200, "echo": True, "n": 50, "max_tokens": 2, "stream": True}).encode()
 
     async def sizes() -> list[int]:
         engine = FakeEngine(tokenizer)
-        service = Service(client=engine, model="fake", metrics=Metrics(engine, "fake"))  # type: ignore[arg-type]
+        service = AppState(client=engine, model="fake", metrics=Metrics(engine, "fake"))  # type: ignore[arg-type]
         sent: list[Any] = []
         coming = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -16,8 +16,8 @@ import pytest
 from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
-from penstock.server.connection import MOST_BEHIND, SPARE, Connection, most_connections
-from penstock.server.limits import Limits
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.http_protocol import MOST_BEHIND, SPARE, HttpProtocol, most_connections
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETIONS = "/v1/completions"
@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
-    limits = Limits(header_seconds=0.5, max_header_bytes=16_384, stall_seconds=0.5, body_seconds=5)
+    limits = HttpLimits(header_seconds=0.5, max_header_bytes=16_384, stall_seconds=0.5, body_seconds=5)
     with running_server(tokenizer, limits=limits) as running:
         yield running
 
@@ -298,7 +298,7 @@ BEHIND_MOST = [
 @pytest.mark.parametrize("sent", BEHIND_MOST)
 def test_who_waits_for_no_answer_makes_room_for_another(tokenizer: Tokenizer, sent: bytes) -> None:
     """The oldest first; not who waits for one, however old."""
-    limits = Limits(max_connections=3, header_seconds=1e4)
+    limits = HttpLimits(max_connections=3, header_seconds=1e4)
     with running_server(tokenizer, limits=limits) as server, connect(server) as waits:
         server.hold(True)
         waits.sendall(post({"prompt": "x", "max_tokens": 3}))
@@ -347,7 +347,7 @@ def test_who_has_not_taken_its_answer_yet_goes_after_the_others() -> None:
     slow, first, second, new = (_Idle(untaken, idle) for untaken in (100, 0, 0, 0))
     order = []
     for _ in range(4):
-        Connection._make_room(new)  # type: ignore[arg-type]
+        HttpProtocol._make_room(new)  # type: ignore[arg-type]
         (gone,) = (each for each in (slow, first, second, new) if each.aborted and each not in order)
         order.append(gone)
     assert order == [first, second, slow, new] and not idle
@@ -357,13 +357,13 @@ def test_where_files_are_served_each_connection_may_hold_two_descriptors(monkeyp
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     for files in (False, True):
-        most = most_connections(Limits(), files=files)
+        most = most_connections(HttpLimits(), files=files)
         assert most > 300 and (1 + files) * most + SPARE <= 1024 - 256
 
 
 def test_a_crowd(tokenizer: Tokenizer) -> None:
     """As many as there may be wait for answers: the next is told, and probes are answered."""
-    with running_server(tokenizer, limits=Limits(max_connections=3)) as server:
+    with running_server(tokenizer, limits=HttpLimits(max_connections=3)) as server:
         server.hold(True)
         crowd = [connect(server) for _ in range(3)]
         for each in crowd:

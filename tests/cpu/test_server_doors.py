@@ -14,9 +14,16 @@ from typer.testing import CliRunner
 
 from penstock.config import Config
 from penstock.errors import UsageError
-from penstock.server.doors import BadHostError, Doorkeeper, Doors, check_hosts, check_public, is_loopback
-from penstock.server.keys import Key, KeyRing, gather_keys
-from penstock.server.refusals import BadKeyError
+from penstock.server.online.api_keys import Key, KeyRing, gather_keys
+from penstock.server.online.auth import (
+    AccessPolicy,
+    Authenticator,
+    BadHostError,
+    check_hosts,
+    check_public,
+    is_loopback,
+)
+from penstock.server.openai.http_errors import BadKeyError
 
 MODELS = "/v1/models"
 
@@ -30,7 +37,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
-    doors = Doors(keys=gather_keys(["one-key", "other-key"], None, {}))
+    doors = AccessPolicy(keys=gather_keys(["one-key", "other-key"], None, {}))
     with running_server(make_tokenizer(tmp_path), doors=doors) as server, httpx.Client(base_url=server.url) as http:
         for header in (bearer("one-key"), bearer("other-key"), {"authorization": "bearer one-key"}):
             assert http.get(MODELS, headers=header).status_code == 200
@@ -53,7 +60,7 @@ def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> No
     "host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "localhost.", "mine.example:1"]
 )
 def test_hosts_that_are_answered(tmp_path: Path, host: str) -> None:
-    with running_server(make_tokenizer(tmp_path), doors=Doors(hosts=("mine.example",))) as server:
+    with running_server(make_tokenizer(tmp_path), doors=AccessPolicy(hosts=("mine.example",))) as server:
         for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
             assert httpx.get(server.url + MODELS, headers=headers).status_code == 200
 
@@ -71,7 +78,7 @@ def test_pages_of_others_are_refused(tmp_path: Path) -> None:
                 assert "evil" not in answer.text
             assert http.get("/health/live", headers=headers).status_code == 200
         assert not server.engine.submitted
-    with running_server(make_tokenizer(tmp_path), doors=Doors(hosts=("*",))) as server:
+    with running_server(make_tokenizer(tmp_path), doors=AccessPolicy(hosts=("*",))) as server:
         assert httpx.get(server.url + MODELS, headers={"host": "any.example", "origin": "null"}).status_code == 200
 
 
@@ -92,7 +99,7 @@ def test_pages_of_others_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: bool) -> None:
-    keeper = Doorkeeper(Doors(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
+    keeper = Authenticator(AccessPolicy(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
     headers = [(b"origin", origin.encode())] + ([(b"host", host.encode())] if host is not None else [])
     if comes_in:
         assert keeper.let_in(headers) is None
@@ -102,7 +109,7 @@ def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: boo
 
 
 def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
-    keeper, host = Doorkeeper(Doors()), (b"host", b"localhost:8000")
+    keeper, host = Authenticator(AccessPolicy()), (b"host", b"localhost:8000")
     assert keeper.let_in([host]) is None
     with pytest.raises(BadHostError, match="Host header"):
         keeper.let_in([host, host])
@@ -135,14 +142,14 @@ NO_AUTHORITIES = [
 
 @pytest.mark.parametrize("authority", AUTHORITIES)
 def test_hosts_are_read_to_the_letter(authority: str) -> None:
-    keeper, host = Doorkeeper(Doors()), authority.encode("latin-1")
+    keeper, host = Authenticator(AccessPolicy()), authority.encode("latin-1")
     for scheme in (b"http", b"HTTPS", b"app"):
         assert keeper.let_in([(b"host", host), (b"origin", scheme + b"://" + host)]) is None
 
 
 @pytest.mark.parametrize("authority", NO_AUTHORITIES)
 def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
-    keeper, strange = Doorkeeper(Doors()), authority.encode("latin-1")
+    keeper, strange = Authenticator(AccessPolicy()), authority.encode("latin-1")
     with pytest.raises(BadHostError, match="Host header"):
         keeper.let_in([(b"host", strange)])
     for headers in ([(b"host", b"localhost")], []):
@@ -160,12 +167,12 @@ def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
 )  # fmt: skip
 def test_what_only_resembles_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(BadHostError, match="pages of other"):
-        Doorkeeper(Doors()).let_in([(b"host", b"localhost"), (b"origin", origin.encode())])
+        Authenticator(AccessPolicy()).let_in([(b"host", b"localhost"), (b"origin", origin.encode())])
 
 
 @pytest.mark.parametrize(("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)])
 def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version: str, status: int) -> None:
-    doors = Doors(keys=gather_keys(["k"] * keyed, None, {}))
+    doors = AccessPolicy(keys=gather_keys(["k"] * keyed, None, {}))
     head = f"GET {MODELS} HTTP/{version}\r\nauthorization: Bearer k\r\nconnection: close\r\n\r\n"
     with running_server(make_tokenizer(tmp_path), doors=doors) as server, connect(server) as connection:
         connection.sendall(head.encode())
@@ -190,7 +197,9 @@ def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
         b"evil.example": False,
     }  # fmt: skip
     keys = gather_keys(["k"], None, {})
-    named, bare, any_host = (Doorkeeper(Doors(keys=keys, hosts=hosts)) for hosts in (("api.example.com",), (), ("*",)))
+    named, bare, any_host = (
+        Authenticator(AccessPolicy(keys=keys, hosts=hosts)) for hosts in (("api.example.com",), (), ("*",))
+    )
     for host, comes_in in cases.items():
         for keeper in (bare, any_host):
             assert keeper.let_in([key, (b"host", host)]) == keys[0]
@@ -212,7 +221,7 @@ def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
 def test_the_description_has_403_where_a_host_is_asked(
     tmp_path: Path, keyed: bool, hosts: tuple[str, ...], asked: bool
 ) -> None:
-    doors = Doors(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts)
+    doors = AccessPolicy(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts)
     header = bearer("k") if keyed else {}
     with running_server(make_tokenizer(tmp_path), doors=doors) as server, httpx.Client(base_url=server.url) as http:
         paths = http.get("/openapi.json", headers=header).json()["paths"]
@@ -224,7 +233,7 @@ def test_the_description_has_403_where_a_host_is_asked(
 
 
 def test_a_public_address_wants_a_key() -> None:
-    open_doors, keyed = Doors(), Doors(keys=gather_keys(["k"], None, {}))
+    open_doors, keyed = AccessPolicy(), AccessPolicy(keys=gather_keys(["k"], None, {}))
     for host in ("0.0.0.0", "::", "", "203.0.113.7"):
         assert not is_loopback(host)
         check_public(host, keyed, allow_no_key=False)
@@ -253,7 +262,7 @@ def test_the_command_line_says_it_before_anything_loads(monkeypatch: pytest.Monk
 
 
 def test_serve_takes_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import penstock.server.serve as room
+    import penstock.server.process.serve as room
 
     seen: list[room.Site] = []
 

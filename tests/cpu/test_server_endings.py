@@ -22,9 +22,10 @@ import pytest
 from server_fake import Running, make_tokenizer, read_error, running_server
 
 from penstock.errors import CapacityError, UsageError
-from penstock.server import exchange, forms
-from penstock.server.limits import Limits
-from penstock.server.stop import signals
+from penstock.server.online import handlers
+from penstock.server.openai import forms
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.signals import signals
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -178,11 +179,11 @@ def test_what_a_body_had_beyond_its_call_goes_while_it_is_answered(
 ) -> None:
     seen: list[Any] = []
 
-    def read(body: bytearray, limits: Limits) -> Any:
+    def read(body: bytearray, limits: HttpLimits) -> Any:
         seen.append(forms.read_completion(body, limits))
         return seen[-1]
 
-    monkeypatch.setattr(exchange, "read_completion", read)
+    monkeypatch.setattr(handlers, "read_completion", read)
     server.hold(True)
     asking = threading.Thread(
         target=httpx.post, args=(server.url + COMPLETIONS,), kwargs={"json": {"prompt": "x"}, "timeout": 30}
@@ -244,7 +245,8 @@ async def launch(config, engine, step_timeout):
     engine.close = close
     return engine
 sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())  # so that no torch is loaded
-import penstock.server.serve as room
+import penstock.server.process.site as room
+from penstock.server.process.serve import serve
 from penstock.config import Config
 from penstock.errors import PenstockError
 async def breaks(*_, **__):
@@ -258,7 +260,7 @@ if {harm!r} == "drain":
 elif {harm!r}:
     setattr(room._Server, {harm!r}, breaks)
 try:
-    room.serve(Config.of(model="some/model"), port={port}, served_model_name="fake")
+    serve(Config.of(model="some/model"), port={port}, served_model_name="fake")
 except PenstockError as error:
     print("error:", error, flush=True)
     sys.exit(error.exit_code)
@@ -476,7 +478,7 @@ async def launch(config, engine, step_timeout):
         await broken.wait()
         raise RuntimeError("uvicorn broke")
     if {end!r} == "breaks":
-        import penstock.server.serve as room
+        import penstock.server.process.site as room
         room._Server.main_loop = main_loop
     def works():
         print("works", flush=True)
@@ -641,7 +643,7 @@ def test_a_port_in_use_is_said_before_anything_loads(tmp_path: Path) -> None:
 
 
 def test_hosts_and_ports_that_cannot_be() -> None:
-    import penstock.server.serve as room
+    import penstock.server.process.serve as room
 
     for host, port in (("127.0.0.1", 65_536), ("127.0.0.1", -1), ("no such host", 0), ("", -1)):
         with pytest.raises(UsageError):
@@ -653,7 +655,7 @@ def test_hosts_and_ports_that_cannot_be() -> None:
 
 
 def test_until_gone_ends_its_work_before_it_raises() -> None:
-    from penstock.server.running import ClientGoneError, until_gone
+    from penstock.server.online.active_call import ClientGoneError, until_gone
 
     async def run() -> list[str]:
         seen: list[str] = []

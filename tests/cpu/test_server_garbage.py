@@ -25,7 +25,7 @@ from in_loop import Here, raw, serving_here
 from service import make_folder
 
 from penstock.server.batch.state_folder import opened
-from penstock.server.limits import Limits
+from penstock.server.openai.http_limits import HttpLimits
 
 ROUNDS = 20
 ASKED = {"prompt": [5] * 20, "max_tokens": 3, "seed": 1}
@@ -216,7 +216,7 @@ def test_nothing_waits_for_the_collector(tmp_path: Path, caplog: pytest.LogCaptu
     found: dict[str, Counter[str]] = {}
 
     async def main() -> None:
-        limits = Limits(drain_seconds=1, max_num_queued_reqs=QUEUE)
+        limits = HttpLimits(drain_seconds=1, max_num_queued_reqs=QUEUE)
         with opened(tmp_path / "state") as state:
             async with serving_here(tmp_path, limits, state) as here:
                 for kind in KINDS:

@@ -16,9 +16,9 @@ import pytest
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.errors import UsageError
-from penstock.server.doors import Doors
-from penstock.server.keys import gather_keys
-from penstock.server.limits import Limits
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy
+from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETIONS = "/v1/completions"
@@ -33,7 +33,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 @pytest.fixture
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
-    with running_server(tokenizer, limits=Limits(max_num_queued_reqs=BOUND)) as running:
+    with running_server(tokenizer, limits=HttpLimits(max_num_queued_reqs=BOUND)) as running:
         yield running
 
 
@@ -122,7 +122,7 @@ def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypat
         return plain(texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
-    with running_server(tokenizer, limits=Limits(max_num_queued_tokens=200)) as server, httpx.Client() as http:
+    with running_server(tokenizer, limits=HttpLimits(max_num_queued_tokens=200)) as server, httpx.Client() as http:
         server.hold(True)
         with http.stream("POST", server.url + COMPLETIONS, json={"prompt": "x" * 100, "stream": True}):
             assert server.service.queue.tokens.total == 100
@@ -154,8 +154,8 @@ def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
 
 def test_a_busy_key_leaves_room_for_another(tokenizer: Tokenizer) -> None:
     keys = gather_keys(["busy", "calm"], None, {})
-    doors = Doors(keys=keys)
-    with running_server(tokenizer, doors=doors, limits=Limits(max_num_queued_reqs=8)) as server:
+    doors = AccessPolicy(keys=keys)
+    with running_server(tokenizer, doors=doors, limits=HttpLimits(max_num_queued_reqs=8)) as server:
         server.hold(True)
 
         async def until(tasks: list[asyncio.Task[Any]]) -> None:
@@ -178,7 +178,7 @@ def test_a_busy_key_leaves_room_for_another(tokenizer: Tokenizer) -> None:
 
 
 def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
-    with running_server(tokenizer, limits=Limits(max_reading_bytes=10_000, body_seconds=0.5)) as server:
+    with running_server(tokenizer, limits=HttpLimits(max_reading_bytes=10_000, body_seconds=0.5)) as server:
         host, port = server.url.removeprefix("http://").split(":")
         halves = [socket.create_connection((host, int(port)), timeout=30) for _ in range(2)]
         halves[0].sendall(ask({"prompt": "x" * 9_000})[:-100])
@@ -221,7 +221,7 @@ def test_the_official_client_does_not_repeat_it(server: Running) -> None:
 
 
 def test_the_servers_own_maximum_counts(tokenizer: Tokenizer) -> None:
-    with running_server(tokenizer, limits=Limits(request_seconds=0.2)) as server:
+    with running_server(tokenizer, limits=HttpLimits(request_seconds=0.2)) as server:
         server.hold(True)
         for body in ({"prompt": "x"}, {"prompt": "x", "timeout": 500.0}):
             assert httpx.post(server.url + COMPLETIONS, json=body, timeout=60).status_code == 408
@@ -233,14 +233,14 @@ def test_timeouts_and_limits_that_cannot_be(server: Running) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "timeout"), timeout
     for bad in ({"max_num_queued_reqs": 0}, {"max_num_queued_tokens": -1}, {"request_seconds": 0.0}):
         with pytest.raises(UsageError):
-            Limits(**bad).check()  # type: ignore[arg-type]
+            HttpLimits(**bad).check()  # type: ignore[arg-type]
 
 
 # -- whose a request is
 
 
 def test_keys_are_tenants_and_salts_go_down(tokenizer: Tokenizer) -> None:
-    doors = Doors(keys=gather_keys(["one", "two"], None, {}))
+    doors = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
     with running_server(tokenizer, doors=doors) as server:
         for key in ("one", "two"):
             for salt in (None, "a", "a", "b"):

@@ -23,15 +23,15 @@ from penstock.engine.client import Client, PendingRequest
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import Delta, SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas, PromptNews
-from penstock.server import exchange, whole
-from penstock.server.answers import ChatAnswer, CompletionAnswer
-from penstock.server.logprobs import chat_logprobs, completion_logprobs, completion_object
-from penstock.server.metrics import Metrics
-from penstock.server.prompts import Prompt
-from penstock.server.running import Running
-from penstock.server.service import Service
-from penstock.server.spelling import Spelling
-from penstock.server.translate import Call
+from penstock.server.online import buffered, handlers
+from penstock.server.online.active_call import ActiveCall
+from penstock.server.online.app_state import AppState
+from penstock.server.online.metrics import Metrics
+from penstock.server.openai.answers import ChatAnswer, CompletionAnswer
+from penstock.server.openai.logprobs_json import chat_logprobs, completion_logprobs, completion_object
+from penstock.server.openai.prompt_ids import TokenizedPrompt
+from penstock.server.openai.token_json import Spelling
+from penstock.server.openai.translate import Call
 from penstock.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
@@ -174,10 +174,10 @@ class Process:
         return 0
 
 
-def made_service(tokenizer: Tokenizer) -> tuple[Service, End]:
+def made_service(tokenizer: Tokenizer) -> tuple[AppState, End]:
     end = End()
     client = AsyncClient(Facts(), tokenizer, end, Process())  # type: ignore[arg-type]
-    return Service(client=client, model="fake", metrics=Metrics(client, "fake")), end
+    return AppState(client=client, model="fake", metrics=Metrics(client, "fake")), end
 
 
 def news_of(n: int, prompts: list[list[int]], k: int, *, stream: bool, seed: int) -> list[Deltas]:
@@ -233,23 +233,26 @@ def slow_choice(choice: int, call: Call, delta: Delta, positions: Any, tokenizer
 
 def make_call(sampling: SamplingParams, prompts: list[list[int]], **more: Any) -> Call:
     return Call(
-        prompts=[Prompt(ids) for ids in prompts], sampling=sampling, include_usage=False, logprobs=sampling.logprobs,
+        prompts=[TokenizedPrompt(ids) for ids in prompts],
+        sampling=sampling,
+        include_usage=False,
+        logprobs=sampling.logprobs,
         **{"stream": False, **more},
-    )  # fmt: skip
+    )
 
 
 async def run_call(tokenizer: Tokenizer, call: Call, news: list[Deltas], chat: bool) -> list[bytes]:
     """The body's pieces, or the events."""
     service, end = made_service(tokenizer)
     answer = (ChatAnswer if chat else CompletionAnswer)(call, "fake", service.spellings)
-    running = Running(service, call)
+    running = ActiveCall(service, call)
     sent: list[bytes] = []
 
     async def send(message: Any) -> None:
         sent.append(message["body"])
 
-    work = exchange.EventStream(service, running, answer, None)._write(send) if call.stream else None
-    task = asyncio.ensure_future(work or exchange.whole(service, running, answer))  # type: ignore[arg-type]
+    work = handlers.EventStream(service, running, answer, None)._write(send) if call.stream else None
+    task = asyncio.ensure_future(work or handlers.whole(service, running, answer))  # type: ignore[arg-type]
     for step in news:
         end.take(step)
         await asyncio.sleep(0)
@@ -325,7 +328,7 @@ def test_a_stream_says_the_same(what: str, tokenizer: Tokenizer) -> None:
 
 def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three answers are written at once out of one message, and others get their turns in between."""
-    monkeypatch.setattr(whole, "TURN", 100)
+    monkeypatch.setattr(buffered, "TURN", 100)
     n, length, requests = 20, 50, 3
     total = n * length * requests
     news = Deltas(
@@ -350,7 +353,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
                 return plain(*given)  # type: ignore[no-any-return]
 
             monkeypatch.setattr(answer, "choice", counted)
-            tasks.append(asyncio.ensure_future(exchange.whole(service, Running(service, call), answer)))
+            tasks.append(asyncio.ensure_future(handlers.whole(service, ActiveCall(service, call), answer)))
         end.take(news)
         while not all(task.done() for task in tasks):
             written.append(0)
@@ -363,7 +366,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
 
 
 def test_a_large_body_goes_out_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "PIECE", 10_000)
+    monkeypatch.setattr(buffered, "PIECE", 10_000)
     with running_server(make_tokenizer(tmp_path)) as server:
         asked = {"prompt": "x", "max_tokens": 200, "n": 26, "logprobs": 2}
         answer = httpx.post(server.url + "/v1/completions", json=asked)

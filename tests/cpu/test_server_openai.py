@@ -13,9 +13,9 @@ import pytest
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.request import Delta, SamplingParams
-from penstock.server.answers import CompletionAnswer
-from penstock.server.prompts import Prompt
-from penstock.server.translate import Call
+from penstock.server.openai.answers import CompletionAnswer
+from penstock.server.openai.prompt_ids import TokenizedPrompt
+from penstock.server.openai.translate import Call
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,9 @@ def test_without_include_usage_no_event_has_any(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("only_prompt", [False, True])
 def test_tokens_whose_text_is_held_back_count_with_the_next_event(server: Running, only_prompt: bool) -> None:
     params = SamplingParams(max_tokens=9)
-    call = Call(prompts=[Prompt([1, 2])], sampling=params, stream=True, include_usage=True, continuous_usage=True)
+    call = Call(
+        prompts=[TokenizedPrompt([1, 2])], sampling=params, stream=True, include_usage=True, continuous_usage=True
+    )
     call.only_prompt = only_prompt
     answer = CompletionAnswer(call, "fake", server.service.spellings)
     news = [Delta(1, 0, "a", [5]), Delta(1, 0, "", [6, 7]), Delta(1, 0, "b", [8]), Delta(1, 0, "", [9], "length")]

@@ -18,14 +18,14 @@ from bare_http import connect, read_all, read_one
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.engine.parent_death import LossyFile
-from penstock.server.access_log import AccessLog, open_log, write_line
-from penstock.server.admission import Queue
-from penstock.server.connection import Connection
-from penstock.server.doors import Doors, Headers
-from penstock.server.keys import gather_keys
-from penstock.server.limits import Limits
-from penstock.server.porter import Porter
-from penstock.server.refusals import HttpError
+from penstock.server.online.access_log import AccessLog, open_log, write_line
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy, Headers
+from penstock.server.online.request_limits import RequestLimits
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.http_protocol import HttpProtocol
+from penstock.server.process.load_shedding import LoadShedder
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -40,7 +40,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
-    with running_server(tokenizer, limits=Limits(max_num_queued_reqs=BOUND, header_seconds=0.5)) as running:
+    with running_server(tokenizer, limits=HttpLimits(max_num_queued_reqs=BOUND, header_seconds=0.5)) as running:
         yield running
 
 
@@ -98,7 +98,7 @@ def test_several_in_one_read_each_have_their_answer(full: Running) -> None:
 
 @pytest.mark.parametrize("data", [request("connection: close"), request(version="1.0")])
 def test_who_asks_for_the_end_has_it_at_once(full: Running, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "_wait_for_head", lambda connection: None)  # an end that comes by time never does
+    monkeypatch.setattr(HttpProtocol, "_wait_for_head", lambda connection: None)  # an end that comes by time never does
     with connect(full) as connection:
         connection.sendall(data)
         assert b"connection: close" in read_all(connection)
@@ -158,8 +158,8 @@ def test_one_behind_an_answer_under_way_waits_for_its_turn(server: Running) -> N
 
 
 def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
-    doors = Doors(keys=gather_keys(["busy", "calm"], None, {}))
-    with running_server(tokenizer, doors=doors, limits=Limits(max_num_queued_reqs=BOUND)) as server:
+    doors = AccessPolicy(keys=gather_keys(["busy", "calm"], None, {}))
+    with running_server(tokenizer, doors=doors, limits=HttpLimits(max_num_queued_reqs=BOUND)) as server:
         server.hold(True)
         with httpx.Client(base_url=server.url) as http:
             bearer = {name: {"authorization": f"Bearer {name}"} for name in ("busy", "calm", "wrong")}
@@ -173,7 +173,9 @@ def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
 HOST = [(b"host", b"localhost")]
 
 
-async def _asked(porter: Porter, url: str = CHAT, headers: Headers = HOST, method: bytes = b"POST") -> HttpError | None:
+async def _asked(
+    porter: LoadShedder, url: str = CHAT, headers: Headers = HOST, method: bytes = b"POST"
+) -> HttpError | None:
     """What the porter says, and a turn of the loop."""
     error = porter(method, url.encode(), headers)
     await asyncio.sleep(0)
@@ -209,9 +211,9 @@ def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
     place.touch()
 
     async def ask(log: LossyFile) -> None:
-        queue = Queue(1, 1000)
+        queue = RequestLimits(1, 1000)
         queue.enter(None, 1, 1)
-        error = await _asked(Porter(queue, Doors(), log))
+        error = await _asked(LoadShedder(queue, AccessPolicy(), log))
         assert error is not None and error.status == 429
         sent: list[Any] = []
 
@@ -236,8 +238,8 @@ def test_it_is_in_the_log_and_counted() -> None:
 
     async def main() -> None:
         (key,) = gather_keys(["secret"], None, {})
-        queue, log = Queue(2, 100, keys=1), io.BytesIO()
-        porter = Porter(queue, Doors(keys=(key,)), log)
+        queue, log = RequestLimits(2, 100, keys=1), io.BytesIO()
+        porter = LoadShedder(queue, AccessPolicy(keys=(key,)), log)
         headers = [(b"authorization", b"Bearer secret"), (b"user-agent", b"mine")]
         assert await _asked(porter, headers=headers) is None and log.getvalue() == b""
         tickets = [queue.enter(key, 1, 1) for _ in range(2)]
@@ -259,8 +261,8 @@ def test_many_heads_of_one_turn_are_counted() -> None:
     """Of ten in one turn three have room, and again in the next: those before have taken no place of their own."""
 
     async def main() -> None:
-        queue = Queue(3, 100)
-        porter = Porter(queue, Doors())
+        queue = RequestLimits(3, 100)
+        porter = LoadShedder(queue, AccessPolicy())
         for _ in range(2):
             errors = [porter(b"POST", COMPLETIONS.encode(), HOST) for _ in range(10)]
             assert errors[:3] == [None] * 3 and None not in errors[3:]

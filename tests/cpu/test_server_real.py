@@ -24,7 +24,7 @@ SERVE = """
 import sys
 from penstock.config import Config
 from penstock.errors import PenstockError
-from penstock.server.serve import serve
+from penstock.server.process.serve import serve
 try:
     serve(Config.of(model=sys.argv[1], max_num_seqs=32, max_model_len=512), port=0)
 except PenstockError as error:

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from server_fake import CONTEXT, Running, make_tokenizer, read_error, running_server
 
-from penstock.server import limits as limits_module
-from penstock.server.limits import Limits
+from penstock.server.openai import http_limits as limits_module
+from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.sandbox import SandboxPool
 from penstock.text.sandbox_process import Bounds
 
@@ -117,7 +117,7 @@ def test_a_large_body_without_a_length_takes_room_as_it_comes(server: Running) -
 
 
 def test_a_body_that_is_alone_may_be_larger_than_all_room(server: Running) -> None:
-    intake = limits_module.Intake(Limits(max_large_bytes=limits_module.LARGE), server.service.arrivals)
+    intake = limits_module.Intake(HttpLimits(max_large_bytes=limits_module.LARGE), server.service.arrivals)
     with intake.place() as one:
         one.take(5 * limits_module.LARGE)
         with intake.place() as other, pytest.raises(limits_module.BusyError):

@@ -26,7 +26,7 @@ import pytest
 from server_fake import make_tokenizer
 
 from penstock.errors import CapacityError, UsageError
-from penstock.server.several import share_port
+from penstock.server.process.multi_process import share_port
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -37,7 +37,7 @@ import sys
 from penstock.config import Config
 from penstock.engine.launch import ENGINE
 from penstock.errors import PenstockError
-from penstock.server.serve import serve
+from penstock.server.process.serve import serve
 engine = (sys.executable, sys.argv[2]) if len(sys.argv) > 2 else ENGINE
 try:
     serve(Config.of(model=sys.argv[1]), port=0, served_model_name="fake", api_server_count=2, engine=engine)
@@ -312,7 +312,7 @@ def test_a_shared_port_is_shared_with_nobody_else() -> None:
 @pytest.mark.parametrize("count", [0, -1, 65])
 def test_a_count_that_cannot_be_is_refused(count: int) -> None:
     from penstock.config import Config
-    from penstock.server.serve import serve
+    from penstock.server.process.serve import serve
 
     with pytest.raises(UsageError, match="api_server_count"):
         serve(Config.of(), port=0, api_server_count=count)

@@ -19,6 +19,10 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"build", "jobs", "deploy"}),
     frozenset({"cli", "cli_almanac", "cli_batch", "cli_bench", "cli_options", "__main__", "__init__"}),
 )
+# The same inside a room: its sub-rooms from the ground up.
+INNER_FLOORS: dict[str, tuple[frozenset[str], ...]] = {
+    "server": (frozenset({"openai"}), frozenset({"online"}), frozenset({"batch"}), frozenset({"process"})),
+}
 FLOOR_OF: dict[str, int] = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 WORDS = FLOORS[0]  # the words that all rooms share: they may use each other
 ROOF = FLOORS[-1]  # the ways in: they may use each other

@@ -152,6 +152,58 @@ def _looks_wrong(each: Import) -> str | None:
     return None
 
 
+def sub_rooms_look_down(root: Path) -> list[str]:
+    """As rooms_look_down, of the sub-rooms that a room is made of. Each of its files stands in one."""
+    broken: list[str] = []
+    for room, inner in floors.INNER_FLOORS.items():
+        floor_of = {name: number for number, names in enumerate(inner) for name in names}
+        for path, _ in sources(root):
+            if path.startswith(f"{room}/") and path != f"{room}/__init__.py" and path.split("/")[1] not in floor_of:
+                broken.append(f"{path}: stands in no sub-room of {room}: draw it in tests/house/floors.py")
+        for each in imports(root):
+            here, there = each.path.split("/")[1:2], each.module.split(".")[2:3]
+            if not (each.room == each.importer == room and here and here[0] in floor_of) or here == there:
+                continue
+            if not there or there[0] not in floor_of or floor_of[there[0]] >= floor_of[here[0]]:
+                broken.append(each.says(f"{room}/{here[0]} imports {each.module}, which is not below it"))
+    return broken
+
+
+def imports_make_no_circle(root: Path) -> list[str]:
+    """No module leads back to itself, by whatever imports: late ones and those for types count too."""
+    files = {"penstock." + path.removesuffix(".py").replace("/", "."): path for path, _ in sources(root)}
+    files = {module.removesuffix(".__init__"): path for module, path in files.items() if path != "__init__.py"}
+    leads: dict[str, dict[str, Import]] = {path: {} for path in files.values()}
+    for each in imports(root):
+        found = files.get(each.module) or files.get(each.module.rpartition(".")[0])
+        if found is not None and each.path in leads:
+            leads[each.path].setdefault(found, each)
+    while ends := [path for path, targets in leads.items() if not targets]:  # what leads nowhere is in no circle
+        for path in ends:
+            del leads[path]
+        for targets in leads.values():
+            for path in ends:
+                targets.pop(path, None)
+    for path in leads:
+        if circle := _way_back(path, leads):
+            return [leads[path][circle[1]].says(f"a circle of imports: {' -> '.join(circle)}")]
+    return []
+
+
+def _way_back(start: str, leads: dict[str, dict[str, Import]]) -> list[str]:
+    """The shortest way from a file to itself; empty where there is none."""
+    ways = [[start]]
+    seen: set[str] = set()
+    for way in ways:
+        for path in leads[way[-1]]:
+            if path == start:
+                return [*way, path]
+            if path not in seen:
+                seen.add(path)
+                ways.append([*way, path])
+    return []
+
+
 # --- outside packages
 
 

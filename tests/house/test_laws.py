@@ -21,6 +21,8 @@ Law = Callable[[Path], list[str]]
 SOURCE_LAWS: list[Law] = [
     laws.rooms_have_a_floor,
     laws.rooms_look_down,
+    laws.sub_rooms_look_down,
+    laws.imports_make_no_circle,
     laws.packages_stay_in_their_places,
     laws.nothing_runs_strangers_code,
     laws.state_is_handed_over,

@@ -28,13 +28,24 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (
         laws.rooms_look_down,
         "text/chat.py",
-        "import importlib\nimportlib.import_module('penstock.server.app')",
+        "import importlib\nimportlib.import_module('penstock.server.process.app')",
         "above it",
     ),
     (laws.rooms_look_down, "jobs/run.py", "from penstock import LLM", "above it"),
     (laws.rooms_look_down, "execute/batch.py", "from penstock.text.tokenizer import Tokenizer", "doesn't see text"),
     (laws.rooms_look_down, "layers/mlp.py", "from penstock.text import chat", "doesn't see text"),
     (laws.rooms_look_down, "bench/run_load.py", "from penstock.schedule.step import StepPlan", "only"),
+    (laws.sub_rooms_look_down, "server/online/auth.py", "from penstock.server.process.app import f", "not below it"),
+    (laws.sub_rooms_look_down, "server/openai/forms.py", "import penstock.server.batch.files", "not below it"),
+    (laws.sub_rooms_look_down, "server/online/auth.py", "from penstock.server import process", "not below it"),
+    (
+        laws.sub_rooms_look_down,
+        "server/online/app_state.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.server.batch.files import File",
+        "not below it",
+    ),
+    (laws.sub_rooms_look_down, "server/auth.py", "", "no sub-room"),
+    (laws.imports_make_no_circle, "text/chat.py", "from penstock.text.chat import Chat", "chat.py -> text/chat.py"),
     (laws.packages_stay_in_their_places, "schedule/rows.py", "import torch", "no torch"),
     (laws.packages_stay_in_their_places, "text/chat.py", "def f():\n    from torch import nn", "no torch"),
     (
@@ -46,7 +57,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.packages_stay_in_their_places, "jobs/curve.py", "import matplotlib", "inside functions"),
     (laws.packages_stay_in_their_places, "deploy/on_ray.py", "import ray", "inside functions"),
     (laws.packages_stay_in_their_places, "request.py", "import msgspec", "stdlib and numpy"),
-    (laws.packages_stay_in_their_places, "server/app.py", "import zmq", "engine/channel.py"),
+    (laws.packages_stay_in_their_places, "server/process/app.py", "import zmq", "engine/channel.py"),
     (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "import pickle", "pickle"),
     (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "from pickle import loads", "pickle"),
     (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "import torch\ntorch.load('x')", "torch.load"),
@@ -88,7 +99,9 @@ WHOLE = {
     "text/chat.py": "from penstock.errors import UsageError\nfrom .forms import Form",
     "execute/batch.py": "import torch\nfrom penstock.schedule.step import StepPlan\nmodel.eval()",
     "kernels/triton/norm.py": "import triton",
-    "server/app.py": "from penstock import __version__\nfrom penstock.engine.client import Client",
+    "server/__init__.py": "",
+    "server/process/app.py": "from penstock import __version__\nfrom penstock.server.openai.forms import Form",
+    "server/openai/forms.py": "from penstock.engine.client import Client",
     "bench/run_load.py": "from penstock.almanac.record import Record\nfrom penstock.request import Request",
     "engine/channel.py": "import zmq",
     "jobs/curve.py": "def f():\n    import matplotlib",
@@ -109,6 +122,16 @@ def test_a_law_finds_what_breaks_it(law: Law, path: str, text: str, word: str, t
     assert word in broken[0] and broken[0].startswith(path.split("/")[0])
 
 
+def test_a_circle_is_found_wherever_its_imports_stand(tmp_path: Path) -> None:
+    plant(tmp_path, "engine/a.py", "from penstock.engine import b")
+    plant(tmp_path, "engine/b.py", "def f():\n    from penstock.engine.c import C")
+    assert laws.imports_make_no_circle(tmp_path) == []
+    plant(tmp_path, "engine/c.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import A")
+    assert laws.imports_make_no_circle(tmp_path) == [
+        "engine/a.py:2: a circle of imports: engine/a.py -> engine/b.py -> engine/c.py -> engine/a.py"
+    ]
+
+
 def test_a_file_without_a_border_is_found(tmp_path: Path) -> None:
     plant(tmp_path, "llm.py", "x = 1", border="")
     assert laws.files_draw_their_border(tmp_path) == [
@@ -117,7 +140,7 @@ def test_a_file_without_a_border_is_found(tmp_path: Path) -> None:
 
 
 def test_an_undeclared_package_is_found(tmp_path: Path) -> None:
-    plant(tmp_path, "server/app.py", "import fastapi, zmq, json")
+    plant(tmp_path, "server/process/app.py", "import fastapi, zmq, json")
     assert laws.packages_are_declared(tmp_path, frozenset({"fastapi", "pyzmq"})) == []
     assert len(laws.packages_are_declared(tmp_path, frozenset({"fastapi"}))) == 1
 

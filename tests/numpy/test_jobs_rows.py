@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.jobs.rows import LONGEST, Row, parse_row, read_rows, survey
-from penstock.server import line_numbers
-from penstock.server.line_numbers import LineNumbers
+from penstock.server.openai import line_numbers
+from penstock.server.openai.line_numbers import LineNumbers
 
 
 def parse(row: Any) -> Row:

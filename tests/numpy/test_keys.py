@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.server.keys import ENVIRONMENT, gather_keys
+from penstock.server.online.api_keys import ENVIRONMENT, gather_keys
 
 
 def name_of(key: str) -> str:

@@ -8,9 +8,17 @@ import weakref
 
 import pytest
 
-from penstock.server.admission import FIRST_WAIT, LONGEST_WAIT, WINDOW, Pool, Queue, QueueFullError, Ticket
-from penstock.server.keys import Key
-from penstock.server.refusals import HttpError
+from penstock.server.online.api_keys import Key
+from penstock.server.online.request_limits import (
+    FIRST_WAIT,
+    LONGEST_WAIT,
+    WINDOW,
+    Pool,
+    QueueFullError,
+    RequestLimits,
+    Ticket,
+)
+from penstock.server.openai.http_errors import HttpError
 
 
 class Clock:
@@ -26,7 +34,7 @@ def key(name: str, **limits: int) -> Key:
 
 
 def test_exactly_as_many_as_the_bound() -> None:
-    queue = Queue(2000, 10**9)
+    queue = RequestLimits(2000, 10**9)
     tickets, refused = [], 0
     for _ in range(10_000):
         try:
@@ -43,7 +51,7 @@ def test_exactly_as_many_as_the_bound() -> None:
 
 
 def test_samples_count_and_go_one_by_one() -> None:
-    queue = Queue(10, 1000)
+    queue = RequestLimits(10, 1000)
     ticket = queue.enter(None, 8, 100)
     with pytest.raises(QueueFullError):
         queue.enter(None, 3, 1)
@@ -54,7 +62,7 @@ def test_samples_count_and_go_one_by_one() -> None:
 
 
 def test_tokens_are_a_guess_and_then_exact() -> None:
-    queue = Queue(100, 1000)
+    queue = RequestLimits(100, 1000)
     ticket = queue.enter(None, 1, 400)
     ticket.settle(700)
     assert queue.tokens.total == 700
@@ -68,7 +76,7 @@ def test_tokens_are_a_guess_and_then_exact() -> None:
 
 
 def test_what_alone_is_larger_than_a_bound_is_taken_alone() -> None:
-    queue = Queue(10, 100)
+    queue = RequestLimits(10, 100)
     large = queue.enter(None, 1024, 5000)
     large.settle(6000)
     with pytest.raises(QueueFullError):
@@ -82,7 +90,7 @@ def test_what_alone_is_larger_than_a_bound_is_taken_alone() -> None:
 
 
 def test_no_key_keeps_another_out() -> None:
-    queue = Queue(100, 10**6, keys=2)
+    queue = RequestLimits(100, 10**6, keys=2)
     greedy, modest = key("greedy"), key("modest")
     taken = 0
     with pytest.raises(QueueFullError):
@@ -98,7 +106,7 @@ def test_no_key_keeps_another_out() -> None:
 
 @pytest.mark.parametrize("keys", [9, 16])
 def test_one_of_many_keys_leaves_every_other_a_place(keys: int) -> None:
-    queue = Queue(64, 10**6, keys=keys, servers=4)
+    queue = RequestLimits(64, 10**6, keys=keys, servers=4)
     with pytest.raises(QueueFullError):
         while True:
             queue.enter(key("greedy"), 1, 1)
@@ -108,7 +116,7 @@ def test_one_of_many_keys_leaves_every_other_a_place(keys: int) -> None:
 
 
 def test_more_keys_than_places_share_all_of_them() -> None:
-    queue = Queue(16, 10**6, keys=17)
+    queue = RequestLimits(16, 10**6, keys=17)
     for _ in range(16):
         queue.enter(key("greedy"), 1, 1)
     with pytest.raises(QueueFullError):
@@ -121,7 +129,7 @@ def test_a_ticket_keeps_nothing_of_the_work_that_it_waited_for() -> None:
 
     async def play() -> None:
         work: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
-        queue = Queue(10, 100)
+        queue = RequestLimits(10, 100)
         ticket = queue.enter(None, 1, 1)
         ticket.stay(work)
         made = Ids([1] * 1000)
@@ -137,7 +145,7 @@ def test_a_ticket_keeps_nothing_of_the_work_that_it_waited_for() -> None:
 
 
 def test_limits_of_a_key() -> None:
-    queue = Queue(100, 1000, keys=1)
+    queue = RequestLimits(100, 1000, keys=1)
     mine = key("mine", max_num_queued_reqs=4, max_num_queued_tokens=50)
     ticket = queue.enter(mine, 3, 10)
     for reqs, tokens in ((2, 1), (1, 41)):
@@ -154,7 +162,7 @@ def test_limits_of_a_key() -> None:
 
 def test_several_servers_share_the_bounds() -> None:
     taken = 0
-    for queue in [Queue(2000, 10**6, servers=3) for _ in range(3)]:
+    for queue in [RequestLimits(2000, 10**6, servers=3) for _ in range(3)]:
         for _ in range(2000):
             try:
                 queue.enter(None, 1, 1)
@@ -166,7 +174,7 @@ def test_several_servers_share_the_bounds() -> None:
 
 def test_a_keys_limits_over_several_servers() -> None:
     """Nothing within it is refused for ever; beside what it has open, a key gets an equal part of it at each server."""
-    queue = Queue(2000, 10**6, keys=1, servers=4)
+    queue = RequestLimits(2000, 10**6, keys=1, servers=4)
     mine = key("mine", max_num_queued_reqs=8, max_num_queued_tokens=400)
     for reqs, tokens in ((4, 1), (8, 400)):
         ticket = queue.enter(mine, reqs, tokens)
@@ -192,7 +200,7 @@ def test_a_keys_limits_over_several_servers() -> None:
 
 
 def test_a_text_may_turn_out_longer_than_a_keys_part_of_a_server() -> None:
-    queue = Queue(2000, 10**6, keys=1, servers=4)
+    queue = RequestLimits(2000, 10**6, keys=1, servers=4)
     mine = key("mine", max_num_queued_tokens=400)
     ticket = queue.enter(mine, 1, 10)
     ticket.settle(400)
@@ -206,7 +214,7 @@ def test_a_text_may_turn_out_longer_than_a_keys_part_of_a_server() -> None:
 
 def test_retry_after_is_the_measured_drain() -> None:
     clock = Clock()
-    queue = Queue(100, 10**6, clock=clock)
+    queue = RequestLimits(100, 10**6, clock=clock)
     tickets = [queue.enter(None, 1, 1) for _ in range(100)]
 
     def wait(reqs: int = 1) -> int:
@@ -229,7 +237,7 @@ def test_retry_after_is_the_measured_drain() -> None:
 
 def test_rest_says_nothing_of_the_drain() -> None:
     clock = Clock()
-    queue = Queue(10, 10**6, clock=clock)
+    queue = RequestLimits(10, 10**6, clock=clock)
 
     def burst() -> tuple[list[Ticket], int]:
         tickets = [queue.enter(None, 1, 1) for _ in range(10)]
@@ -249,7 +257,7 @@ def test_rest_says_nothing_of_the_drain() -> None:
 def test_nothing_leaks_over_random_lives() -> None:
     random.seed(1)
     keys = [None, key("a"), key("b", max_num_queued_reqs=20), key("c", max_num_queued_tokens=100)]
-    queue = Queue(50, 500, keys=3)
+    queue = RequestLimits(50, 500, keys=3)
     open_: list[Ticket] = []
     for _ in range(20_000):
         if open_ and random.random() < 0.5:

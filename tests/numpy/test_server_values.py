@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server import values
-from penstock.server.forms import read_chat, read_completion, read_object
-from penstock.server.limits import Limits
-from penstock.server.refusals import HttpError
-from penstock.server.values import check_values
+from penstock.server.openai import json_budget
+from penstock.server.openai.forms import read_chat, read_completion, read_object
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.json_budget import check_values
 
 MANY = 1 << 40
 TEXTS = st.text() | st.text('",[]{}\\:ab\n')
@@ -26,7 +26,7 @@ JSON = st.recursive(
 
 
 def allows(body: bytes, **most: int) -> bool:
-    limits = Limits(**{"max_values": MANY, "max_texts": MANY, "max_lists": MANY, **most})
+    limits = HttpLimits(**{"max_values": MANY, "max_texts": MANY, "max_lists": MANY, **most})
     try:
         check_values(body, limits)
     except HttpError as error:
@@ -54,7 +54,7 @@ def test_the_count_is_exact(value: Any, tight: bool, ascii_only: bool, part: int
     body = json.dumps(value, ensure_ascii=ascii_only, separators=separators).encode("utf-8", "surrogatepass")
     commas, texts, lists = count(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values, "PART", part)
+        patch.setattr(json_budget, "PART", part)
         assert allows(body, max_values=commas + 1, max_texts=texts, max_lists=lists)
         if commas:
             assert not allows(body, max_values=commas)
@@ -85,7 +85,7 @@ def test_marks_in_texts_are_no_values() -> None:
     text = "[{,:" * 100 + '"\\' * 50 + "\\\\" * 7 + '"'
     for shown in (text, text + "\\", text[::-1]):
         body = json.dumps({"prompt": shown}).encode()
-        assert read_completion(body, Limits(max_values=9, max_texts=2, max_lists=1)).prompt == shown
+        assert read_completion(body, HttpLimits(max_values=9, max_texts=2, max_lists=1)).prompt == shown
         assert not allows(body, max_lists=0) and not allows(body, max_texts=1)
 
 
@@ -107,7 +107,7 @@ def test_what_models_users_send_is_taken() -> None:
 
 
 def test_the_count_comes_before_the_parser() -> None:
-    few = Limits(max_values=30, max_texts=20, max_lists=20)
+    few = HttpLimits(max_values=30, max_texts=20, max_lists=20)
     for body, what in (
         (b"[1]," * 21, "20 lists and objects"),
         (b"{" * 21, "20 lists and objects"),
@@ -121,7 +121,7 @@ def test_the_count_comes_before_the_parser() -> None:
 
 
 def test_prompts_messages_and_parts_have_bounds() -> None:
-    few = Limits(max_prompts=3, max_messages=3, max_parts=3)
+    few = HttpLimits(max_prompts=3, max_messages=3, max_parts=3)
 
     def chat(*contents: Any) -> bytes:
         return json.dumps({"messages": [{"role": "user", "content": each} for each in contents]}).encode()

@@ -15,7 +15,7 @@ from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError
 from penstock.request import Delta
 from penstock.schedule.deltas import GOES_ON, NO_STOP_ID, Deltas
-from penstock.server.running import _merged
+from penstock.server.online.active_call import _merged
 
 
 def read_all(stream: Stream) -> list[Delta]:

@@ -29,8 +29,8 @@ from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.input_file import COMPLETIONS
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import StateFolder, opened
-from penstock.server.metrics import Metrics
-from penstock.server.service import Service
+from penstock.server.online.app_state import AppState
+from penstock.server.online.metrics import Metrics
 
 ROWS = 64  # of the engine
 BAD = 7  # one line in so many fails when it is run
@@ -110,7 +110,7 @@ async def _sit(folder: Path, batch_id: str, log: int, rate: float, once_open: Ca
         assert state is not None
         once_open()
         client: Any = _Engine(log, rate)
-        service = Service(client=client, model="fake", metrics=Metrics(client, "fake"))
+        service = AppState(client=client, model="fake", metrics=Metrics(client, "fake"))
         desk = BatchManager(service, state)
         await desk.go_on()
         while desk.run_of(batch_id) is not None:

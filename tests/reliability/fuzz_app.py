@@ -28,32 +28,31 @@ class App:
     def __init__(self, folder: Path) -> None:
         from server_fake import FakeEngine, make_tokenizer
 
-        from penstock.server.app import build_app
         from penstock.server.batch.manager import BatchManager
         from penstock.server.batch.state_folder import StateFolder
-        from penstock.server.limits import Limits
-        from penstock.server.metrics import Metrics
-        from penstock.server.service import Service
+        from penstock.server.online.app_state import AppState
+        from penstock.server.online.metrics import Metrics
+        from penstock.server.openai.http_limits import HttpLimits
+        from penstock.server.process.app import build_app
 
         for name in ("tokenizer", "state"):
             (folder / name).mkdir()
         self._runner = asyncio.Runner()
         self.engine = FakeEngine(make_tokenizer(folder / "tokenizer"))
-        self.service = Service(
+        self.service = AppState(
             client=self.engine,  # type: ignore[arg-type]
             model="fake",
             metrics=Metrics(self.engine, "fake"),  # type: ignore[arg-type]
-            limits=Limits(max_body_bytes=100_000),
+            limits=HttpLimits(max_body_bytes=100_000),
         )
         self.state = StateFolder(folder / "state")
         self.shelf = folder / "state" / "files"
-        self.service.desk = BatchManager(self.service, self.state)
+        self.desk = BatchManager(self.service, self.state)
         self._log = io.BytesIO()
-        self._app = build_app(self.service, access_log=self._log)
+        self._app = build_app(self.service, access_log=self._log, desk=self.desk)
 
     def close(self) -> None:
-        assert self.service.desk is not None
-        self._runner.run(self.service.desk.end())
+        self._runner.run(self.desk.end())
         self._runner.close()
         self.state.close()
 

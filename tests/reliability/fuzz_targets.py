@@ -89,7 +89,7 @@ def packed(path: Path, data: bytes) -> None:
 def form(kind: bytes, body: Sequence[bytes]) -> tuple[dict[str, str], str | None, bytes] | None:
     """What an upload's parser makes of a body in pieces; None where it refuses it."""
     from penstock.server.batch.upload import UploadParser
-    from penstock.server.refusals import HttpError
+    from penstock.server.openai.http_errors import HttpError
 
     with bounded():
         try:

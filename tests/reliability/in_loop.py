@@ -20,11 +20,11 @@ from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.launch import launch
 from penstock.server.batch.state_folder import StateFolder
-from penstock.server.doors import Doors
-from penstock.server.limits import Limits
-from penstock.server.port import bind
-from penstock.server.serve import Site, serve_engine
-from penstock.server.stop import Stop
+from penstock.server.online.auth import AccessPolicy
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.port import bind
+from penstock.server.process.signals import StopSignals
+from penstock.server.process.site import Site, serve_engine
 
 
 class Here:
@@ -59,12 +59,12 @@ class Here:
 
 @contextlib.asynccontextmanager
 async def serving_here(
-    folder: Path, limits: Limits | None = None, state: StateFolder | None = None, **knobs: Any
+    folder: Path, limits: HttpLimits | None = None, state: StateFolder | None = None, **knobs: Any
 ) -> AsyncIterator[Here]:
     client = await launch(Config.of(model=str(folder), **knobs), COMMAND)
-    stop, ready = Stop(), asyncio.Event()
+    stop, ready = StopSignals(), asyncio.Event()
     with contextlib.closing(bind("127.0.0.1", 0)) as listener:
-        site = Site("fake", Doors(), limits or Limits(drain_seconds=1, max_num_queued_reqs=1_000_000))
+        site = Site("fake", AccessPolicy(), limits or HttpLimits(drain_seconds=1, max_num_queued_reqs=1_000_000))
         serving = asyncio.create_task(serve_engine(client, listener, site, stop, ready.set, state=state))
         try:
             await asyncio.wait((serving, asyncio.ensure_future(ready.wait())), return_when=asyncio.FIRST_COMPLETED)

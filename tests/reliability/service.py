@@ -30,12 +30,12 @@ sys.path.insert(0, sys.argv[1])
 from fake_process import COMMAND
 from penstock.config import Config
 from penstock.errors import PenstockError
-from penstock.server.limits import Limits
-from penstock.server.serve import serve
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.serve import serve
 said = json.loads(sys.argv[2])
 try:
     config = Config.of(model=said["folder"], **said["knobs"])
-    limits = Limits(**said["limits"])
+    limits = HttpLimits(**said["limits"])
     serve(config, port=said["port"], served_model_name="fake", engine=COMMAND, limits=limits, **said["more"])
 except PenstockError as error:
     print("error:", error, flush=True)

@@ -24,10 +24,10 @@ from penstock.errors import UsageError
 from penstock.jobs.prompts import mix
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
-from penstock.server.fields import CHAT as CHAT_FATES
-from penstock.server.fields import COMPLETION as COMPLETION_FATES
-from penstock.server.fields import sift
-from penstock.server.line_numbers import LineNumbers
+from penstock.server.openai.line_numbers import LineNumbers
+from penstock.server.openai.unsupported_fields import CHAT as CHAT_FATES
+from penstock.server.openai.unsupported_fields import COMPLETION as COMPLETION_FATES
+from penstock.server.openai.unsupported_fields import sift
 from penstock.text.chat import check_messages
 from penstock.text.chat_options import OPTIONS, check_options
 

@@ -32,7 +32,7 @@ from penstock.server.batch.output_files import BatchOutput
 from penstock.server.batch.pipeline import BatchResources, Pipeline
 from penstock.server.batch.poison_lines import PoisonLines
 from penstock.server.batch.state_folder import StateFolder
-from penstock.server.refusals import ShuttingDownError
+from penstock.server.openai.http_errors import ShuttingDownError
 
 
 class BatchJob:

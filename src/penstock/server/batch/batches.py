@@ -14,25 +14,26 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server import fields
-from penstock.server.admission import LONGEST_WAIT
 from penstock.server.batch.database import BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
 from penstock.server.batch.files import ConflictError, NotFoundError, file_in, limit_of, no_place, page, query, reply
 from penstock.server.batch.finalize import few_of
 from penstock.server.batch.input_file import ENDPOINTS
 from penstock.server.batch.manager import BatchManager
-from penstock.server.fields import Fate
-from penstock.server.forms import read_object
-from penstock.server.limits import Intake, Limits
-from penstock.server.refusals import HttpError
+from penstock.server.online.intake import Intake
+from penstock.server.online.request_limits import LONGEST_WAIT
+from penstock.server.openai import unsupported_fields
+from penstock.server.openai.forms import read_object
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.unsupported_fields import FieldPolicy
 
 WINDOW = "24h"
 MOST_LISTED, USUALLY_LISTED = 100, 20
 MOST_PAIRS, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512  # of metadata
 _KNOWN = ("input_file_id", "endpoint", "completion_window", "metadata")
-_FATES = {"output_expires_after": Fate((), "files stay until they are deleted")}
-_LIMITS = Limits(max_body_bytes=64 * 1024)
+_FATES = {"output_expires_after": FieldPolicy((), "files stay until they are deleted")}
+_LIMITS = HttpLimits(max_body_bytes=64 * 1024)
 
 
 class TooManyBatchesError(HttpError):
@@ -45,7 +46,7 @@ async def post_batch(desk: BatchManager, request: Request, owner: str) -> Respon
     """POST /v1/batches. Raises HttpError."""
     intake = Intake(_LIMITS, desk.arrivals)
     with intake.place() as place:
-        asked = fields.sift(read_object(await intake.read(request, place)), _KNOWN, _FATES)
+        asked = unsupported_fields.sift(read_object(await intake.read(request, place)), _KNOWN, _FATES)
     endpoint, metadata = _check(asked)
     row = BatchRow(
         id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint,

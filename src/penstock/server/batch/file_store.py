@@ -31,7 +31,7 @@ from penstock.disk import sync_folder
 from penstock.errors import PenstockError
 from penstock.server.batch.disk_reserve import is_full
 from penstock.server.batch.disk_retry import why
-from penstock.server.refusals import HttpError
+from penstock.server.openai.http_errors import HttpError
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")

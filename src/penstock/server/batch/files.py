@@ -30,8 +30,8 @@ from penstock.server.batch.file_store import (
 )
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.upload import Upload, UploadParser, one_more, receive, too_large
-from penstock.server.refusals import HttpError
-from penstock.server.whole import JSON, PIECE
+from penstock.server.online.buffered import JSON, PIECE
+from penstock.server.openai.http_errors import HttpError
 
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
 MOST_LISTED = 10_000

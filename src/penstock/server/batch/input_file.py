@@ -26,10 +26,10 @@ from penstock.errors import PenstockError
 from penstock.journal import KeySet
 from penstock.server.batch.disk_retry import close_behind
 from penstock.server.batch.file_store import open_content
-from penstock.server.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
-from penstock.server.line_numbers import LineNumbers
-from penstock.server.refusals import HttpError, ModelNotFoundError
-from penstock.server.translate import check_sampling
+from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
+from penstock.server.openai.http_errors import HttpError, ModelNotFoundError
+from penstock.server.openai.line_numbers import LineNumbers
+from penstock.server.openai.translate import check_sampling
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import EngineError, PenstockError
-from penstock.server.answers import Answer, ChatAnswer, CompletionAnswer
 from penstock.server.batch.input_file import BatchLine, LineError, told
 from penstock.server.batch.output_files import LineResult, UnrunLine
 from penstock.server.batch.poison_lines import ALONE
-from penstock.server.exchange import whole
-from penstock.server.forms import CompletionForm
-from penstock.server.refusals import ShuttingDownError, TooLateError, body_of, error_body, status_of
-from penstock.server.running import Running
-from penstock.server.service import Service
-from penstock.server.translate import Call, chat_call, completion_call
-from penstock.server.whole import AnswerTooLargeError, Wholes
+from penstock.server.online.active_call import ActiveCall
+from penstock.server.online.app_state import AppState
+from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
+from penstock.server.online.handlers import whole
+from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.forms import CompletionForm
+from penstock.server.openai.http_errors import ShuttingDownError, TooLateError, body_of, error_body, status_of
+from penstock.server.openai.translate import Call, chat_call, completion_call
 from penstock.text.sandbox import Done
 from penstock.text.sandbox_process import Job
 
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 class LineRequest:
     """A line that is ready for the engine."""
 
-    def __init__(self, caller: LinePreparer, line: BatchLine, call: Call, answer: type[Answer]) -> None:
+    def __init__(self, caller: LinePreparer, line: BatchLine, call: Call, answer: type[BaseAnswer]) -> None:
         self._caller, self._line, self._call, self._answer = caller, line, call, answer
         self._streams: list[Stream] = []  # of the last `outcome`
 
@@ -73,7 +73,7 @@ class LineRequest:
         self._streams = []
         try:
             answer = self._answer(call, service.model, service.spellings)
-            running = Running(service, call, background=True)
+            running = ActiveCall(service, call, background=True)
             self._streams = running.streams
             try:
                 async with asyncio.timeout(call.timeout):
@@ -113,9 +113,9 @@ class LinePreparer:
     """Makes calls of lines. wholes: their answers, from the first sample's end until they are on the disk; they have as
     much room as online ones have, and of their own, so that neither costs the others theirs."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: AppState) -> None:
         self.service = service
-        self.wholes = Wholes(service.wholes.most)
+        self.wholes = ResponseBudget(service.wholes.most)
         self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
@@ -124,7 +124,7 @@ class LinePreparer:
         """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
         LineRequest.outcome."""
         service, client = self.service, self.service.client
-        answer: type[Answer] = ChatAnswer
+        answer: type[BaseAnswer] = ChatAnswer
         try:
             form = line.form()
             service.check_model(form.model)

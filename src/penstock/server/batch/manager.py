@@ -19,8 +19,8 @@ from penstock.server.batch.input_file import BatchLimits
 from penstock.server.batch.line_request import NO_FAULTS, LinePreparer
 from penstock.server.batch.pipeline import BatchResources
 from penstock.server.batch.state_folder import StateFolder
-from penstock.server.refusals import ShuttingDownError
-from penstock.server.service import Service
+from penstock.server.online.app_state import AppState
+from penstock.server.openai.http_errors import ShuttingDownError
 
 AT_ONCE = 8  # batches that run side by side
 CHECKED_AT_ONCE = 2  # batches whose lines are checked side by side
@@ -35,7 +35,7 @@ AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so tha
 class BatchManager:
     """Runs the batches of one state folder."""
 
-    def __init__(self, service: Service, state: StateFolder, limits: BatchLimits | None = None) -> None:
+    def __init__(self, service: AppState, state: StateFolder, limits: BatchLimits | None = None) -> None:
         limits = limits or BatchLimits()
         rows = service.client.facts.max_num_seqs
         self.state, self.limits = state, limits

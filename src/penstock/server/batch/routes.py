@@ -7,23 +7,22 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 
-from penstock.server.admission import NOBODY
 from penstock.server.batch import batches, files
 from penstock.server.batch.manager import BatchManager
-from penstock.server.doors import key_of
-from penstock.server.refusals import NotServedError
-from penstock.server.service import Service
+from penstock.server.online.auth import key_of
+from penstock.server.online.request_limits import NOBODY
+from penstock.server.openai.http_errors import NotServedError
 
 NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
 
 
-def add_batch_routes(app: FastAPI, service: Service) -> None:
-    """/v1/files and /v1/batches."""
+def add_batch_routes(app: FastAPI, batches_of: BatchManager | None) -> None:
+    """/v1/files and /v1/batches; None: there is no state folder."""
 
     def desk() -> BatchManager:
-        if service.desk is None:
+        if batches_of is None:
             raise NotServedError(NO_STATE, code="not_served")
-        return service.desk
+        return batches_of
 
     @app.post("/v1/files")
     async def post_file(request: Request) -> Response:

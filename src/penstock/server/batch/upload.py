@@ -15,8 +15,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from penstock.server.batch.file_store import ContentDraft
-from penstock.server.limits import TRY_AGAIN
-from penstock.server.refusals import BodyTooLargeError, HttpError
+from penstock.server.online.intake import TRY_AGAIN
+from penstock.server.openai.http_errors import BodyTooLargeError, HttpError
 
 MOST_PARTS = 16
 LONGEST_FIELD = 1024  # bytes of a part that is no file

@@ -1,0 +1,1 @@
+"""The online path: a request from its head to its answer."""

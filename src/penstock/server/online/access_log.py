@@ -1,0 +1,118 @@
+"""AccessLog: a line of JSON for each request, without a word of its prompt or its answer.
+
+    {"time": "2026-01-31T12:00:00.000Z", "method": "POST", "route": "/v1/completions", "status": 200, "key": "team-a",
+     "request_id": "cmpl-...", "stream": true, "n": 4, "prompt_tokens": 12, "output_tokens": 64,
+     "first_token_seconds": 0.021, "seconds": 0.4, "finish_reasons": {"length": 4}}
+
+A route is the served path's pattern: what else stands in a path is the client's text. An error's answer adds its `code`
+and `param`, the name of a field. Probes and /metrics are left out. A line that cannot be written (a full disk) ends no
+request. It knows HTTP messages and a call's account; nothing of bodies.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.engine.parent_death import LossyFile
+from penstock.errors import FaultError, UsageError
+from penstock.server.online.api_keys import Key
+from penstock.server.online.auth import PROBES, key_of
+from penstock.server.online.call_metrics import CallMetrics
+from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, names_of, status_of
+
+STDERR = "-"
+STDERR_FILE = 2  # its descriptor
+WHAT = "the access log"
+
+
+def open_log(where: str | None) -> Any:
+    """A context of the file that lines are appended to; `-` is standard error, None no log. Raises UsageError."""
+    if where is None:
+        return nullcontext()
+    try:
+        if where == STDERR:
+            return LossyFile(STDERR_FILE, "wb", WHAT, closefd=False)
+        return LossyFile(where, "ab", WHAT)
+    except OSError as error:
+        raise UsageError(f"the access log cannot be written ({error.strerror}): check --access-log") from error
+
+
+class AccessLog:
+    """Around the whole application, so that refusals are lines too."""
+
+    def __init__(self, app: ASGIApp, file: IO[bytes]) -> None:
+        self._app, self._file = app, file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(PROBES):
+            await self._app(scope, receive, send)
+            return
+        began, seen = time.perf_counter(), {"status": CLOSED_BY_CLIENT, "id": None}
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = [value for name, value in message["headers"] if name == b"x-request-id"]
+                seen["status"], seen["id"] = message["status"], found[0].decode("latin-1") if found else None
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception:  # the answer to a fault of ours is made outside of us
+            if seen["status"] == CLOSED_BY_CLIENT:
+                fault = FaultError(FAILED)
+                seen["status"], scope.setdefault("state", {})["refused"] = status_of(fault), names_of(fault)
+            raise
+        finally:
+            write_line(self._file, _line(scope, seen["status"], seen["id"], time.perf_counter() - began))
+
+
+def write_line(file: IO[bytes], line: dict[str, Any]) -> None:
+    """In one write: lines of several servers don't mix."""
+    file.write(msgspec.json.encode(line) + b"\n")
+
+
+def line_of(
+    method: str,
+    route: str | None,
+    status: int,
+    key: Key | None,
+    seconds: float,
+    request_id: str | None = None,
+    account: CallMetrics | None = None,
+    refused: tuple[str | None, str | None] | None = None,
+) -> dict[str, Any]:
+    """One request's. route: None where no path was asked that is served. refused: its error's code and param."""
+    line: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "method": method,
+        "route": route,
+        "status": status,
+        "key": None if key is None else key.name,
+        "request_id": request_id,
+    }
+    if account is not None:
+        line |= {
+            "stream": account.stream,
+            "n": account.n,
+            "prompt_tokens": account.prompt_tokens,
+            "output_tokens": account.made,
+            "first_token_seconds": None if account.first is None else round(account.first, 6),
+            "finish_reasons": account.ends,
+        }
+    if refused is not None:
+        line["code"], line["param"] = refused
+    return line | {"seconds": round(seconds, 6)}
+
+
+def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
+    state = scope.get("state", {})
+    account: CallMetrics | None = state.get("account")
+    # The parser takes methods of HTTP alone.
+    method, route = scope["method"], getattr(scope.get("route"), "path", None)
+    return line_of(method, route, status, key_of(scope), seconds, request_id, account, state.get("refused"))

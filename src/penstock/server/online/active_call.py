@@ -1,0 +1,178 @@
+"""A call on its way: its streams of the engine, merged, and what ends it early.
+
+A client that goes away, a server that shuts down, a deadline and an engine that dies all end here, and whatever ends a
+call, every stream of it is cancelled. It knows the engine by its client alone; no bodies and no answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from starlette.types import Receive
+
+from penstock.request import Delta
+from penstock.server.online.app_state import AppState
+from penstock.server.online.call_metrics import CallMetrics
+from penstock.server.online.request_limits import Ticket
+from penstock.server.openai.http_errors import SampleError, TooLateError, shutting_down
+from penstock.server.openai.translate import Call
+
+if TYPE_CHECKING:
+    from penstock.engine.async_client import Stream
+
+Result = TypeVar("Result")
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before its answer was whole."""
+
+
+class ActiveCall:
+    """The streams of one call, one a prompt, from submission to their end; its place in the queue goes with them.
+    background: nobody waits for it (a batch's line), so its time is no latency."""
+
+    def __init__(
+        self, service: AppState, call: Call, ticket: Ticket | None = None, *, background: bool = False
+    ) -> None:
+        self.call, self.ticket = call, ticket
+        self.account = CallMetrics(service.metrics, call, background=background)
+        self._open = True
+        self.streams: list[Stream] = []
+        try:
+            for prompt in call.prompts:
+                stream = service.client.submit(
+                    prompt.ids,
+                    call.sampling,
+                    stream=call.stream,
+                    background=background,
+                    tenant=call.tenant,
+                    salt=call.salt,
+                )
+                self.streams.append(stream)
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def steps(self) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
+        """What there is to send, as it comes: (prompt, its deltas), several prompts' together. Raises PenstockError."""
+        if len(self.streams) == 1:
+            async for deltas in self.streams[0]:
+                self._note(0, deltas)
+                yield [(0, deltas)]
+        else:
+            async for step in _merged(self.streams):
+                for at, deltas in step:
+                    self._note(at, deltas)
+                yield step
+        self._open = False
+        self._leave()
+        self.account.close(self.streams)
+
+    def cancel(self) -> None:
+        """Ends what still runs; nothing after the last delta."""
+        if self._open:
+            for stream in self.streams:
+                stream.cancel()
+            self._open = False
+            self.account.cut()
+            self._leave()
+
+    @property
+    def cached(self) -> int:
+        return sum(stream.num_cached_tokens for stream in self.streams)
+
+    def _leave(self) -> None:
+        if self.ticket is not None:
+            self.ticket.leave()
+
+    def _note(self, at: int, deltas: Sequence[Delta]) -> None:
+        self.account.note(at, deltas)
+        for delta in deltas:
+            if delta.error is not None:
+                raise SampleError(delta.error)
+            if delta.finish_reason is not None and self.ticket is not None:
+                self.ticket.ended(1)
+
+
+@dataclass(slots=True)
+class _Came:
+    """What one of several streams had to say: deltas, or its end, by an error where there is one."""
+
+    at: int
+    what: list[Delta] | BaseException | None
+    taken: asyncio.Event  # set when the reader has done with it
+
+
+async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
+    """The deltas of several streams; what came in one turn of the loop is handed on together."""
+    queue: asyncio.Queue[_Came] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(at, stream, queue)) for at, stream in enumerate(streams)]
+    running = len(streams)
+    try:
+        while running:
+            came = [await queue.get()]
+            while not queue.empty():
+                came.append(queue.get_nowait())
+            step: list[tuple[int, list[Delta]]] = []
+            for each in came:
+                if isinstance(each.what, BaseException):
+                    raise each.what
+                if each.what is None:
+                    running -= 1
+                else:
+                    step.append((each.at, each.what))
+            if step:
+                yield step
+            for each in came:
+                each.taken.set()
+    finally:
+        for pump in pumps:
+            pump.cancel()
+
+
+async def _pump(at: int, stream: Stream, queue: asyncio.Queue[_Came]) -> None:
+    """Hands on no more before its last was taken: meanwhile it is the stream that keeps what comes, and merges it."""
+    taken = asyncio.Event()
+    taken.set()
+    try:
+        async for deltas in stream:
+            await taken.wait()
+            taken.clear()
+            queue.put_nowait(_Came(at, deltas, taken))
+    except Exception as error:  # noqa: BLE001 - handed on, and raised where the streams are read
+        queue.put_nowait(_Came(at, error, taken))
+    else:
+        queue.put_nowait(_Came(at, None, taken))
+
+
+async def until_gone(
+    work: Awaitable[Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
+) -> Result:
+    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does,
+    TooLateError at the deadline; the work is cancelled then, and has ended when this raises."""
+    left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    shut = asyncio.ensure_future(closing.wait())
+    try:
+        await asyncio.wait((task, gone, shut), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait((task,))
+        if gone.done():
+            raise ClientGoneError
+        if deadline is not None and not shut.done():
+            raise TooLateError
+        raise shutting_down()
+    finally:
+        for each in (task, gone, shut):
+            each.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

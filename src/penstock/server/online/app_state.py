@@ -1,0 +1,109 @@
+"""The service: what every route is handed, and what all requests of one process share.
+
+It knows the engine's client, the queue, and what is bounded for all together; no request of its own, no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.engine.watchdog import DUMP_AT
+from penstock.server.online.api_keys import Key
+from penstock.server.online.body_timeouts import BodyTimeouts
+from penstock.server.online.buffered import ResponseBudget, Yielder
+from penstock.server.online.intake import Intake
+from penstock.server.online.metrics import Metrics
+from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
+from penstock.server.openai.http_errors import ModelNotFoundError
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.token_json import TokenSpellings
+from penstock.text.sandbox import SandboxPool
+
+if TYPE_CHECKING:
+    from penstock.engine.async_client import AsyncClient
+
+MOST_SANDBOXES = 8  # processes; a third of a core tokenises what an H200 prefills of a 1B model
+NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """What every route is handed. `closing` is set, by `close`, when running requests have to end. `servers`: how many
+    processes share the engine; `keys`: the API keys that share it, and the queue."""
+
+    client: AsyncClient
+    model: str
+    metrics: Metrics
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    created: int = field(default_factory=lambda: int(time.time()))
+    servers: int = 1
+    keys: Sequence[Key] = ()
+    queue: RequestLimits = field(init=False)
+    arrivals: BodyTimeouts = field(default_factory=BodyTimeouts, init=False)
+    intake: Intake = field(init=False)
+    spellings: TokenSpellings = field(init=False)
+    wholes: ResponseBudget = field(init=False)
+    _tenants: dict[str, int] = field(init=False)
+    pace: Yielder = field(default_factory=Yielder, init=False)
+    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
+    sandbox_pool: SandboxPool | None = None  # made when it is first needed
+
+    def __post_init__(self) -> None:
+        self.spellings = TokenSpellings(self.client.tokenizer, self.client.facts.vocab_size)
+        self.intake = Intake(self.limits, self.arrivals, self.servers)
+        self.wholes = ResponseBudget(self.limits.max_answer_bytes // self.servers)
+        reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
+        reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
+        self.queue = RequestLimits(reqs, QUEUED_TOKENS if tokens is None else tokens, len(self.keys), self.servers)
+        self._tenants = {key.name: key.number for key in self.keys}
+
+    @property
+    def ready(self) -> bool:
+        return self.client.alive and not self.closing.is_set()
+
+    @property
+    def sandboxes(self) -> SandboxPool:
+        """Where chats and long texts become token ids."""
+        if self.sandbox_pool is None:
+            tokenizer = self.client.tokenizer
+            assert tokenizer is not None, "whoever has text to tokenise has looked"
+            most = max(2, min(MOST_SANDBOXES, len(os.sched_getaffinity(0)) // (2 * self.servers)))
+            self.sandbox_pool = SandboxPool(tokenizer, self.client.facts.max_model_len, most)
+        return self.sandbox_pool
+
+    def close(self) -> None:
+        """Whoever still waits hears of the end."""
+        self.closing.set()
+        self.arrivals.close()
+
+    def close_sandboxes(self) -> None:
+        """Ends their processes, when nobody is left who waits for one."""
+        if self.sandbox_pool is not None:
+            self.sandbox_pool.close()
+
+    def engine_state(self) -> tuple[dict[str, Any], bool]:
+        """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""
+        age, allowed = self.client.step_age, self.limits.step_timeout
+        well = self.client.alive and age < allowed * DUMP_AT
+        return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
+
+    def deadline(self, asked: float | None) -> float | None:
+        """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
+        allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
+        return asyncio.get_running_loop().time() + min(allowed) if allowed else None
+
+    def tenant_of(self, owner: str) -> int:
+        """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""
+        return self._tenants.get(owner, NO_TENANT)
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.model:
+            message = f"the model asked for is not served here; this server has {self.model}: ask for it by that name"
+            raise ModelNotFoundError(message, param="model")

@@ -1,0 +1,198 @@
+"""Who gets in: the API key of a request, and where there are none, that no web page asks in its user's name.
+
+A server without keys trusts whoever reaches its address, and a browser on that machine reaches it for any page: by a
+form that posts, or by a name that its owner points here (DNS rebinding). So Host must be an address, a name of this
+machine or one that was allowed. Origin, where there is one, must be Host's own, loopback, or allowed: an address is
+nobody's to rebind, but anybody's to serve pages from. With keys neither is asked unless hosts were allowed by name: a
+page has no key, and without our leave (CORS, which we give to nobody) it cannot send the header that holds one. It
+knows headers; no bodies, no queue.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.errors import UsageError
+from penstock.server.online.api_keys import Key, KeyRing
+from penstock.server.online.buffered import JSON
+from penstock.server.openai.http_errors import BadKeyError, HttpError, body_of, names_of
+
+OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
+PROBES = ("/health", "/metrics")  # what begins so is answered in any crowd, and is no line of the access log
+ANY_HOST = "*"
+_OWN_NAMES = ("localhost",)
+# RFC 3986's authority without its userinfo, of which no Host or Origin has one; names as DNS has them.
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_AUTHORITY = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{0,5}))?")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_LAST_PORT = 65_535
+
+Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
+
+
+class BadHostError(HttpError):
+    """A Host or an Origin that is not this server's."""
+
+    status, code = 403, "host_not_allowed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessPolicy:
+    """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is any."""
+
+    keys: tuple[Key, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether Host and Origin are looked at."""
+        return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
+
+
+def check_public(host: str, doors: AccessPolicy, *, allow_no_key: bool) -> None:
+    """Refuses a server that others can reach and that asks for no key. Raises UsageError."""
+    if doors.keys or allow_no_key or is_loopback(host):
+        return
+    raise UsageError(
+        f"others can reach --host {host}, and no API key is set: give --api-key or --api-key-file, serve on 127.0.0.1, "
+        "or say --allow-no-key where something in front of it checks who asks",
+        param="host",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone. A name counts by its addresses; one that
+    has none is left to bind(), which says so."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)}
+    except (socket.gaierror, UnicodeError):
+        return True
+    return all(ipaddress.ip_address(str(address).split("%")[0]).is_loopback for address in found)
+
+
+def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Names and addresses as they are compared. Raises UsageError."""
+    found = []
+    for host in hosts:
+        plain = ANY_HOST if host == ANY_HOST else _plain(host)
+        if plain is None:
+            raise UsageError(
+                "--allowed-host takes a name or an address without scheme, port and zone, or *", param="allowed_host"
+            )
+        found.append(plain)
+    return tuple(found)
+
+
+class Authenticator:
+    """Looks at the headers of a request: whose it is, and whether it may come in."""
+
+    def __init__(self, doors: AccessPolicy) -> None:
+        self._ring = KeyRing(doors.keys)
+        self._hosts = frozenset((*_OWN_NAMES, *doors.hosts))
+        self._asks_host = doors.asks_host
+
+    def let_in(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
+        """Its key; None where the server has none. may_lack_host: it speaks HTTP/1.0, which may leave Host out.
+        Raises BadKeyError, BadHostError."""
+        key = self._find_key(headers) if self._ring else None
+        if self._asks_host:
+            self._check_page(headers, may_lack_host)
+        return key
+
+    def _find_key(self, headers: Headers) -> Key:
+        given = _values(headers, b"authorization")
+        scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        key = self._ring.find(shown.strip()) if scheme.lower() == b"bearer" else None
+        if key is None:
+            raise BadKeyError("this server wants its API key: send it as Authorization: Bearer KEY")
+        return key
+
+    def _check_page(self, headers: Headers, may_lack_host: bool) -> None:
+        hosts = [_host_of(value.decode("latin-1")) for value in _values(headers, b"host")]
+        if not hosts and not may_lack_host:
+            raise BadHostError("the Host header is missing: send this server's address in it")
+        if len(hosts) > 1 or not all(host in self._hosts or _address_of(host) is not None for host in hosts):
+            raise BadHostError(
+                "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
+            )
+        for origin in _values(headers, b"origin"):
+            page = _page_of(origin.decode("latin-1"))
+            if page is None or (page not in hosts and page not in self._hosts and not _is_own(page)):
+                raise BadHostError("pages of other sites may not ask this server: allow their host with --allowed-host")
+
+
+class AuthMiddleware:
+    """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
+
+    def __init__(self, app: ASGIApp, doors: AccessPolicy) -> None:
+        self._app, self._keeper = app, Authenticator(doors)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                may_lack_host = scope["http_version"] == "1.0"
+                key = self._keeper.let_in(scope["headers"], may_lack_host=may_lack_host)
+                scope.setdefault("state", {})["key"] = key
+            except HttpError as error:
+                scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
+                headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+                refusal = Response(body_of(error), error.status, headers, media_type=JSON)
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def key_of(scope: Scope) -> Key | None:
+    """The key that a request came with; None where the server has none."""
+    key: Key | None = scope.get("state", {}).get("key")
+    return key
+
+
+def _host_of(authority: str) -> str | None:
+    """The name or address of `name`, `name:port`, `address:port` or `[address]:port`, as they are compared; None where
+    it is none of these to the letter: what is read loosely here may be read otherwise elsewhere."""
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None or int(found["port"] or 0) > _LAST_PORT:
+        return None
+    plain = _plain(found["v6"] or found["host"])
+    return None if plain is None or (found["v6"] and ":" not in plain) else plain
+
+
+def _page_of(origin: str) -> str | None:
+    """The host of an Origin, as _host_of."""
+    scheme = _SCHEME.match(origin)
+    return None if scheme is None else _host_of(origin[scheme.end() :])
+
+
+def _plain(host: str) -> str | None:
+    """A name, one dot at its end or none, or an address, as they are compared; None where it is neither."""
+    address = _address_of(host)
+    if address is not None:
+        return str(address)
+    name = host.lower().removesuffix(".")
+    return name if _NAME.fullmatch(name) and _address_of(name) is None else None
+
+
+def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """One without a zone (`%eth0`), which is one machine's own and of any spelling."""
+    try:
+        return None if host is None or "%" in host else ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _is_own(host: str) -> bool:
+    """Whether pages of this host are of the asker's own machine."""
+    address = _address_of(host)
+    return address is not None and address.is_loopback
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value for known, value in headers if known == name]

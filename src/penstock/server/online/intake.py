@@ -1,0 +1,97 @@
+"""Bodies on their way in: how many bytes each may have, and all of them together, until they are token ids.
+
+It knows HTTP messages; no form, no engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from starlette.requests import Request
+
+from penstock.server.online.body_timeouts import BodyTimeouts
+from penstock.server.online.request_limits import QueueFullError
+from penstock.server.openai.http_errors import BodyTooLargeError, HttpError
+from penstock.server.openai.http_limits import HttpLimits
+
+LARGE = 1024 * 1024  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
+TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
+
+
+class BusyError(HttpError):
+    """A large body while others take what room there is."""
+
+    status, code = 503, "server_busy"
+
+
+class BodyRoom:
+    """What a body takes until it is token ids, while it is a large one."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """The body has, or will have, so many bytes. Raises BusyError; what is alone may be larger than all room."""
+        intake = self._intake
+        if size <= max(LARGE, self._bytes):
+            return
+        if intake.large != self._bytes and intake.large - self._bytes + size > intake.most_large:
+            message = (
+                "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
+            )
+            raise BusyError(message, headers={"retry-after": str(TRY_AGAIN)})
+        intake.large += size - self._bytes
+        self._bytes = size
+
+    def leave(self) -> None:
+        self._intake.large -= self._bytes
+        self._bytes = 0
+
+
+class Intake:
+    """Bodies on their way in. Of several servers each has its part of the room for large ones."""
+
+    def __init__(self, limits: HttpLimits, arrivals: BodyTimeouts, servers: int = 1) -> None:
+        self.limits, self._arrivals = limits, arrivals
+        self.most_large = limits.max_large_bytes // servers
+        self.bytes = 0  # of bodies that are being received
+        self.large = 0  # of large ones that are not token ids yet
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[BodyRoom]:
+        """Around what is done with one body."""
+        place = BodyRoom(self)
+        try:
+            yield place
+        finally:
+            place.leave()
+
+    async def read(self, request: Request, place: BodyRoom) -> bytearray:
+        """The whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError, QueueFullError,
+        BusyError, ShuttingDownError."""
+        limits = self.limits
+        declared = request.headers.get("content-length", "")
+        if declared.isascii() and declared.isdigit():
+            if len(declared) > 18 or int(declared) > limits.max_body_bytes:
+                raise self._too_large()
+            place.take(int(declared))
+        body = bytearray()
+        try:
+            async with self._arrivals.within(limits.body_seconds, "the body") as more_time:
+                async for piece in request.stream():
+                    body += piece
+                    self.bytes += len(piece)
+                    if len(body) > limits.max_body_bytes:
+                        raise self._too_large()
+                    place.take(len(body))
+                    if self.bytes > limits.max_reading_bytes:
+                        raise QueueFullError("the server is receiving as much as it takes: send it again", TRY_AGAIN)
+                    more_time(len(body))
+        finally:
+            self.bytes -= len(body)
+        return body
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body is larger than {self.limits.max_body_bytes} bytes: send it in parts")

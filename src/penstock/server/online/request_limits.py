@@ -1,0 +1,213 @@
+"""The queue before the engine: how much may be open at once, whose it is, and when to come again.
+
+What is bounded is what was accepted and not yet answered, waiting or running: samples (n counts, and each prompt of a
+list), and prompt tokens (a prompt counts once, whatever n is). Half of each bound is shared out between the keys, so
+that no key can keep another from getting in; the other half is whose comes first. What alone is larger than a bound is
+taken when nothing else is open: else it could never be. So is, of several servers, what a key asks of one of them
+beyond an equal part of its own limit: what is above that limit is never taken. It knows counts and keys; no bodies, no
+engine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.server.online.api_keys import Key
+from penstock.server.openai.http_errors import HttpError
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+QUEUED_A_ROW = 8  # samples that may be open for each row of the engine, unless it is said
+QUEUED_TOKENS = 16 * 1024 * 1024  # prompt tokens that may be open, unless it is said: 0.6 GB where all are one by one
+WINDOW = 10.0  # seconds with work over which the drain is measured
+FIRST_WAIT = 5  # seconds, while there was work for less than WINDOW and nothing is known of the drain
+LONGEST_WAIT = 60  # seconds; the official clients wait no longer than this for a Retry-After
+NOBODY = ""  # whose requests are where there are no keys
+
+
+class QueueFullError(HttpError):
+    """No room in the queue, or in a key's part of it, at this moment."""
+
+    status, code = 429, "queue_full"
+
+    def __init__(self, message: str, seconds: int, *, code: str | None = None) -> None:
+        super().__init__(message, code=code, headers={"retry-after": str(seconds)})
+
+
+class Pool:
+    """One bounded quantity, and who holds how much of it. `most` is never passed, but by one that is alone."""
+
+    def __init__(self, most: int, keys: int, clock: Callable[[], float]) -> None:
+        self.most = most
+        self.total = 0
+        self._clock = clock
+        self._worked = 0.0  # seconds with anything open, up to the last time that nothing was
+        self._since = 0.0  # where anything is open: since when
+        self.drain = DrainRate(self.worked)
+        keys = max(keys, 1)
+        self._own = max(most // (2 * keys), min(most // keys, 1))  # each key's alone; of many keys 1, if it can be
+        self._shared = most - self._own * keys
+        self._held: dict[str, int] = {}
+
+    def worked(self) -> float:
+        """A clock that stands still while nothing is open: rest says nothing of how fast things drain."""
+        return self._worked + (self._clock() - self._since if self.total else 0.0)
+
+    def held(self, name: str) -> int:
+        return self._held.get(name, 0)
+
+    def room(self, name: str) -> int:
+        """How much more this key may take; 0 and less: nothing."""
+        return max(self._own - self.held(name), 0) + self._shared
+
+    def add(self, name: str, amount: int) -> None:
+        """Takes; a negative amount is given back."""
+        before = self.held(name)
+        after = before + amount
+        self._shared -= max(after - self._own, 0) - max(before - self._own, 0)
+        worked = self.worked()
+        self.total += amount
+        self._worked, self._since = worked, self._clock()
+        if after:
+            self._held[name] = after
+        else:
+            self._held.pop(name, None)
+
+    def give_back(self, name: str, amount: int) -> None:
+        """As add, of what is done with."""
+        self.add(name, -amount)
+        self.drain.note(amount)
+
+    def wait_for(self, amount: int, name: str) -> int:
+        """Seconds until this key may expect to find that much room, and a tenth of all, as things drain now."""
+        missing = max(amount - self.room(name), self.most // 10, 1)
+        rate = self.drain.rate()
+        if rate:
+            return min(max(math.ceil(missing / rate), 1), LONGEST_WAIT)
+        return FIRST_WAIT if self.worked() < WINDOW else LONGEST_WAIT
+
+
+class DrainRate:
+    """How much is given back a second, over the last WINDOW of its clock, which begins at 0."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: deque[list[float]] = deque()  # [second, amount]
+
+    def note(self, amount: int) -> None:
+        second = math.floor(self._clock())
+        if self._seen and self._seen[-1][0] == second:
+            self._seen[-1][1] += amount
+        else:
+            self._forget()
+            self._seen.append([second, amount])
+
+    def rate(self) -> float:
+        self._forget()
+        return sum(amount for _, amount in self._seen) / min(max(self._clock(), 1.0), WINDOW)
+
+    def _forget(self) -> None:
+        while self._seen and self._seen[0][0] < self._clock() - WINDOW:
+            self._seen.popleft()
+
+
+class RequestLimits:
+    """Who may come in. Of several server processes each has one with its part of the bounds, so that together they
+    never accept more."""
+
+    def __init__(
+        self, reqs: int, tokens: int, keys: int = 0, servers: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.reqs = Pool(max(reqs // servers, 1), keys, clock)
+        self.tokens = Pool(max(tokens // servers, 1), keys, clock)
+        self.refused = 0
+        self._servers = servers
+
+    def knock(self, key: Key | None) -> None:
+        """Before a body is read. Raises QueueFullError where there is no room for the smallest request."""
+        self._check(key, 1, 1)
+
+    def promise(self, key: Key | None, amount: int) -> None:
+        """Counts so many of the smallest requests as open, or, if it is negative, no more."""
+        name = NOBODY if key is None else key.name
+        self.reqs.add(name, amount)
+        self.tokens.add(name, amount)
+
+    def enter(self, key: Key | None, reqs: int, tokens: int) -> Ticket:
+        """Before a body's text is tokenised: `tokens` is about how many. Raises QueueFullError, and HttpError for what
+        the key's own limits never let in."""
+        self._check(key, reqs, tokens)
+        return Ticket(self, key, reqs, tokens)
+
+    def _check(self, key: Key | None, reqs: int, tokens: int) -> None:
+        self.check(self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples")
+        self.check(self.tokens, key, tokens, None if key is None else key.max_num_queued_tokens, "prompt tokens")
+
+    def check(self, pool: Pool, key: Key | None, amount: int, limit: int | None, what: str) -> None:
+        name = NOBODY if key is None else key.name
+        if limit is not None:
+            if amount > limit:
+                message = f"this API key may have {limit} {what} open at once, and this is more: ask for less at once"
+                raise HttpError(message, code="key_limit")
+            held = pool.held(name)
+            if held and held + amount > limit // self._servers:  # what the key has nothing beside is within its limit
+                self.refused += 1
+                message = f"this API key has its {limit} {what} open: wait for answers before sending more"
+                raise QueueFullError(message, pool.wait_for(amount, name), code="rate_limit_exceeded")
+        if amount > pool.room(name) and pool.total:
+            self.refused += 1
+            message = "the server has as much work as it takes: send this again after the seconds in Retry-After"
+            raise QueueFullError(message, pool.wait_for(amount, name))
+
+
+class Ticket:
+    """One request's place in the queue. Leaving is idempotent."""
+
+    def __init__(self, queue: RequestLimits, key: Key | None, reqs: int, tokens: int) -> None:
+        self._queue, self._key = queue, key
+        self._name = NOBODY if key is None else key.name
+        self._reqs, self._tokens = reqs, tokens
+        self._work: Future[Any] | None = None
+        queue.reqs.add(self._name, reqs)
+        queue.tokens.add(self._name, tokens)
+
+    def settle(self, tokens: int) -> None:
+        """The prompt tokens are known. Raises as RequestLimits.enter, where they are more than there is room for."""
+        pool, limit = self._queue.tokens, None if self._key is None else self._key.max_num_queued_tokens
+        pool.add(self._name, -self._tokens)
+        about, self._tokens = self._tokens, 0
+        if tokens > about:
+            self._queue.check(pool, self._key, tokens, limit, "prompt tokens")
+        pool.add(self._name, tokens)
+        self._tokens = tokens
+
+    def ended(self, samples: int) -> None:
+        """So many of its samples have ended."""
+        samples = min(samples, self._reqs)
+        self._reqs -= samples
+        if samples:
+            self._queue.reqs.give_back(self._name, samples)
+
+    def stay(self, work: Future[Any]) -> None:
+        """It leaves when this has ended, if it would leave before: work that goes on for nobody takes its place too."""
+        self._work = work
+        work.add_done_callback(lambda _: self._let_go(work))  # its result may be much longer than what is used of it
+
+    def _let_go(self, work: Future[Any]) -> None:
+        if self._work is work:
+            self._work = None
+
+    def leave(self) -> None:
+        """It is answered, however that went."""
+        if self._work is not None and not self._work.done():
+            self._work.add_done_callback(lambda _: self.leave())
+            return
+        self.ended(self._reqs)
+        tokens, self._tokens = self._tokens, 0
+        if tokens:
+            self._queue.tokens.give_back(self._name, tokens)

@@ -1,0 +1,1 @@
+"""OpenAI's bodies: JSON to checked calls, and deltas to answers."""

@@ -1,0 +1,231 @@
+"""Deltas to answers: one JSON body at the end, or server-sent events as bytes.
+
+Both are joined from ready-made pieces: what is the same for all events of an answer, or for all choices of a prompt, is
+encoded once, and a choice of a body is bytes from the moment its sample ends. It knows a call, deltas and JSON; no
+engine, no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.request import Delta, PositionLogprobs
+from penstock.server.openai.logprobs_json import (
+    Listed,
+    chat_logprobs,
+    completion_logprobs,
+    completion_object,
+    prompt_logprobs,
+)
+from penstock.server.openai.token_json import TokenSpellings
+
+if TYPE_CHECKING:
+    from penstock.server.openai.prompt_ids import TokenizedPrompt
+    from penstock.server.openai.translate import Call
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+_GOING_ON = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
+
+
+class BaseAnswer:
+    """What both routes share. `choice` is prompt-major: prompt * n + sample.
+
+    `prompt_positions` is the stream's prompt_logprobs of the delta's prompt, wherever one is asked for.
+    """
+
+    prefix = ""
+    kind = ""
+    event_kind = ""
+
+    def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._call = call
+        self._spell = spellings.of(as_ids=call.tokens_as_ids)
+        self._tokenizer = spellings.tokenizer
+        self._top = {"id": self.id, "object": self.kind, "created": int(time.time()), "model": model}
+        shown = {**self._top, "object": self.event_kind}
+        self._head = b"data: " + _encode(shown)[:-1] + b',"choices":[{"index":'
+        self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
+        self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
+        self._begun: set[int] = set()  # choices that have sent their first event
+        self._made: dict[int, int] = {}  # choice -> its tokens so far, where each event tells them
+        self._about_prompts: dict[int, bytes] = {}  # prompt -> the end of its choices
+
+    # -- what the routes give
+
+    def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
+        raise NotImplementedError
+
+    def _event_text(self, text: str, *, first: bool) -> bytes:
+        raise NotImplementedError
+
+    def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+        raise NotImplementedError
+
+    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
+        raise NotImplementedError
+
+    # -- one body
+
+    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+        """The finished choice of a sample's one delta."""
+        at = choice // self._call.sampling.n
+        prompt = self._call.prompts[at]
+        pieces = [b'{"index":%d' % choice, self._choice_text(choice, prompt, delta)]
+        pieces += self._ending(choice, prompt, delta, positions, first=True)
+        about = self._about_prompts.get(at)
+        if about is None:
+            about = self._about_prompts[at] = self._about_prompt(prompt, positions)
+        pieces.append(about)
+        return b"".join(pieces)
+
+    def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
+        """The body in pieces, of the choices in their order."""
+        pieces = [_encode(self._top)[:-1] + b',"choices":[']
+        for choice in choices:
+            pieces += (choice, b",")
+        pieces[-1] = b'],"usage":' + _encode(usage) + b"}"
+        return pieces
+
+    def _ending(
+        self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
+    ) -> list[bytes]:
+        """What a choice says of its sample behind the text, in a body and in an event."""
+        pieces = [b',"logprobs":', b"null"]
+        if self._call.logprobs is not None:
+            pieces[1] = self._logprobs(choice, prompt, delta, positions, first=first)
+        pieces += (b',"finish_reason":', _encode(self._finish(delta)), b',"stop_reason":', _encode(delta.stop_reason))
+        if self._call.return_token_ids:
+            pieces += (b',"token_ids":', _encode(self._ids(delta)))
+        return pieces
+
+    def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> bytes:
+        """What every choice of a prompt says of it, and the choice's end: written once, whatever n is."""
+        about = b',"prompt_token_ids":' + _encode(prompt.ids) if self._call.return_token_ids else b""
+        if self._call.prompt_logprobs is not None and positions is not None:
+            about += b',"prompt_logprobs":' + _encode(prompt_logprobs(positions, self._spell))
+        return about + b"}"
+
+    # -- events
+
+    def event(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+        """The event of one delta; empty where it says nothing (text held back, say)."""
+        first = choice not in self._begun
+        plain = delta.finish_reason is None and self._call.logprobs is None and not self._call.return_token_ids
+        tail = self._counted(choice, delta) if self._call.continuous_usage else self._tail
+        if plain and not first:
+            if not delta.text:
+                return b""
+            shown = self._event_text(delta.text, first=False)
+            return b"".join((self._head, b"%d" % choice, shown, _GOING_ON, tail))
+        self._begun.add(choice)
+        prompt = self._call.prompts[choice // self._call.sampling.n]
+        text = self._first_text(choice, prompt, delta) if first else self._text(delta)
+        pieces = [self._head, b"%d" % choice, self._event_text(text, first=first)]
+        pieces += self._ending(choice, prompt, delta, positions, first=first)
+        if self._call.return_token_ids and first:
+            pieces += (b',"prompt_token_ids":', _encode(prompt.ids))
+        pieces.append(tail)
+        return b"".join(pieces)
+
+    def _counted(self, choice: int, delta: Delta) -> bytes:
+        """An event's end with what the choice has had so far, this delta included, as vLLM counts it."""
+        made = self._made[choice] = self._made.get(choice, 0) + len(self._ids(delta))
+        prompt = self._call.prompts[choice // self._call.sampling.n]
+        return b'}],"usage":' + _encode(_counts(len(prompt.ids), made)) + b"}\n\n"
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        return self._usage_head + _encode(usage) + b"}\n\n"
+
+    def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+        """A prompt's tokens count once, whatever n is."""
+        made = 0 if self._call.only_prompt else completion_tokens
+        return _counts(self._call.prompt_tokens, made) | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+
+    def _first_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> str:
+        return self._opening(choice, prompt) + self._text(delta)
+
+    def _text(self, delta: Delta) -> str:
+        return "" if self._call.only_prompt else delta.text
+
+    def _ids(self, delta: Delta) -> list[int]:
+        return [] if self._call.only_prompt else delta.token_ids
+
+    def _finish(self, delta: Delta) -> str | None:
+        return "length" if self._call.only_prompt and delta.finish_reason else delta.finish_reason
+
+
+def _counts(asked: int, made: int) -> dict[str, Any]:
+    return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+
+
+class CompletionAnswer(BaseAnswer):
+    """The answer of /v1/completions."""
+
+    prefix, kind, event_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
+        super().__init__(call, model, spellings)
+        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far, where more are to come
+        self._prompt_texts: dict[int, str] = {}
+        self._prompt_lists: dict[int, Listed] = {}
+
+    def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
+        if not self._call.echo:
+            return ""
+        if prompt.text is not None:
+            return prompt.text
+        at = choice // self._call.sampling.n
+        if at not in self._prompt_texts and self._tokenizer is not None:
+            self._prompt_texts[at] = self._tokenizer.decode(prompt.ids)
+        return self._prompt_texts[at]
+
+    def _event_text(self, text: str, *, first: bool) -> bytes:
+        return b',"text":' + _encode(text)
+
+    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
+        return b',"text":' + _encode(self._first_text(choice, prompt, delta))
+
+    def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+        parts: list[Listed] = []
+        end = self._offsets.get(choice, 0)
+        if first and self._call.echo:
+            parts.append(self._prompt_listed(choice // self._call.sampling.n, prompt, positions))
+            end = parts[-1].end
+        if not self._call.only_prompt:
+            parts.append(completion_logprobs(delta.token_ids, delta.logprobs or [], self._spell, end))
+            end = parts[-1].end
+        if self._call.stream:
+            self._offsets[choice] = end
+        return completion_object(parts)
+
+    def _prompt_listed(self, at: int, prompt: TokenizedPrompt, positions: Any) -> Listed:
+        found = self._prompt_lists.get(at)
+        if found is None:
+            found = self._prompt_lists[at] = completion_logprobs(prompt.ids, positions or [], self._spell, 0)
+        return found
+
+
+class ChatAnswer(BaseAnswer):
+    """The answer of /v1/chat/completions. The role comes with a choice's first event."""
+
+    prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
+        return ""
+
+    def _event_text(self, text: str, *, first: bool) -> bytes:
+        role = b'"role":"assistant",' if first else b""
+        return b',"delta":{' + role + b'"content":' + _encode(text) + b"}"
+
+    def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
+        return b',"message":{"role":"assistant","content":' + _encode(delta.text) + b',"refusal":null}'
+
+    def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+        return chat_logprobs(delta.token_ids, delta.logprobs or [], self._spell, self._call.logprobs or 0)

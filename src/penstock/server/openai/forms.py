@@ -1,0 +1,242 @@
+"""OpenAI's bodies: JSON bytes to a checked form, or an error that names the field.
+
+Numbers of things, types and names only: ranges of sampling are SamplingParams', tokens are translate's. What a form
+declares is read by translate; the fields that it doesn't declare are unsupported_fields.py's. It knows no engine, no
+text, no HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import USUAL, HttpLimits
+from penstock.server.openai.json_budget import check_values
+from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
+
+# What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
+Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Json = dict[str, Any]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """include_usage: one more event at the end, with the tokens' counts. continuous_usage_stats: counts in every event
+    too, as vLLM has it: only with include_usage, which it brings along where that isn't said."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool = False
+
+    @property
+    def usage(self) -> bool:
+        return self.continuous_usage_stats if self.include_usage is None else self.include_usage
+
+
+class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both routes take. None is "not said": the model's or the route's default. An empty `model` is not said."""
+
+    model: str | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: Int | None = None
+    max_tokens: Int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Int] | None = None
+    ignore_eos: bool | None = None
+    seed: Int | None = None
+    prompt_logprobs: Int | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        self.model = self.model or None
+
+
+class CompletionForm(BaseForm, kw_only=True):
+    """A body of /v1/completions. `prompt` is text, a list of texts, token ids, or a list of token-id lists."""
+
+    prompt: str | list[Any]
+    echo: bool = False
+    logprobs: Int | None = None
+    best_of: Int | None = None
+
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+
+
+class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One message of a chat."""
+
+    role: Role
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Parts are joined by line ends, as vLLM does for templates that take text."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+
+
+class ChatForm(BaseForm, kw_only=True):
+    """A body of /v1/chat/completions."""
+
+    messages: list[Message]
+    logprobs: bool = False
+    top_logprobs: Int | None = None
+    max_completion_tokens: Int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Json | None = None
+
+
+FormT = TypeVar("FormT", bound=BaseForm)
+
+
+def read_completion(body: bytes | bytearray, limits: HttpLimits = USUAL) -> CompletionForm:
+    """A completion's form. Raises HttpError."""
+    raw = sift(read_object(body, limits), CompletionForm.__struct_fields__, COMPLETION)
+    _sift_stream_options(raw)
+    if "prompt" not in raw:
+        raise HttpError("prompt is missing: text, a list of texts, token ids or a list of them", param="prompt")
+    if prompts_in(raw["prompt"]) > limits.max_prompts:
+        raise HttpError(f"prompt lists more than {limits.max_prompts} prompts: send several bodies", param="prompt")
+    form = _convert(raw, CompletionForm)
+    if form.best_of is not None and form.best_of != (1 if form.n is None else form.n):
+        message = "best_of is served only where it equals n: leave it out, or choose among n on your side"
+        raise HttpError(message, param="best_of", code="unsupported_parameter")
+    return form
+
+
+def prompts_in(prompt: Any) -> int:
+    """How many prompts a body's `prompt` is. What begins with a whole number is one of token ids."""
+    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
+
+
+def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
+    """A chat's form. Raises HttpError."""
+    raw = sift(read_object(body, limits), ChatForm.__struct_fields__, CHAT)
+    _sift_stream_options(raw)
+    messages = raw.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise HttpError("messages must be a list of at least one message", param="messages")
+    _check_length(messages, limits)
+    raw["messages"] = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    form = _convert(raw, ChatForm)
+    if form.top_logprobs and not form.logprobs:
+        raise HttpError("top_logprobs needs logprobs: true", param="top_logprobs")
+    if None not in (form.max_tokens, form.max_completion_tokens) and form.max_tokens != form.max_completion_tokens:
+        message = "max_tokens and max_completion_tokens differ: give one of them"
+        raise HttpError(message, param="max_completion_tokens")
+    return form
+
+
+def _check_length(messages: list[Any], limits: HttpLimits) -> None:
+    if len(messages) > limits.max_messages:
+        raise HttpError(f"there are more than {limits.max_messages} messages: send fewer", param="messages")
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    if sum(len(content) for content in contents if isinstance(content, list)) > limits.max_parts:
+        raise HttpError(f"the messages have more than {limits.max_parts} parts: join some", param="messages")
+
+
+def read_object(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Json:
+    """The body's JSON object; what it holds is counted before it is made. Raises HttpError."""
+    check_values(body, limits)
+    try:
+        raw = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:  # a number that no double and no integer of use can hold
+        raise HttpError("the body has a number that is out of range: make it smaller") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HttpError(f"the body is not JSON: {_reason(error, body)}", code="invalid_json") from error
+    except RecursionError as error:
+        raise HttpError("the body is nested too deep: flatten it", code="invalid_json") from error
+    if not isinstance(raw, dict):
+        raise HttpError("the body must be a JSON object", code="invalid_json")
+    return raw
+
+
+def _reason(error: Exception, body: bytes | bytearray) -> str:
+    if body.startswith(b"\x1f\x8b"):
+        return "it is compressed by gzip; send it plain"
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "it begins with a byte order mark; leave that out"
+    return reason_of(error)
+
+
+def reason_of(error: Exception) -> str:
+    """What is wrong with JSON that cannot be read, and at which byte."""
+    if isinstance(error, UnicodeDecodeError):
+        return "a string is not UTF-8"
+    return str(error).removeprefix("JSON is malformed: ")
+
+
+def _sift_stream_options(raw: Json) -> None:
+    options = raw.get("stream_options")
+    if options is None:
+        return
+    if not isinstance(options, dict):
+        raise HttpError("stream_options must be an object", param="stream_options")
+    if raw.get("stream") is not True and any(options.values()):
+        raise HttpError("stream_options needs stream: true", param="stream_options")
+    known = StreamOptions.__struct_fields__
+    raw["stream_options"] = sift(options, known, STREAM_OPTIONS, "stream_options.")
+
+
+def _message(raw: Any, where: str) -> Any:
+    """Names what isn't served in a message; types are the form's to check."""
+    if not isinstance(raw, dict):
+        return raw
+    kept = sift(raw, Message.__struct_fields__, MESSAGE, f"{where}.")
+    role = kept.get("role")
+    if isinstance(role, str) and role not in ROLES:
+        raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
+    if "content" not in kept:
+        raise HttpError(f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content")
+    for at, part in enumerate(kept["content"] if isinstance(kept["content"], list) else ()):
+        if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
+            name = f"{where}.content[{at}].type"
+            message = f"{name} must be text: images, audio and files are not served"
+            raise HttpError(message, param=name, code="unsupported_parameter")
+    return kept
+
+
+_AT = " - at `$"  # behind it msgspec names the place, in words of ours; before it a client's own may stand
+
+
+def _convert(raw: Json, form: type[FormT]) -> FormT:
+    try:
+        return msgspec.convert(raw, form, strict=True)
+    except msgspec.ValidationError as error:
+        what, at, place = str(error).rpartition(_AT)
+        what, where = (what, place.removeprefix(".").removesuffix("`")) if at else (place, None)
+        what = re.sub(r"enum value .*", "value", what, flags=re.DOTALL)  # a client's own words are not said again
+        what = what.replace("`", "").replace("array", "list").replace(" | null", "")
+        message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
+        raise HttpError(message, param=where) from error
+    except RecursionError as error:
+        raise HttpError("the body is nested too deep: flatten it", code="invalid_json") from error

@@ -1,0 +1,208 @@
+"""Log-probabilities as the three APIs write them: OpenAI's completions, OpenAI's chat, vLLM's prompt_logprobs.
+
+The tokens of a sample come as columns (LazyLogprobs) and are written straight into bytes: their numbers encoded in one
+call, their words out of a table, all joined; no object a token. Prompts' positions are dicts and written plainly, once
+a prompt. It knows positions and how a token is spelt; no HTTP. JSON has no -inf, so the floor is -9999, as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.logprobs import LazyLogprobs
+from penstock.request import Logprob, PositionLogprobs
+from penstock.server.openai.token_json import Spelling, Tables
+
+LOWEST = -9999.0
+FEW = 3  # fewer tokens than this, as in an event, cost less as dicts: a numpy call costs as much as a token
+Positions = Sequence[PositionLogprobs | None]
+_encode = msgspec.json.Encoder().encode
+
+
+class Listed(NamedTuple):
+    """OpenAI's completions object for some tokens: its four lists as JSON without their brackets, and the offset where
+    the text of these tokens ends."""
+
+    tokens: bytes
+    chosen: bytes
+    top: bytes
+    offsets: bytes
+    end: int
+
+
+def completion_object(parts: Sequence[Listed]) -> bytes:
+    """OpenAI's completions object of parts that follow one another."""
+    if len(parts) == 1:
+        tokens, chosen, top, offsets, _ = parts[0]
+    else:
+        tokens, chosen, top, offsets = (b",".join(filter(None, lists)) for lists in list(zip(*parts, strict=True))[:4])
+    lists = (b'{"tokens":[', tokens, b'],"token_logprobs":[', chosen, b'],"top_logprobs":[', top)
+    return b"".join((*lists, b'],"text_offset":[', offsets, b"]}"))
+
+
+def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, offset: int) -> Listed:
+    """Of these tokens; `offset` is where their text begins."""
+    if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
+        return _one(ids[0], positions, spell, offset)
+    if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
+        return _plain_completion(ids, positions, spell, offset)
+    _check_length(ids, positions)
+    tokens, chosen, _, likely, values = positions.columns
+    tables, numbers = spell.tables, _numbers(chosen)
+    words = list(map(tables.words.__getitem__, ids))
+    if likely.shape[1]:
+        top = _with_likely(tokens, chosen, likely, values, tables)
+    else:
+        rest = (b":" + numbers.replace(b",", b"},{\n:")).split(b"\n")  # b":-0.5},{" each but the last
+        top = b"{" + _alternating(words, rest) + b"}"
+    lengths = tables.lengths[tokens]
+    ends = lengths.cumsum(dtype=np.int64) + offset
+    return Listed(b",".join(words), numbers, top, _encode((ends - lengths).tolist())[1:-1], int(ends[-1]))
+
+
+def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Listed:
+    """One token without likely ones, as nearly every event of a stream has it."""
+    _check_length((token,), position)
+    word, number = spell.tables.words[token], _encode(_floor(float(position.columns[1][0])))
+    end = offset + int(spell.tables.lengths[token])
+    return Listed(word, number, b"{%b:%b}" % (word, number), b"%d" % offset, end)
+
+
+def _with_likely(
+    tokens: NDArray[Any], chosen: NDArray[Any], likely: NDArray[Any], values: NDArray[Any], tables: Tables
+) -> bytes:
+    """Each position's own token and its likely ones. Of ids of one spelling its own stays, else the likeliest: an
+    object has a key once."""
+    ids = np.concatenate((tokens[:, None], likely), axis=1)  # [t, 1 + k]
+    missing, same = ids < 0, tables.same[ids]
+    stays = ~missing
+    for place in range(1, ids.shape[1]):
+        other = (same[:, :place] != same[:, place : place + 1]) | missing[:, :place]
+        stays[:, place] &= other.all(axis=1)
+    words = map(tables.words.__getitem__, ids[stays].tolist())
+    firsts = np.flatnonzero(stays.ravel()) % ids.shape[1] == 0
+    between = [b"},{" if first else b"," for first in firsts.tolist()]
+    scores = np.concatenate((chosen[:, None], values), axis=1)
+    return _alternating(between, words, repeat(b":"), _numbers(scores[stays]).split(b","))[2:] + b"}"
+
+
+def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top: int) -> bytes:
+    """OpenAI's chat object for these tokens, with the `top` likeliest of each."""
+    if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
+        return _encode(_plain_chat(ids, positions, spell, top))
+    _check_length(ids, positions)
+    tokens, chosen, _, likely, values = positions.columns
+    entries, scores, there = tokens[:, None], chosen[:, None], np.ones((len(ids), 1), np.bool_)
+    before = [b',"top_logprobs":[]},']  # what stands before an entry, by its place: an end, and a beginning
+    if top:
+        before = [b"}]},", b',"top_logprobs":['] + [b"},"] * top
+        found = _likeliest(tokens, chosen, likely, values, top)
+        entries, scores, there = (
+            np.concatenate(pair, axis=1) for pair in zip((entries, scores, there), found, strict=True)
+        )
+    numbers = _numbers(scores[there]).split(b",")
+    kept = entries[there].tolist()
+    places = np.broadcast_to(np.arange(entries.shape[1]), entries.shape)[there].tolist()
+    leads, ends = spell.chat_tables
+    joined = _alternating(
+        [before[place] for place in places], map(leads.__getitem__, kept), numbers, map(ends.__getitem__, kept)
+    )
+    last = b"}]}" if top else b',"top_logprobs":[]}'
+    return b'{"content":[' + joined[len(before[0]) :] + last + b'],"refusal":null}'
+
+
+def _likeliest(
+    tokens: NDArray[Any], chosen: NDArray[Any], likely: NDArray[Any], values: NDArray[Any], top: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Of each position's own token and its likely ones the `top` best: (ids, numbers, which there are) [t, <= top].
+    Equals stay in order, its own token first."""
+    there = (likely >= 0) & (likely != tokens[:, None])
+    ids = np.concatenate((tokens[:, None], likely), axis=1).astype(np.int64)
+    scores = np.concatenate((np.fmax(chosen, LOWEST)[:, None], np.fmax(values, LOWEST)), axis=1)
+    known = np.concatenate((np.ones((len(tokens), 1), np.bool_), there), axis=1)
+    order = np.argsort(np.where(known, -scores, np.inf), axis=1, kind="stable")[:, :top]
+    return (
+        np.take_along_axis(ids, order, axis=1),
+        np.take_along_axis(scores, order, axis=1),
+        np.take_along_axis(known, order, axis=1),
+    )
+
+
+def _numbers(values: NDArray[Any]) -> bytes:
+    """The numbers with commas between them; NaN and what lies below the floor are the floor."""
+    return _encode(np.fmax(values, LOWEST).tolist())[1:-1]
+
+
+def _alternating(*columns: Iterable[bytes]) -> bytes:
+    """The first piece of every column, then the second of every one, and so on, to the end of the shortest."""
+    return b"".join(chain.from_iterable(zip(*columns, strict=False)))
+
+
+def _check_length(ids: Sequence[int], positions: Positions) -> None:
+    if len(ids) != len(positions):
+        raise ValueError(f"{len(ids)} tokens came up with the logprobs of {len(positions)}")
+
+
+# --- positions that are dicts
+
+
+def _floor(value: float) -> float:
+    return value if value > LOWEST else LOWEST  # also what NaN becomes
+
+
+def _plain_completion(ids: Sequence[int], positions: Positions, spell: Spelling, offset: int) -> Listed:
+    """None is "no value", as for a prompt's first token."""
+    tokens: list[str] = []
+    chosen: list[float | None] = []
+    top: list[dict[str, float] | None] = []
+    offsets: list[int] = []
+    for token, position in zip(ids, positions, strict=True):
+        word = spell.text(token)
+        tokens.append(word)
+        offsets.append(offset)
+        offset += len(word)
+        if position is None or token not in position:
+            chosen.append(None)
+            top.append(None)
+            continue
+        chosen.append(_floor(position[token].logprob))
+        row = {word: _floor(position[token].logprob)}
+        for other, value in position.items():  # ids of one spelling: the chosen one, else the likeliest
+            row.setdefault(spell.text(other), _floor(value.logprob))
+        top.append(row)
+    lists = [_encode(each)[1:-1] for each in (tokens, chosen, top, offsets)]
+    return Listed(lists[0], lists[1], lists[2], lists[3], offset)
+
+
+def _plain_chat(ids: Sequence[int], positions: Positions, spell: Spelling, top: int) -> dict[str, Any]:
+    content = []
+    for token, position in zip(ids, positions, strict=True):
+        known = position or {}
+        entry = _chat_entry(token, known[token].logprob if token in known else LOWEST, spell)
+        likeliest = sorted(known.items(), key=lambda item: -_floor(item[1].logprob))[:top]
+        entry["top_logprobs"] = [_chat_entry(other, value.logprob, spell) for other, value in likeliest]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token: int, logprob: float, spell: Spelling) -> dict[str, Any]:
+    return {"token": spell.text(token), "logprob": _floor(logprob), "bytes": spell.bytes(token)}
+
+
+def prompt_logprobs(positions: Positions, spell: Spelling) -> list[dict[str, Any] | None]:
+    """vLLM's: a position is null or {token id: {logprob, rank, decoded_token}}."""
+    return [None if position is None else _vllm_position(position, spell) for position in positions]
+
+
+def _vllm_position(position: PositionLogprobs, spell: Spelling) -> dict[str, Any]:
+    return {str(token): _vllm_entry(token, value, spell) for token, value in position.items()}
+
+
+def _vllm_entry(token: int, value: Logprob, spell: Spelling) -> dict[str, Any]:
+    return {"logprob": _floor(value.logprob), "rank": value.rank, "decoded_token": spell.text(token)}

@@ -1,0 +1,194 @@
+"""Prompts of bodies as token ids: texts, ids and chats.
+
+Chats, long texts and many are rendered and tokenised in the sandbox, another process with limits of its own; many ids
+are looked at in turns of the event loop. It knows forms, the tokenizer and the model's facts; no sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ContextLengthError, TokenizerError, UsageError
+from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm
+from penstock.server.openai.http_errors import HttpError
+from penstock.text.sandbox import Done
+from penstock.text.sandbox_process import ChatJob, Job, TextJob
+
+if TYPE_CHECKING:
+    from penstock.engine.build_engine import EngineFacts
+    from penstock.text.tokenizer import Tokenizer
+
+LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
+A_TEXT = 64  # characters that a text costs as much as, however short it is
+A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
+TURN = 32_768  # token ids that are looked at in one turn of the loop; about 3 ms
+
+Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Done]]]  # does jobs there, for as long as somebody waits for them
+
+
+@dataclass(slots=True)
+class TokenizedPrompt:
+    """`text` is what was sent, where it was text and none of it was cut off."""
+
+    ids: list[int]
+    text: str | None = None
+
+
+async def completion_prompts(
+    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed
+) -> list[TokenizedPrompt]:
+    """Raises HttpError, ContextLengthError."""
+    prompt = form.prompt
+    if isinstance(prompt, str):
+        return await _text_prompts([prompt], form, facts, tokenizer, sandboxed)
+    if not prompt:
+        raise HttpError("prompt is an empty list: give at least one prompt", param="prompt")
+    if type(prompt[0]) is int:
+        return await _id_prompts([prompt], form, facts)
+    kinds = set(map(type, prompt))
+    if kinds == {str}:
+        return await _text_prompts(prompt, form, facts, tokenizer, sandboxed)
+    if kinds == {list}:
+        return await _id_prompts(prompt, form, facts)
+    raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
+
+
+async def _text_prompts(
+    texts: list[str], form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed
+) -> list[TokenizedPrompt]:
+    if tokenizer is None:
+        raise HttpError("this server has no tokenizer: send token ids as prompt", param="prompt")
+    special, keep = form.add_special_tokens is not False, _kept(form)
+    check_characters(max(map(len, texts)), form, facts, tokenizer)
+    if sum(map(len, texts)) + A_TEXT * len(texts) <= LONG_TEXT:
+        batch = tokenizer.encode_batch(texts, add_special_tokens=special)
+    else:
+        done = await _done([TextJob(part, special, keep) for part in _parts(texts)], form, sandboxed)
+        batch = [ids for part in done for ids in part.ids]
+    if not all(batch):
+        raise HttpError("a prompt is empty: give it at least one token", param="prompt")
+    return [_cut(TokenizedPrompt(ids, text), form) for ids, text in zip(batch, texts, strict=True)]
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    size = 0
+    for text in texts:
+        if part and size + len(text) > A_JOB:
+            yield part
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    yield part
+
+
+async def _done(jobs: Sequence[Job], form: BaseForm, sandboxed: Sandboxed) -> list[Done]:
+    try:
+        return await sandboxed(jobs)
+    except HttpError:  # not of the text: it took too long, say
+        raise
+    except TokenizerError as error:  # no template in this model: asking it to chat is the fault
+        raise HttpError(str(error), param=_param(form)) from error
+    except ContextLengthError as error:
+        raise ContextLengthError(str(error), param=_param(form)) from error
+    except UsageError as error:
+        raise HttpError(error.rule, param=_param(form) if error.param == "prompt" else error.param) from error
+
+
+async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, facts: EngineFacts) -> list[TokenizedPrompt]:
+    """Of what is too long, and of what is cut off, no id is looked at."""
+    keep = _kept(form)
+    for ids in prompts:
+        check_length(len(ids) if keep is None else min(len(ids), keep), form, facts)
+    found, looked = [], 0
+    for ids in prompts:
+        found.append(_id_prompt(ids if keep is None else ids[-keep:], facts))
+        looked += len(found[-1].ids)
+        if looked > TURN:
+            await asyncio.sleep(0)
+            looked = 0
+    return found
+
+
+def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> TokenizedPrompt:
+    if not ids:
+        raise HttpError("a prompt is empty: give it at least one token", param="prompt")
+    if set(map(type, ids)) != {int}:
+        raise HttpError("a list of token ids holds something that is no whole number", param="prompt")
+    check_id(min(ids), facts.vocab_size, "prompt")
+    check_id(max(ids), facts.vocab_size, "prompt")
+    return TokenizedPrompt(list(ids))
+
+
+def _kept(form: BaseForm) -> int | None:
+    """How many tokens of a prompt are kept at most, the last ones; None: all."""
+    keep = form.truncate_prompt_tokens
+    if keep is not None and keep < 1:
+        raise HttpError("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
+    return keep
+
+
+def _cut(prompt: TokenizedPrompt, form: BaseForm) -> TokenizedPrompt:
+    keep = _kept(form)
+    return prompt if keep is None or len(prompt.ids) <= keep else TokenizedPrompt(prompt.ids[-keep:])
+
+
+async def chat_prompt(
+    form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer, sandboxed: Sandboxed
+) -> TokenizedPrompt:
+    """The messages, rendered by the model's template. Raises HttpError, ContextLengthError."""
+    check_characters(sum(len(message.text) for message in form.messages), form, facts, tokenizer)
+    job = ChatJob(
+        messages=[_plain(message.role, message.text, message.name) for message in form.messages],
+        add_generation_prompt=form.add_generation_prompt,
+        continue_final_message=form.continue_final_message,
+        template_kwargs=form.chat_template_kwargs,
+        add_special_tokens=bool(form.add_special_tokens),
+        keep=_kept(form),
+    )
+    (done,) = await _done([job], form, sandboxed)
+    if not done.ids[0]:
+        raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
+    return _cut(TokenizedPrompt(done.ids[0]), form)
+
+
+def check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
+    """Raises ContextLengthError for so many characters that no tokens can make them fit, where all are asked for."""
+    most = facts.max_model_len * tokenizer.longest
+    if form.truncate_prompt_tokens is None and size > most:
+        raise ContextLengthError(
+            f"a prompt has {size} characters, more than the context of {facts.max_model_len} tokens can hold: "
+            "shorten it, or cut it with truncate_prompt_tokens",
+            param=_param(form),
+        )
+
+
+def _param(form: BaseForm) -> str:
+    return "prompt" if isinstance(form, CompletionForm) else "messages"
+
+
+def check_length(size: int, form: BaseForm, facts: EngineFacts) -> None:
+    """Raises ContextLengthError."""
+    if size >= facts.max_model_len:
+        raise ContextLengthError(
+            f"a prompt has {size} tokens and the context {facts.max_model_len}, with room for one at least to be made: "
+            "shorten it, or cut it with truncate_prompt_tokens",
+            param=_param(form),
+        )
+
+
+def check_id(token: int, vocab_size: int, param: str) -> None:
+    """Raises HttpError."""
+    if not 0 <= token < vocab_size:
+        message = f"{param} has a token id outside the vocabulary: ids go from 0 to {vocab_size - 1}"
+        raise HttpError(message, param=param)
+
+
+def _plain(role: str, content: str, name: str | None) -> dict[str, str]:
+    message = {"role": role, "content": content}
+    if name is not None:
+        message["name"] = name
+    return message

@@ -1,0 +1,257 @@
+"""Bodies to requests: the SamplingParams of a form, and with its prompts (prompts.py) a call.
+
+A call holds everything that the answer needs to know of what was asked. It knows forms and the model's facts; it
+submits nothing and builds no answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from penstock.errors import UsageError
+from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
+from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.prompt_ids import (
+    Sandboxed,
+    TokenizedPrompt,
+    chat_prompt,
+    check_id,
+    check_length,
+    completion_prompts,
+)
+
+if TYPE_CHECKING:
+    from penstock.engine.build_engine import EngineFacts
+    from penstock.text.tokenizer import Tokenizer
+
+MAX_CHOICES = 65_536  # prompts x n of one body
+LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
+MAX_STOP_TOKENS = 1_024  # stop_token_ids
+MAX_SALT_LENGTH = 1_024  # characters
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+# Fields of a form that go into SamplingParams under their own name.
+_SAMPLING = [
+    knob.name for knob in fields(SamplingParams) if knob.name in set(BaseForm.__struct_fields__) - {"logit_bias"}
+]
+
+Result = TypeVar("Result")
+
+
+class Aside(Protocol):
+    """Does work in a thread, off the loop."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One body, ready for the engine, and how its answer is to look.
+
+    echo: the prompt stands before the text.             only_prompt: max_tokens 0 with echo; the one token is dropped.
+    logprobs: how many, or None.                         prompt_logprobs: asked for by name, beside those of echo.
+    include_usage: one more event tells the counts.      continuous_usage: every other event tells them too.
+    """
+
+    prompts: list[TokenizedPrompt]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool = False
+    echo: bool = False
+    only_prompt: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    timeout: float | None = None  # seconds from the body to the answer's end
+    tenant: int = 0  # whose it is, for the engine's line
+    salt: int = 0  # whose cached blocks it shares
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+    @property
+    def size(self) -> int:
+        """What the queue counts as prompt tokens."""
+        return self.prompt_tokens + len(self.sampling.logit_bias or ())
+
+
+def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
+    """Choices that a form asks for, and about how many prompt tokens it has: for the queue, before anything is checked
+    or tokenised. Four characters are a token, about, in any language that has words; an entry of logit_bias takes more
+    memory than a token, and counts as one."""
+    choices, tokens = _prompts_size(form)
+    return choices, tokens + len(form.logit_bias or ())
+
+
+def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
+    n = form.n if form.n is not None and 1 <= form.n <= MAX_SAMPLES else 1
+    if isinstance(form, ChatForm):
+        return n, sum(1 + len(message.text) // 4 for message in form.messages)
+    prompt = form.prompt
+    if isinstance(prompt, str):
+        return n, 1 + len(prompt) // 4
+    if not prompt or type(prompt[0]) is int:
+        return n, 1 + len(prompt)
+    sizes = [
+        1 + len(part) // 4 if isinstance(part, str) else len(part) for part in prompt if isinstance(part, str | list)
+    ]
+    return min(n * len(prompt), MAX_CHOICES), 1 + sum(sizes)
+
+
+async def completion_call(
+    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed, aside: Aside
+) -> Call:
+    """Raises UsageError."""
+    only_prompt = form.echo and form.max_tokens == 0
+    if form.echo and tokenizer is None:
+        raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
+    given = _completion_sampling(form, facts, detokenize=tokenizer is not None)
+    if prompts_in(form.prompt) * given.n > MAX_CHOICES:
+        message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
+        raise HttpError(message, param="n")
+    prompts = await completion_prompts(form, facts, tokenizer, sandboxed)
+    await _make_stops(given, tokenizer, aside)
+    call = _call(form, given, prompts, facts)
+    call.echo, call.only_prompt = form.echo, only_prompt
+    return call
+
+
+async def chat_call(
+    form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed, aside: Aside
+) -> Call:
+    """Raises UsageError."""
+    if tokenizer is None:
+        raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
+    given = _chat_sampling(form, facts)
+    prompt = await chat_prompt(form, facts, tokenizer, sandboxed)
+    await _make_stops(given, tokenizer, aside)
+    return _call(form, given, [prompt], facts)
+
+
+def check_sampling(form: CompletionForm | ChatForm, facts: EngineFacts) -> None:
+    """What can be said of a form before its prompt is read: its sampling, and its time. Raises UsageError."""
+    if isinstance(form, CompletionForm):
+        _completion_sampling(form, facts, detokenize=True)
+    else:
+        _chat_sampling(form, facts)
+
+
+def _completion_sampling(form: CompletionForm, facts: EngineFacts, *, detokenize: bool) -> SamplingParams:
+    if form.echo and form.max_tokens == 0:  # only the prompt is wanted; the engine makes one token at least
+        form.max_tokens = 1
+    given = sampling_of(form, facts, {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize})
+    if form.echo and form.logprobs is not None:  # the prompt's own tokens are listed too
+        given.prompt_logprobs = max(form.logprobs, form.prompt_logprobs or 0)
+    return given
+
+
+def _chat_sampling(form: ChatForm, facts: EngineFacts) -> SamplingParams:
+    if form.max_completion_tokens is not None:
+        form.max_tokens = form.max_completion_tokens
+    logprobs = (form.top_logprobs or 0) if form.logprobs else None
+    return sampling_of(form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs})
+
+
+def sampling_of(form: BaseForm, facts: EngineFacts, more: dict[str, Any]) -> SamplingParams:
+    """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that the model's size
+    bounds anyway are cut to it, so that nothing larger crosses the channel."""
+    _check_asked(form)
+    _check_sizes(form, facts.vocab_size)
+    knobs: dict[str, Any] = {**facts.sampling_defaults, **more}
+    for name in _SAMPLING:
+        value = getattr(form, name)
+        if value is not None:
+            knobs[name] = value
+    if form.logit_bias is not None:
+        knobs["logit_bias"] = _bias(form.logit_bias, facts.vocab_size)
+    if knobs["max_tokens"] is not None:
+        knobs["max_tokens"] = min(knobs["max_tokens"], facts.max_model_len)
+    if knobs.get("min_tokens", 0) >= facts.max_model_len:
+        message = f"min_tokens must be below the context of {facts.max_model_len} tokens: lower it"
+        raise HttpError(message, param="min_tokens")
+    if knobs.get("top_k", 0) > facts.vocab_size:
+        knobs["top_k"] = 0
+    for token in knobs.get("stop_token_ids") or ():
+        check_id(token, facts.vocab_size, "stop_token_ids")
+    try:
+        return SamplingParams(**knobs)
+    except UsageError as error:
+        raise HttpError(error.rule, param=error.param) from error
+
+
+def _check_asked(form: BaseForm) -> None:
+    """What no prompt makes right: so none is tokenised for it."""
+    if form.stream and form.prompt_logprobs is not None:
+        raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
+    if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
+        raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
+    if form.cache_salt is not None and not 0 < len(form.cache_salt) <= MAX_SALT_LENGTH:
+        raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
+
+
+def _check_sizes(form: BaseForm, vocab_size: int) -> None:
+    """What the body's own limit leaves room for, and no answer needs."""
+    if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOP_TOKENS:
+        raise HttpError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids: send fewer", param="stop_token_ids")
+    if form.logit_bias is not None and len(form.logit_bias) > vocab_size:
+        raise HttpError("logit_bias names more ids than the vocabulary has: name each once", param="logit_bias")
+
+
+async def _make_stops(sampling: SamplingParams, tokenizer: Tokenizer | None, aside: Aside) -> None:
+    """Has the tokens that can end a stop string found off the loop, where that was not done before: the engine's client
+    asks for them on it, and a body's worst take 200 ms. Raises UsageError."""
+    if tokenizer is None or not sampling.stop:
+        return
+    stops, skip = sampling.stop_strings, sampling.skip_special_tokens
+    if not tokenizer.has_stops(stops, skip_special_tokens=skip):
+        await aside(lambda: tokenizer.stop_strings(stops, skip_special_tokens=skip).watch_bits())
+
+
+def _call(
+    form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[TokenizedPrompt], facts: EngineFacts
+) -> Call:
+    for prompt in prompts:
+        check_length(len(prompt.ids), form, facts)
+    options = form.stream_options or StreamOptions()
+    return Call(
+        prompts=prompts,
+        sampling=sampling,
+        stream=form.stream,
+        include_usage=options.usage,
+        continuous_usage=options.usage and options.continuous_usage_stats,
+        logprobs=sampling.logprobs,
+        prompt_logprobs=form.prompt_logprobs,
+        return_token_ids=form.return_token_ids,
+        tokens_as_ids=form.return_tokens_as_token_ids or not sampling.detokenize,
+        timeout=form.timeout,
+        salt=_salt(form.cache_salt),
+    )
+
+
+def _bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    out: dict[int, float] = {}
+    for key, value in bias.items():
+        if _TOKEN_ID.fullmatch(key) is None:
+            raise HttpError("logit_bias has a key that is no token id", param="logit_bias")
+        check_id(int(key), vocab_size, "logit_bias")
+        out[int(key)] = value
+    return out
+
+
+def _salt(text: str | None) -> int:
+    """The engine's number of a salt: two texts have one by an accident of 1 in 2^62."""
+    if text is None:
+        return 0
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "big") % MAX_SALT

@@ -1,0 +1,1 @@
+"""Processes: the application, its connections, and how a server begins and ends."""

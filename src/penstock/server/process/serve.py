@@ -1,0 +1,109 @@
+"""`penstock serve`: a port, an engine in another process, and the routes over it, from start to end.
+
+The port is taken before the engine loads, signals are ours from the first moment, and whatever ends the server ends
+the engine too. It knows uvicorn and the launch of an engine; routes and bodies are app's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import uvloop
+
+from penstock.config import Config
+from penstock.engine.launch import ENGINE, launch
+from penstock.engine.parent_death import lose_lines
+from penstock.errors import UsageError
+from penstock.server.batch.state_folder import StateFolder, opened
+from penstock.server.online.access_log import open_log
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy, check_hosts, check_public
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.fast_exit import fast_exit
+from penstock.server.process.multi_process import serve_processes
+from penstock.server.process.port import bind
+from penstock.server.process.signals import signals, unless_stopped
+from penstock.server.process.site import Site, line, serve_engine
+
+if TYPE_CHECKING:
+    pass
+
+
+def serve(
+    config: Config,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    served_model_name: str | None = None,
+    api_key: str | Sequence[str] = (),
+    api_key_file: Path | None = None,
+    allow_no_key: bool = False,
+    allowed_hosts: Sequence[str] = (),
+    limits: HttpLimits | None = None,
+    api_server_count: int = 1,
+    state_dir: Path | str | None = None,
+    access_log: str | None = None,
+    own_process: bool = False,
+    out: TextIO | None = None,
+    engine: Sequence[str] = ENGINE,
+) -> None:
+    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line at the start names.
+
+    `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
+    process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and doors.py;
+    PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
+    served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
+    own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that
+    standard output or error doesn't take are lost from here on, and end nothing.
+
+    Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
+    loading, and EngineError if it dies later.
+    """
+    lose_lines()
+    if served_model_name == "":
+        raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
+    limits = limits or HttpLimits()
+    limits.check()
+    keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
+    doors = AccessPolicy(keys=keys, hosts=check_hosts(allowed_hosts))
+    check_public(host, doors, allow_no_key=allow_no_key)
+    with open_log(access_log):
+        site = Site(served_model_name or config.model.model, doors, limits, access_log)
+    if state_dir is not None and api_server_count > 1:
+        message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
+        raise UsageError(message, param="state_dir")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if api_server_count == 1:
+            with contextlib.closing(bind(host, port)) as listener, opened(state_dir) as state:
+                ending = fast_exit() if own_process else contextlib.nullcontext()
+                runner.run(_serve(config, listener, site, out or sys.stdout, engine, state, ending))
+        else:
+            runner.run(serve_processes(config, host, port, site, api_server_count, out or sys.stdout, engine))
+
+
+async def _serve(
+    config: Config,
+    listener: socket.socket,
+    site: Site,
+    out: TextIO,
+    engine: Sequence[str],
+    state: StateFolder | None,
+    ending: contextlib.AbstractContextManager[None],
+) -> None:
+    with signals() as stop:
+        client = await unless_stopped(launch(config, engine, site.limits.step_timeout), stop)
+        if client is None:
+            return
+        with ending:
+            try:
+                said = line(site, listener)
+                await serve_engine(client, listener, site, stop, lambda: print(said, file=out, flush=True), state=state)
+            finally:
+                await client.close(stop.second)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from server_fake import CONTEXT, Running, make_tokenizer, read_error, running_server
 
-from penstock.server.openai import http_limits as limits_module
+from penstock.server.online import intake as limits_module
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.sandbox import SandboxPool
 from penstock.text.sandbox_process import Bounds

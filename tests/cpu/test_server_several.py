@@ -73,7 +73,7 @@ class Serving:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         named = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
         (self.engine,) = (pid for pid, words in named.items() if "streams_engine" in words)
-        self.workers = [pid for pid, words in named.items() if "server.worker" in words]
+        self.workers = [pid for pid, words in named.items() if "server.process.worker" in words]
         assert len(self.workers) == SERVERS and len(named) == SERVERS + 1
 
     def end(self, number: int | None = None) -> tuple[int, str, str]:

@@ -88,7 +88,7 @@ class Serving:
             if parent_of(pid) == self.process.pid and "text.sandbox_process" not in words
         }
         (self.engine,) = (pid for pid, words in named.items() if "fake_process" in words)
-        self.workers = [pid for pid, words in named.items() if "server.worker" in words]
+        self.workers = [pid for pid, words in named.items() if "server.process.worker" in words]
         assert len(self.workers) == (servers if servers > 1 else 0) and len(named) == len(self.workers) + 1
 
     def __enter__(self) -> Serving:

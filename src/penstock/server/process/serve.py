@@ -27,7 +27,6 @@ from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy, check_hosts, check_public
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.fast_exit import fast_exit
-from penstock.server.process.multi_process import serve_processes
 from penstock.server.process.port import bind
 from penstock.server.process.signals import signals, unless_stopped
 from penstock.server.process.site import Site, line, serve_engine
@@ -85,6 +84,8 @@ def serve(
                 ending = fast_exit() if own_process else contextlib.nullcontext()
                 runner.run(_serve(config, listener, site, out or sys.stdout, engine, state, ending))
         else:
+            from penstock.server.process.multi_process import serve_processes
+
             runner.run(serve_processes(config, host, port, site, api_server_count, out or sys.stdout, engine))
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets a GPU machine without a network up and runs one named check on it, from the root of the repository.
 #
-#   scripts/gpu.sh [--wheels FOLDER] train [ARGUMENTS]    train the demo model (python -m penstock.demo.train)
-#   scripts/gpu.sh [--wheels FOLDER] measure [ARGUMENTS]  measure a demo checkpoint (python -m penstock.demo.measure)
+#   scripts/gpu.sh [--wheels FOLDER] train [ARGUMENTS]    train the demo model (scripts/demo/train.py)
+#   scripts/gpu.sh [--wheels FOLDER] measure [ARGUMENTS]  measure a demo checkpoint (scripts/demo/measure.py)
 #   scripts/gpu.sh [--wheels FOLDER] tests [ARGUMENTS]    all of tests/gpu, in WORKERS (8) processes beside each other
 #   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests, one after the other
 #   scripts/gpu.sh [--wheels FOLDER] sanitize [TOOL...]   the kernels' sweeps under compute-sanitizer
@@ -30,8 +30,8 @@ export PYTHONPATH="$PWD/src:/tmp/site" PYTHONUNBUFFERED=1
 check=${1:-}
 [ $# -gt 0 ] && shift
 case "$check" in
-    train) exec "$python" -m penstock.demo.train "$@" ;;
-    measure) exec "$python" -m penstock.demo.measure "$@" ;;
+    train) exec "$python" scripts/demo/train.py "$@" ;;
+    measure) exec "$python" scripts/demo/measure.py "$@" ;;
     tests)
         if ! "$python" -c "import xdist" 2>/dev/null; then
             echo "tests run beside each other need pytest-xdist: carry its wheel, or use: pytest tests/gpu" >&2

@@ -3,6 +3,7 @@ worst that may be admitted."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "cpu"))
 from execute_drive import Ask, Host, tiny_runner
 
 from penstock import LLM, SamplingParams
-from penstock.demo.problems import shipped
+from penstock.demo import problems_file
 from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan
 
@@ -29,7 +30,7 @@ ASKS = [
     Ask(temperature=1.0, seed=2, top_k=9, repetition=1.3, frequency=0.3),
     Ask(temperature=0.7, seed=5, presence=1.0, bias={9: 4.0, 30: -5.0}, min_tokens=3),
 ]
-PROMPTS = [f"Question: {problem.question}\nAnswer:" for problem in shipped("test")]
+PROMPTS = [f"Question: {json.loads(row)['question']}\nAnswer:" for row in problems_file().read_text().splitlines()]
 
 
 def _runner(device: str, **knobs: Any) -> TorchRunner:

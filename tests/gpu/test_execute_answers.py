@@ -6,6 +6,7 @@ decides. Each is found by the CPU's logprobs at the first token that differs, co
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.demo.problems import shipped
+from penstock.demo import problems_file, shots_file
 from penstock.execute.runner import TorchRunner
 from penstock.request import CompletionOutput
 
 NEAR = {"float32": 1e-4, "bfloat16": 2.0**-5}  # nats between the first and the second
 KNOBS: dict[str, Any] = {"max_num_seqs": 256, "max_model_len": 512, "prefix_groups": "always"}
-PROMPTS = [f"Question: {problem.question}\nAnswer:" for problem in shipped("test")][:200]
-HEADER = "".join(f"Question: {p.question}\nAnswer: {p.answer}\n\n" for p in shipped("train")[:2])
+ASKED, SHOWN = ([json.loads(row) for row in file().read_text().splitlines()] for file in (problems_file, shots_file))
+PROMPTS = [f"Question: {row['question']}\nAnswer:" for row in ASKED[:200]]
+HEADER = "".join(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in SHOWN[:2])
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.8, seed=7, n=3, max_tokens=32, ignore_eos=True)
 

@@ -14,11 +14,14 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
+import problems as maker
 import pytest
+from problems import NAMES, Problem, Side, make_problem, problems, shipped, side_of
 
+import penstock
 from penstock.demo import problems_file, shots_file
-from penstock.demo.problems import NAMES, Problem, Side, make_problem, problems, shipped, side_of
 
+HERE = {"PYTHONPATH": f"{Path(maker.__file__).parent}:{Path(penstock.__file__).parents[1]}"}
 EQUATION = re.compile(r"([\d(][\d +\-*/()]*[\d)]) = (\d+)")
 NUMBER = re.compile(r"\d+")
 # Said in words by a question ("half", "twice", "a dozen", "percent"), or known (two sides of each length).
@@ -127,12 +130,16 @@ def test_test_and_training_share_no_kind_and_numbers() -> None:
 
 def test_a_seed_gives_the_same_problems_in_any_process() -> None:
     code = (
-        "from itertools import islice; from penstock.demo.problems import problems;"
+        "from itertools import islice; from problems import problems;"
         "print([p.question for p in islice(problems(7), 40)])"
     )
     runs = [
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": salt}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env=HERE | {"PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for salt in ("1", "2")
     ]
@@ -153,8 +160,8 @@ def test_the_shipped_files_are_what_the_maker_makes(side: Side, path: Path) -> N
 
 def test_making_problems_needs_the_standard_library_alone() -> None:
     code = (
-        "import sys; import penstock.demo.problems;"
+        "import sys; import problems;"
         "print([m for m in ('torch', 'numpy', 'tokenizers', 'transformers') if m in sys.modules])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", code], env=HERE, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

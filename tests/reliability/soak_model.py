@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import subprocess
@@ -23,7 +24,7 @@ import httpx
 import trend
 from service import commands, own_memory, parent_of
 
-from penstock.demo.problems import shipped
+from penstock.demo import problems_file
 
 CLIENTS = 12
 MOST_GROWTH = 16  # MB an hour
@@ -65,7 +66,7 @@ async def client(number: int, http: httpx.AsyncClient, end: float, questions: li
 
 async def load(url: str, processes: dict[str, int], minutes: float, samples: IO[str]) -> tuple[Counter[str], Any]:
     """What requests came to, and each process's memory, looked at once a second."""
-    questions = [problem.question for problem in shipped("test")]
+    questions = [json.loads(row)["question"] for row in problems_file().read_text().splitlines()]
     series: dict[str, list[tuple[float, float]]] = {who: [] for who in processes}
     ends: Counter[str] = Counter()
     began = time.monotonic()

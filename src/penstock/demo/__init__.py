@@ -1,7 +1,6 @@
 """The demo: a small trained model with its tokenizer and its word problems, shipped in the package.
 
-This file tells where they lie and loads nothing. `problems.py` makes the problems, `train_tokenizer.py` and
-`train.py` made the tokenizer and the model from them.
+This file tells where they lie and loads nothing. The repository's `scripts/demo` made them.
 """
 
 from pathlib import Path

@@ -3,7 +3,7 @@
 It samples with the plain torch model of `small_llama.py`, so that training can be judged where it runs; the engine's
 own run of the same problems is `penstock monkeys`. It knows the checkpoint folder, the shipped problems, no engine.
 
-`python -m penstock.demo.measure` measures the shipped model.
+`python scripts/demo/measure.py` measures the shipped model.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from random import Random
 from typing import Any
 
 import torch
+from documents import END_OF_TEXT, END_OF_TURN, PAD, id_of, prompt_text
+from problems import shipped
+from small_llama import SmallLlama, load
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.demo import model_folder, problems_file, shots_file
-from penstock.demo.documents import END_OF_TEXT, END_OF_TURN, PAD, id_of, prompt_text
-from penstock.demo.problems import shipped
-from penstock.demo.small_llama import SmallLlama, load
 
 ANSWER = re.compile(r"####\s*(-?[\d,]+)")
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-from penstock.demo.problems import Problem, make_problem
+from problems import Problem, make_problem
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -3,7 +3,7 @@
 AdamW in bf16 autocast, a short warm-up, then a cosine to a twentieth; the schedule runs over `--minutes` of wall clock
 or over `--steps`. At the end it writes the checkpoint, measures it on held-out problems and writes `training.json`.
 
-`python -m penstock.demo.train --minutes 6 --out DIR` made the shipped model. It knows no engine.
+`python scripts/demo/train.py --minutes 6 --out DIR` made the shipped model. It knows no engine.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from documents import END_OF_TEXT, END_OF_TURN, PAD, id_of, token_rows
+from measure import measure
+from small_llama import Shape, SmallLlama, save
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from penstock.demo import model_folder
-from penstock.demo.documents import END_OF_TEXT, END_OF_TURN, PAD, id_of, token_rows
-from penstock.demo.measure import measure
-from penstock.demo.small_llama import Shape, SmallLlama, save
 
 WARM_UP, LAST = 0.02, 0.05  # warm-up's share of the training; the last rate as a share of the highest
 

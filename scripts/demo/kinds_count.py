@@ -7,7 +7,7 @@ over whole numbers; `short` takes steps together in one equation.
 
 from random import Random
 
-from penstock.demo.words import (
+from words import (
     BAKED,
     BOXES,
     CROPS,

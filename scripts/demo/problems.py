@@ -4,7 +4,7 @@ It picks a kind, has it draw a problem, and keeps it when it lies on the side of
 hangs on the kind and its numbers alone, so no (kind, numbers) is ever on both sides, whatever the words are.
 Standard library only. It knows no token and no model.
 
-`python -m penstock.demo.problems` writes the two files that the package ships.
+`python scripts/demo/problems.py` writes the two files that the package ships.
 """
 
 import argparse
@@ -15,8 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple
 
-from penstock.demo import kinds_count, kinds_measure, kinds_money, problems_file, shots_file
-from penstock.demo.words import Draft, pick
+import kinds_count
+import kinds_measure
+import kinds_money
+from words import Draft, pick
+
+from penstock.demo import problems_file, shots_file
 
 Side = Literal["train", "test"]
 

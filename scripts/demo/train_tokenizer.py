@@ -3,7 +3,7 @@
 Single digits are tokens of their own, so that a number always reads the same way; bytes cover every other text.
 It writes the files that `transformers.AutoTokenizer` reads. It knows the documents and no model.
 
-`python -m penstock.demo.train_tokenizer` writes them into the package; the same files each time.
+`python scripts/demo/train_tokenizer.py` writes them into the package; the same files each time.
 """
 
 import argparse
@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from random import Random
 
+from documents import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PAD, SPECIALS, TURN, document
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from penstock.demo import model_folder
-from penstock.demo.documents import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PAD, SPECIALS, TURN, document
 
 VOCABULARY = 2048
 CONTEXT = 2304

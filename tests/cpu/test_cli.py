@@ -1,13 +1,15 @@
-"""The command line as a user meets it: in a process of its own, with the real demo model where it takes one."""
+"""The command line as a user meets it, with the real demo model where it takes one; a process where one is killed."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ import pytest
 import typer
 
 from penstock.cli import app, main
-from penstock.cli_options import _part, knob_parameters, stopped_by_sigterm, with_one_line
+from penstock.cli.engine_options import _part, knob_parameters
+from penstock.cli.exit_codes import stopped_by_sigterm, with_one_line
 from penstock.config import Config
 from penstock.demo import model_folder, problems_file
 from penstock.engine.interrupts import held_interrupts
@@ -32,9 +35,17 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def penstock(*arguments: str) -> tuple[int, str, str]:
-    child = start(*arguments)
-    out, err = child.communicate(timeout=300)
-    return child.returncode, out, err
+    """What the entry point ends with, prints and says, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        patch.setattr(sys, "argv", ["penstock", *arguments])
+        main()
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
 
 
 def refused(*arguments: str) -> str:
@@ -197,13 +208,13 @@ def test_doctor_says_that_weights_are_too_large(tmp_path: Path) -> None:
 def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
     """SIGKILL twice, then to the end: every id once, and every text as a run in one piece writes it."""
     source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    questions = [json.loads(line)["question"] for line in problems_file().read_text().splitlines()[:40]]
+    questions = [json.loads(line)["question"] for line in problems_file().read_text().splitlines()[:14]]
     with source.open("w") as file:
         for i, question in enumerate(questions):
-            row = {"id": i, "prompt": f"Question: {question}\nAnswer:", "n": 2, "max_tokens": 48, "stop": ["Question:"]}
+            row = {"id": i, "prompt": f"Question: {question}\nAnswer:", "n": 2, "max_tokens": 32, "stop": ["Question:"]}
             file.write(json.dumps(row) + "\n")
         file.write(json.dumps({"id": "long", "prompt": "word " * 4000}) + "\n")
-    for lines in (1, 12):
+    for lines in (1, 6):
         child = start("run", str(source), str(out), "--max-num-seqs", "6", *EXACT)
         wait_for_lines(child, out, lines)
         child.send_signal(signal.SIGKILL)
@@ -212,7 +223,7 @@ def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
     assert penstock("run", str(source), str(out), *EXACT)[0] == 0
     assert penstock("run", str(source), str(whole), "--max-num-seqs", "16", *EXACT)[0] == 0
     assert rows_of(out) == rows_of(whole)
-    assert 12 <= before <= len(rows_of(out)) == 41
+    assert 6 <= before <= len(rows_of(out)) == 15
     assert "2304" in str(rows_of(out)["long"]["error"])
 
 
@@ -226,18 +237,18 @@ def test_run_of_nothing_but_errors_fails(tmp_path: Path) -> None:
     assert set(rows_of(out)) == {0, 1}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_monkeys_stopped_with_the_real_model(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_monkeys_stopped_with_the_real_model(tmp_path: Path) -> None:
     """Ctrl-C ends with 130, SIGTERM with 143, and says how to go on; the same command then draws what is missing."""
     out = tmp_path / "out"
     command = ["monkeys", "demo", "--problems", str(problems_file()), "--limit", "4", "--n", "12", "--few-shot", "1"]
-    command += ["--max-tokens", "48", "--out", str(out), *EXACT]
-    child = start(*command, "--max-num-seqs", "4")
-    wait_for_lines(child, out / "samples.jsonl", 5)
-    child.send_signal(number)
-    _, err = child.communicate()
-    assert child.returncode == code, err
-    assert "Traceback" not in err and "of 48 samples are in" in err and "the same command goes on" in err
+    command += ["--max-tokens", "32", "--out", str(out), *EXACT]
+    for number, code, lines in ((signal.SIGINT, 130, 3), (signal.SIGTERM, 143, 12)):
+        child = start(*command, "--max-num-seqs", "4")
+        wait_for_lines(child, out / "samples.jsonl", lines)
+        child.send_signal(number)
+        _, err = child.communicate()
+        assert child.returncode == code, err
+        assert "Traceback" not in err and "of 48 samples are in" in err and "the same command goes on" in err
     before = len(rows_of(out / "samples.jsonl"))
     code, said, _ = penstock(*command)
     assert code == 0 and "majority vote" in said and str(out / "report.html") in said.replace("\n", "")

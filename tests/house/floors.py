@@ -17,7 +17,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"engine"}),
     frozenset({"llm", "server"}),
     frozenset({"build", "jobs", "deploy"}),
-    frozenset({"cli", "cli_almanac", "cli_batch", "cli_bench", "cli_options", "__main__", "__init__"}),
+    frozenset({"cli", "__main__", "__init__"}),
 )
 # The same inside a room: its sub-rooms from the ground up.
 INNER_FLOORS: dict[str, tuple[frozenset[str], ...]] = {

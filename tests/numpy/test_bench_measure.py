@@ -316,7 +316,7 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from bench_runs import QUICK, run_of
 from penstock.bench.runs import run_all
-from penstock.cli_options import stopped_by_sigterm
+from penstock.cli.exit_codes import stopped_by_sigterm
 stopped_by_sigterm(lambda: run_all(run_of(Path(sys.argv[2]), "count=" + sys.argv[2] + "/starts")))
 """
 

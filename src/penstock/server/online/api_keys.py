@@ -103,7 +103,7 @@ def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
 
 def _file_key(entry: Any, place: int) -> Key:
     """Fields are told with a `=` behind them, as TOML writes them: without it they would come out as options, which
-    two of them are too (cli_options)."""
+    two of them are too (cli/exit_codes.py)."""
     where = f"[[key]] number {place} of the API key file"
     if not isinstance(entry, dict):
         raise UsageError(f"{where} is no table")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli_options import with_one_line
+from penstock.cli.exit_codes import OneLineCommand
 
 batch_app = typer.Typer(
     help="Batches on a server: files of requests in, of answers out.",
@@ -21,7 +21,7 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="What `penstock batch subm
 URL = "http://127.0.0.1:8000"
 
 
-@batch_app.command("submit")
+@batch_app.command("submit", cls=OneLineCommand)
 def submit_command(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Requests, a JSON line each, as OpenAI's batches have; not packed.")
@@ -34,46 +34,34 @@ def submit_command(
     api_key: Key = None,
 ) -> None:
     """Upload a file and start a batch of it; prints the batch's id."""
+    from penstock.jobs.batch import submit
+    from penstock.jobs.remote import Remote
 
-    def call() -> None:
-        from penstock.jobs.batch import submit
-        from penstock.jobs.remote import Remote
-
-        print(submit(Remote(url, api_key), file, endpoint))
-
-    with_one_line(call)
+    print(submit(Remote(url, api_key), file, endpoint))
 
 
-@batch_app.command("watch")
+@batch_app.command("watch", cls=OneLineCommand)
 def watch_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
     """Say how far a batch is until it is over.
 
     The exit code is 0 for one that is completed. A server may end and start again meanwhile."""
+    from penstock.jobs.batch import watch
+    from penstock.jobs.remote import Remote
 
-    def call() -> None:
-        from penstock.jobs.batch import watch
-        from penstock.jobs.remote import Remote
-
-        if watch(Remote(url, api_key), batch_id).get("status") != "completed":
-            raise typer.Exit(1)
-
-    with_one_line(call)
+    if watch(Remote(url, api_key), batch_id).get("status") != "completed":
+        raise typer.Exit(1)
 
 
-@batch_app.command("cancel")
+@batch_app.command("cancel", cls=OneLineCommand)
 def cancel_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
     """Stop a batch; what is done by then can be fetched."""
+    from penstock.jobs.batch import line_of
+    from penstock.jobs.remote import Remote
 
-    def call() -> None:
-        from penstock.jobs.batch import line_of
-        from penstock.jobs.remote import Remote
-
-        print(line_of(Remote(url, api_key).cancel(batch_id)))
-
-    with_one_line(call)
+    print(line_of(Remote(url, api_key).cancel(batch_id)))
 
 
-@batch_app.command("fetch")
+@batch_app.command("fetch", cls=OneLineCommand)
 def fetch_command(
     batch_id: Id,
     out: Annotated[
@@ -88,12 +76,8 @@ def fetch_command(
     api_key: Key = None,
 ) -> None:
     """Write the rows of a batch that is over."""
+    from penstock.jobs.batch import fetch
+    from penstock.jobs.remote import Remote
 
-    def call() -> None:
-        from penstock.jobs.batch import fetch
-        from penstock.jobs.remote import Remote
-
-        for path, lines in fetch(Remote(url, api_key), batch_id, out, overwrite=overwrite):
-            print(f"{path}: {lines:,} rows")
-
-    with_one_line(call)
+    for path, lines in fetch(Remote(url, api_key), batch_id, out, overwrite=overwrite):
+        print(f"{path}: {lines:,} rows")

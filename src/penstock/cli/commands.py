@@ -1,23 +1,22 @@
 """The command line: parse, import, call. Every command imports what it needs inside itself, so `--help` loads no torch.
 
-Engine options are not written here: `cli_options` makes them, and turns what goes wrong into one line and an exit
-code. A command line that cannot be read ends the same way, with 2.
+Engine options are not written here: `engine_options` makes them. What goes wrong is one line: `exit_codes`.
 """
 
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock import __version__
-from penstock.cli_almanac import almanac_app
-from penstock.cli_batch import batch_app
-from penstock.cli_bench import bench_calibrate, bench_compare, bench_import, bench_run
-from penstock.cli_options import EngineCommand, ServeCommand, engine_options, stopped_by_sigterm
+from penstock.cli.almanac_commands import almanac_app
+from penstock.cli.batch_commands import batch_app
+from penstock.cli.bench_commands import bench_app
+from penstock.cli.engine_options import EngineCommand, ServeCommand, engine_options
+from penstock.cli.exit_codes import misread, stopped_by_sigterm
 from penstock.config import Config
 
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
@@ -32,14 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-bench_app = typer.Typer(
-    help="Measure: any server's speed, or this machine's.", no_args_is_help=True, rich_markup_mode=None
-)
 app.add_typer(bench_app, name="bench")
-bench_app.command("run")(bench_run)
-bench_app.command("compare")(bench_compare)
-bench_app.command("calibrate")(bench_calibrate)
-bench_app.command("import")(bench_import)
 app.add_typer(almanac_app, name="almanac")
 app.add_typer(batch_app, name="batch")
 
@@ -54,23 +46,8 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except MISREAD as error:
-        sys.exit(_misread(error))
+        sys.exit(misread(error))
     sys.exit(code)
-
-
-def _misread(error: Any) -> int:
-    """Says in one line what the parser makes of a command line that it cannot read."""
-    near = get_close_matches(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), cutoff=0.9)
-    if hasattr(error, "possibilities"):  # the parser's begin at 0.6: --enable-lora would be --enable-prefix-caching
-        error.possibilities = near
-    said: str = error.format_message()
-    if "\n" in said:  # no words at all were given: the parser's answer is the help
-        error.show()
-        return int(error.exit_code)
-    said = said.replace("Value error, ", "").rstrip(".")
-    command = error.ctx.command_path if error.ctx is not None else "penstock"
-    print(f"penstock: {said[:1].lower()}{said[1:]}: see {command} -h", file=sys.stderr)
-    return int(error.exit_code)
 
 
 def _version(wanted: bool) -> None:
@@ -267,7 +244,3 @@ def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     from penstock.jobs.doctor import print_doctor
 
     print_doctor(config)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
+
 if TYPE_CHECKING:
     from penstock.bench.point_planner import Settings
     from penstock.bench.run_spec import Ceiling, ServerSpec
+
+bench_app = typer.Typer(
+    help="Measure: any server's speed, or this machine's.", no_args_is_help=True, rich_markup_mode=None
+)
 
 # Variables that engines and their libraries heed; keys are left out whatever they begin with.
 HEEDED = ("OMP_", "KMP_", "MKL_", "GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VLLM_")
@@ -21,6 +27,7 @@ MOST_GOALS, MOST_WORDS = 20, 200  # that a record holds
 FEWEST_IDS = 1000  # that every model's vocabulary has
 
 
+@bench_app.command("run", cls=OneLineCommand)
 def bench_run(
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A server that is there; or --engine.")] = None,
     *,
@@ -91,9 +98,7 @@ def bench_run(
     Writes a folder a shape: raw samples, record.json, report.html, table.txt. `penstock almanac add` takes it from
     there."""
     given = dict(locals())
-    from penstock.cli_options import stopped_by_sigterm, with_one_line
-
-    with_one_line(lambda: stopped_by_sigterm(lambda: _run(given)))
+    stopped_by_sigterm(lambda: _run(given))
 
 
 def _run(given: dict[str, Any]) -> None:
@@ -260,6 +265,19 @@ def _goals(given: list[float]) -> tuple[float, ...]:
     return goals
 
 
+@bench_app.command("compare", cls=OneLineCommand)
+def bench_compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A record, or a run's folder.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same shape.")],
+) -> None:
+    """Compare two measured runs: ratios with their intervals, and whether they differ at all."""
+    from penstock.bench.compare import compare, record_at
+    from penstock.bench.compare_table import print_comparison
+
+    print_comparison(compare(record_at(a), record_at(b)), sys.stdout)
+
+
+@bench_app.command("calibrate", cls=OneLineCommand)
 def bench_calibrate(
     *,
     most: Annotated[int | None, typer.Option(help="Client processes, at most. Left out: the cores.", min=1)] = None,
@@ -268,35 +286,13 @@ def bench_calibrate(
     """Measure what this machine's client can hear, against a server that computes nothing.
 
     `bench run` reads it: each point's headroom is this ceiling over what was asked of the client."""
-    from penstock.cli_options import with_one_line
-
-    with_one_line(lambda: _calibrate(most, seconds))
-
-
-def _calibrate(most: int | None, seconds: float) -> None:
     from penstock.bench.calibrate import calibrate, write_ceiling
 
     path = write_ceiling(calibrate(most=most, seconds=seconds, say=typer.echo))
     typer.echo(f"{path}: `penstock bench run` reads it")
 
 
-def bench_compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A record, or a run's folder.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same shape.")],
-) -> None:
-    """Compare two measured runs: ratios with their intervals, and whether they differ at all."""
-    from penstock.cli_options import with_one_line
-
-    with_one_line(lambda: _compare(a, b))
-
-
-def _compare(a: Path, b: Path) -> None:
-    from penstock.bench.compare import compare, record_at
-    from penstock.bench.compare_table import print_comparison
-
-    print_comparison(compare(record_at(a), record_at(b)), sys.stdout)
-
-
+@bench_app.command("import", cls=OneLineCommand)
 def bench_import(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Of vllm bench serve --save-result --save-detailed.")],
     *,
@@ -311,10 +307,7 @@ def bench_import(
     price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)] = None,
 ) -> None:
     """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no point is ranked."""
-    given = dict(locals())
-    from penstock.cli_options import with_one_line
-
-    with_one_line(lambda: _import(given))
+    _import(dict(locals()))
 
 
 def _import(given: dict[str, Any]) -> None:

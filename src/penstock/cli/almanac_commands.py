@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.exit_codes import OneLineCommand
+
 almanac_app = typer.Typer(help="The almanac: how fast is any engine.", no_args_is_help=True, rich_markup_mode=None)
 
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
@@ -15,7 +17,7 @@ NO_RECORDS = ("run.json", "failures.json")  # what else lies in a run's folder
 BEGIN = "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock almanac add RUN`"
 
 
-@almanac_app.command("build")
+@almanac_app.command("build", cls=OneLineCommand)
 def build_command(
     *,
     out: Annotated[Path, typer.Option(help="Folder for the page: a new one, an empty one or an older page.")],
@@ -24,24 +26,34 @@ def build_command(
     """Make the page: one folder of static files that opens from the file system.
 
     Files that are no records are named and left out; the exit code is 1 then."""
-    from penstock.cli_options import with_one_line
+    from penstock.almanac.page.build import build
 
-    with_one_line(lambda: _build(records, out))
+    built = build(records, out)
+    _tell(built.records, built.refused)
+    typer.echo(f"{out / 'index.html'}: open it in a browser")
+    if built.refused:
+        raise typer.Exit(1)
 
 
-@almanac_app.command("serve")
+@almanac_app.command("serve", cls=OneLineCommand)
 def serve_command(
     *,
     records: Records = RECORDS,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)] = 8080,
 ) -> None:
     """Make the page in a temporary folder and show it on this machine."""
-    from penstock.cli_options import with_one_line
+    import tempfile
 
-    with_one_line(lambda: _serve(records, port))
+    from penstock.almanac.page.build import build
+    from penstock.almanac.page.page_server import serve
+
+    with tempfile.TemporaryDirectory(prefix="almanac-") as folder:
+        built = build(records, Path(folder))
+        _tell(built.records, built.refused)
+        serve(Path(folder), port, lambda address: typer.echo(f"{address} (Ctrl-C ends it)"))
 
 
-@almanac_app.command("add")
+@almanac_app.command("add", cls=OneLineCommand)
 def add_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of measured runs; one a shape.")],
     *,
@@ -50,30 +62,6 @@ def add_command(
     """Take measured runs into the almanac: a record's file each, after every number was derived again.
 
     Of a run that another version measured, what this one derives goes in, and a line says what that changes."""
-    from penstock.cli_options import with_one_line
-
-    with_one_line(lambda: _add(runs, records))
-
-
-@almanac_app.command("validate")
-def validate_command(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[PATH...]", help="Records, runs, or folders of them. Left out: almanac/records."),
-    ] = None,
-    *,
-    raw: Annotated[Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")] = None,
-) -> None:
-    """Say of each record whether it can be believed; those that can't are named, and the exit code is 1.
-
-    Beside its raw data every number of a record is derived again; points that name none are not believed. Of the
-    almanac's own folder the places are checked too: one file a run, each where it belongs, and nothing else."""
-    from penstock.cli_options import with_one_line
-
-    with_one_line(lambda: _validate(paths, raw) if paths or raw else _validate_almanac(RECORDS))
-
-
-def _add(runs: list[Path], records: Path) -> None:
     from penstock.almanac.collect import add
     from penstock.bench.write_record import commit
     from penstock.errors import RecordError
@@ -87,6 +75,25 @@ def _add(runs: list[Path], records: Path) -> None:
             typer.echo(f"penstock: refused {run}: {error}", err=True)
     if refused:
         raise typer.Exit(1)
+
+
+@almanac_app.command("validate", cls=OneLineCommand)
+def validate_command(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PATH...]", help="Records, runs, or folders of them. Left out: almanac/records."),
+    ] = None,
+    *,
+    raw: Annotated[Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")] = None,
+) -> None:
+    """Say of each record whether it can be believed; those that can't are named, and the exit code is 1.
+
+    Beside its raw data every number of a record is derived again; points that name none are not believed. Of the
+    almanac's own folder the places are checked too: one file a run, each where it belongs, and nothing else."""
+    if paths or raw:
+        _validate(paths, raw)
+    else:
+        _validate_almanac(RECORDS)
 
 
 def _folders(runs: list[Path]) -> list[Path]:
@@ -142,28 +149,6 @@ def _records_in(path: Path) -> list[Path]:
         return [path]
     inside = [file.relative_to(path) for file in sorted(path.rglob("*.json"))]
     return [path / file for file in inside if file.name not in NO_RECORDS and "points" not in file.parts]
-
-
-def _build(records: Path, out: Path) -> None:
-    from penstock.almanac.page.build import build
-
-    built = build(records, out)
-    _tell(built.records, built.refused)
-    typer.echo(f"{out / 'index.html'}: open it in a browser")
-    if built.refused:
-        raise typer.Exit(1)
-
-
-def _serve(records: Path, port: int) -> None:
-    import tempfile
-
-    from penstock.almanac.page.build import build
-    from penstock.almanac.page.page_server import serve
-
-    with tempfile.TemporaryDirectory(prefix="almanac-") as folder:
-        built = build(records, Path(folder))
-        _tell(built.records, built.refused)
-        serve(Path(folder), port, lambda address: typer.echo(f"{address} (Ctrl-C ends it)"))
 
 
 def _tell(records: int, refused: list[tuple[str, str]]) -> None:

@@ -30,7 +30,7 @@ from penstock.kernels.choose import choose
 from penstock.kernels.ops import Ops
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cpu"))
-from kernels_naive import Case, make_case
+from kernels_naive import Case, attend, make_case, rotate
 
 WEIGHT_BYTES = 200_000_000
 
@@ -197,7 +197,7 @@ def rotary_row(bench: Bench, shape: Shape, case: Case) -> Row:
     return bench.row(
         "rotary_and_store",
         f"{shape.rows} x {qkv.shape[1]}",
-        lambda: bench.ops.rotary_and_store(qkv, table, inputs, kv, heads, kv_heads, width),
+        lambda: rotate(bench.ops, qkv, table, inputs, kv, heads, kv_heads, width),
         plain,
         size=2 * qkv.numel() * qkv.element_size(),
     )
@@ -209,7 +209,7 @@ def attention_row(bench: Bench, case: Case, label: str, tokens: int) -> Row:
     return bench.row(
         "attention",
         label,
-        lambda: bench.ops.attention(case.q, case.kv, case.inputs, case.scale, None),
+        lambda: attend(bench.ops, case.q, case.kv, case.inputs, case.scale, None),
         lambda: plain_attention(case),
         size=2 * tokens * kv_heads * width * case.kv.element_size(),
     )

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.testing import do_bench
 
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
-from penstock.kernels.triton.attention import attention
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cpu"))
+from kernels_naive import attend
+
+from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.triton import attention as column
 
 
 @dataclass(slots=True)
@@ -65,7 +70,7 @@ def queries(tokens: int, heads: int, kv_heads: int, width: int) -> Tensor:
 
 def decode_step(
     lengths: Tensor, kv_table: Tensor, bound: int, groups: GroupInputs | None = None, skip: Tensor | None = None
-) -> AttentionInputs:
+) -> StepInputs:
     rows = lengths.shape[0]
     order = torch.randperm(rows, device="cuda", dtype=torch.int32)
     nothing = torch.zeros(rows, dtype=torch.int32, device="cuda")
@@ -77,7 +82,7 @@ def decode_step(
         max_own=bound,
         groups=groups,
     )
-    return AttentionInputs(nothing, nothing, rows, decode, None)
+    return StepInputs(nothing, nothing, rows, decode, None)
 
 
 def decode_row(
@@ -90,7 +95,7 @@ def decode_row(
     kv = pool(len(lengths) * used + 1, kv_heads, width)
     q = queries(len(lengths), heads, kv_heads, width)
     inputs = decode_step(lengths, table, bound)
-    ms = step_ms(lambda: attention(q, kv, inputs, width**-0.5), graph)
+    ms = step_ms(lambda: attend(column, q, kv, inputs, width**-0.5), graph)
     return Row(what, ms, copy_ms=int(lengths.sum()) * kv_heads * width * 4 / rate)
 
 
@@ -115,7 +120,7 @@ def monkeys_row(rate: float, grouped: bool) -> Row:
     q = queries(rows, heads, kv_heads, width)
     if not grouped:
         inputs = decode_step(lengths, table, 752)
-        ms = median(lambda: attention(q, kv, inputs, 0.125))
+        ms = median(lambda: attend(column, q, kv, inputs, 0.125))
         return Row("8,192 rows x 752, alone", ms, copy_ms=rows * 752 * kv_heads * width * 4 / rate)
     start = torch.full((65,), rows, dtype=torch.int32, device="cuda")
     start[:9] = torch.arange(9) * members
@@ -124,7 +129,7 @@ def monkeys_row(rate: float, grouped: bool) -> Row:
     groups = GroupInputs(start, table[:64].contiguous(), length, [], [])
     skip = torch.full((rows,), prefix, dtype=torch.int32, device="cuda")
     inputs = decode_step(lengths, table, 752, groups, skip)
-    ms = median(lambda: attention(q, kv, inputs, 0.125))
+    ms = median(lambda: attend(column, q, kv, inputs, 0.125))
     return Row("8,192 rows, 656 shared by 1,024 + 96 own", ms, copy_ms=rows * 96 * kv_heads * width * 4 / rate)
 
 
@@ -135,8 +140,8 @@ def prefill_row(prompts: int, tokens: int, heads: int, kv_heads: int, width: int
     q = queries(prompts * tokens, heads, kv_heads, width)
     start = (torch.arange(prompts + 1, device="cuda") * tokens).to(torch.int32)
     prefill = PrefillInputs(start, torch.zeros_like(lengths), table, [], [])
-    inputs = AttentionInputs(start, start, 0, None, prefill)
-    ms = median(lambda: attention(q, kv, inputs, width**-0.5, window))
+    inputs = StepInputs(start, start, 0, None, prefill)
+    ms = median(lambda: attend(column, q, kv, inputs, width**-0.5, window))
     seen = tokens * tokens / 2 if window is None else window * (tokens - window / 2)
     what = f"prefill {prompts} x {tokens}, width {width}" + (f", window {window}" if window else "")
     plain = None

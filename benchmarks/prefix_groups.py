@@ -29,7 +29,7 @@ from prefix_groups_fit import RULES, Mixed, Part, Shape, Step, Times, show
 
 from penstock.execute.padding import group_capacity, padded
 from penstock.kernels.choose import choose
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs
+from penstock.kernels.inputs import AttentionKind, DecodeInputs, GroupInputs, StepInputs
 from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.schedule.prefix_groups import SharingCosts
 
@@ -48,7 +48,7 @@ class Bench:
         self.heads, self.kv_heads, self.width = shape
         dtype = torch.bfloat16
         ops = choose(device, dtype)
-        self.attention = ops.attention
+        self.ops = ops
         self.costs = SharingCosts(**asdict(prefix_cost_times(ops, *shape, dtype, device)))  # as they are in the tree
         self.kv = torch.empty(blocks + 1, self.kv_heads, 2, 16, self.width, dtype=dtype, device=device)
         for part in self.kv.split(65536):
@@ -59,7 +59,7 @@ class Bench:
         self.flush_ms: dict[int, float] = {}
         self.graphs = Graphs() if self.gpu else None
 
-    def step(self, parts: list[Part], chosen: int) -> tuple[torch.Tensor, AttentionInputs]:
+    def step(self, parts: list[Part], chosen: int) -> tuple[torch.Tensor, StepInputs]:
         """Queries and inputs of a step whose first `chosen` parts are grouped."""
         rows = sum(part.members for part in parts)
         size = padded(rows) if self.gpu else rows
@@ -86,7 +86,7 @@ class Bench:
         decode = DecodeInputs(ids, taken, on(length), on(skip), bound, groups)
         fused = torch.randn(size, (self.heads + 2 * self.kv_heads) * self.width, device=self.device).to(self.kv.dtype)
         q = fused[:, : self.heads * self.width].view(size, self.heads, self.width)
-        return q, AttentionInputs(ids, ids, size, decode, None)
+        return q, StepInputs(ids, ids, size, decode, None)
 
     def room(self, parts: list[Part]) -> int:
         """Groups that a step of these parts has room for; more go alone."""
@@ -108,10 +108,12 @@ class Bench:
     def ms(self, parts: list[Part], chosen: int) -> float:
         """Of one layer's attention."""
         q, inputs = self.step(parts, chosen)
-        scale = self.width**-0.5
+        kind = AttentionKind(self.heads, self.kv_heads, self.width, 0, None, self.width**-0.5)
+        turned = torch.zeros(int(inputs.positions.max()) + 1, 2, self.width // 2, device=self.device)
+        plan = self.ops.plan(inputs, kind, turned, q.dtype)
 
         def work() -> torch.Tensor:
-            return self.attention(q, self.kv, inputs, scale)
+            return self.ops.attention(q, self.kv, inputs, kind, plan)
 
         if self.graphs is None:
             return host_ms(work)

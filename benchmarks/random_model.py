@@ -64,6 +64,11 @@ class Shape:
         """Numbers of K and V that a token stores, all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """None of these models' layers has one."""
+        return ()
+
     def config(self) -> dict[str, Any]:
         """config.json as transformers 4 writes it."""
         return {

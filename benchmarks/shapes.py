@@ -165,7 +165,7 @@ class Bench:
         seconds, samples, tokens = self.draw(work, "run", deadline=time.monotonic() + self.options.seconds)
         cut, steps, waited = self.watch.cut, self.watch.steps, self.watch.waited
         tokens = int(self.llm.stats()["generation_tokens"] - before) if cut else tokens
-        computed = sum(steps.rows)
+        computed = int(steps.columns()["rows"].sum())
         row = {
             "shape": self.shape.name, "cut": cut, "seconds": seconds, "output_tokens": tokens, "steps": len(steps),
             "output_tokens_per_second": tokens / seconds, "requests_per_second": samples / work.n / seconds,

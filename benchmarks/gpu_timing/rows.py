@@ -27,6 +27,8 @@ import triton
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cpu"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
+from kernels_naive import rotate
+
 from penstock.kernels.triton import activation, blocks, embedding, logprobs, norm, penalties, rotary
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
@@ -102,7 +104,7 @@ def elementwise() -> None:
             slots = torch.randperm(8192 * 4 * 16, device=GPU)[:rows]
             where = SimpleNamespace(positions=torch.arange(rows, device=GPU), slots=slots)
             table = torch.randn(8192, 2, width // 2, device=GPU)
-            calls = [lambda q=q: rotary.rotary_and_store(q, table, where, kv, heads, kv_heads, width) for q in qs]
+            calls = [lambda q=q: rotate(rotary, q, table, where, kv, heads, kv_heads, width) for q in qs]
             tell(f"rotary_and_store {rows} x {heads}+2*{kv_heads} x {width}", timed(calls), rows * parts * width * 4)
             ids = torch.randint(128256, (rows,), device=GPU)
             big = torch.randn(128256, d, device=GPU, dtype=B)
@@ -262,7 +264,7 @@ def chain() -> None:
             x, residual = start, start.clone()
             for qkv, out, up, down in weights:
                 x, residual = norm.add_rms_norm(x, residual, scale, 1e-5)
-                q = rotary.rotary_and_store(product(x, qkv), table, where, kv, heads, kv_heads, width)
+                q = rotate(rotary, product(x, qkv), table, where, kv, heads, kv_heads, width)
                 x, residual = norm.add_rms_norm(product(q.reshape(m, d), out), residual, scale, 1e-5)
                 x = product(activation.silu_mul(product(x, up)), down)
             return product(norm.rms_norm(x, scale, 1e-5), last)
@@ -291,7 +293,7 @@ def rotary_sweep() -> None:
         table = torch.randn(8192, 2, width // 2, device=GPU)
         for piece, warps in ((16, 4), (16, 2), (16, 1), (32, 4), (64, 4), (64, 8), (8, 1), (8, 2)):
             rotary._HEADS, rotary._WARPS = piece, warps
-            calls = [lambda q=q: rotary.rotary_and_store(q, table, where, kv, heads, kv_heads, width) for q in qs]
+            calls = [lambda q=q: rotate(rotary, q, table, where, kv, heads, kv_heads, width) for q in qs]
             tell(f"  rotary {width}: {piece} heads, {warps} warps", timed(calls), rows * parts * width * 4)
         rotary._HEADS, rotary._WARPS = 16, 4
 

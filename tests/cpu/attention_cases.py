@@ -13,8 +13,6 @@ import torch
 from kernels_naive import Case, make_case
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs
-
 MIXED = {"lengths": [1, 16, 33, 40, 70, 48, 90, 17], "groups": [(2, 0), (3, 32)], "chunks": [(0, 5), (16, 3), (21, 19)]}
 
 SMALL: dict[str, tuple[dict[str, Any], int | None]] = {
@@ -43,7 +41,7 @@ def of_columns(case: Case, spare: int = 3, seed: int = 0) -> Case:
     length = torch.zeros(count + spare, dtype=torch.int32)
     length[rows.long()] = decode.length[decode.rows]
     told = replace(decode, rows=rows, table=table, length=length)
-    return replace(case, inputs=replace(case.inputs, decode=told, notes={}))
+    return replace(case, inputs=replace(case.inputs, decode=told))
 
 
 def on(case: Case, device: str) -> Case:
@@ -56,8 +54,7 @@ def _moved(part: Any, device: str) -> Any:
         return part.to(device)
     if not hasattr(part, "__dataclass_fields__"):
         return part
-    told = {f.name: _moved(getattr(part, f.name), device) for f in fields(part) if f.name != "notes"}
-    return type(part)(**told, notes={}) if isinstance(part, AttentionInputs) else type(part)(**told)
+    return type(part)(**{f.name: _moved(getattr(part, f.name), device) for f in fields(part)})
 
 
 def drawn(seed: int, **shape: Any) -> Case:

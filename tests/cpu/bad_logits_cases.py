@@ -29,7 +29,7 @@ def check_prompt(folder: Path, **knobs: Any) -> None:
     poison = next(token for token in bad.cycle if token not in beside.cycle + alone.cycle)
     with open_llm(folder, **knobs) as llm:
         state = _state(llm)
-        table = state.model.embedding.table
+        table = state.model.embedding.table.value
         # The header is computed by a sound prompt: a bad one's later tokens may spoil what it computes before them.
         assert _right([beside], _answers(llm, [beside]))
         with torch.inference_mode():

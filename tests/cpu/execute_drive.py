@@ -14,8 +14,9 @@ from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits
 from penstock.execute.runner import TorchRunner
 from penstock.kernels.choose import choose
+from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
-from penstock.models.model_config import model_config_of
+from penstock.models.read_config import model_config_of
 from penstock.schedule.step import (
     WANTS_BIAS,
     WANTS_FILTER,
@@ -43,14 +44,14 @@ NONE = np.zeros(0, np.int32)
 def tiny_model(poison: int | None = None, device: str = "cpu") -> Decoder:
     """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN."""
     where = torch.device(device)
-    model = Decoder(model_config_of(dict(CONFIG), "tiny"), choose(where, torch.float32), torch.float32, where)
+    model = build_model(model_config_of(dict(CONFIG), "tiny"), torch.float32, where)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in (each.value for each in model.weights()):
             weight.copy_(torch.randn(weight.shape, generator=generator) * (0.4 if weight.dim() > 1 else 1.0))
         if poison is not None:
-            model.embedding.table[poison] = torch.nan
-    model.prepare()
+            model.embedding.table.value[poison] = torch.nan
+    model.prepare(choose(where, torch.float32))
     return model
 
 

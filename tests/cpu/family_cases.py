@@ -252,7 +252,7 @@ def judge(case: Case, folder: Path, work: Work, *, device: str, dtype: str, **kn
             assert answer.error is None, answer.error
             comparison.take(answer, greedy)
         judged = comparison.judged(dtype)
-        judged.windowed, judged.grouped = runner.model_config.uses_window, sum(grouped)
+        judged.windowed, judged.grouped = not runner.grouping, sum(grouped)
         judged.graphs = len(llm.facts.about.get("graphs", {}).get("sizes", []))
     print(judged)
     return judged

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
+from penstock.kernels.inputs import AttentionKind, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -68,7 +69,7 @@ class Case:
 
     q: Tensor
     kv: Tensor
-    inputs: AttentionInputs
+    inputs: StepInputs
     tables: list[Tensor]  # of each token
     positions: list[int]  # of each token
     scale: float
@@ -115,7 +116,7 @@ def make_case(
         token_tables += [table] * count
         positions += range(context, context + count)
     slots = [int(t[p // 16]) * 16 + p % 16 for t, p in zip(token_tables, positions, strict=True)]
-    inputs = AttentionInputs(
+    inputs = StepInputs(
         positions=torch.tensor(positions, dtype=torch.int64),
         slots=torch.tensor(slots, dtype=torch.int64),
         rows=rows,
@@ -195,3 +196,25 @@ def _prefill_inputs(chunks: list[tuple[int, int]], tables: list[Tensor], extra: 
         start_list=start,
         context_list=[c for c, _ in chunks],
     )
+
+
+def kind_of(heads: int, kv_heads: int, width: int, scale: float, window: int | None = None) -> AttentionKind:
+    return AttentionKind(heads, kv_heads, width, 0, window, scale)
+
+
+def attend(column: Any, q: Tensor, kv: Tensor, inputs: StepInputs, scale: float, window: int | None = None) -> Tensor:
+    """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned for it alone."""
+    kind = kind_of(q.shape[1], kv.shape[1], q.shape[2], scale, window)
+    most = int(inputs.positions.max()) + 1 if inputs.positions.numel() else 1
+    turned = torch.zeros(most, 2, q.shape[2] // 2, device=q.device)
+    return column.attention(q, kv, inputs, kind, column.plan(inputs, kind, turned, q.dtype))
+
+
+def rotate(
+    column: Any, qkv: Tensor, cos_sin: Tensor, inputs: StepInputs, kv: Tensor, heads: int, kv_heads: int, width: int,
+    *norms: Any,
+) -> Tensor:  # fmt: skip
+    """`rotary_and_store` by a column; norms: q's, k's, eps."""
+    kind = kind_of(heads, kv_heads, width, 1.0)
+    plan = column.plan(inputs, kind, cos_sin, qkv.dtype) if hasattr(column, "plan") else None
+    return column.rotary_and_store(qkv, cos_sin, inputs, kv, kind, plan, *norms)

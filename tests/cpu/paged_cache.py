@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs, PrefillInputs
+from penstock.kernels.inputs import DecodeInputs, PrefillInputs, StepInputs
 from penstock.models.decoder import Decoder
 
 BLOCK = 16
@@ -21,8 +21,8 @@ class PagedCache:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(sequences * blocks, generator=generator) + 1
         self.tables = order.reshape(sequences, blocks).to(torch.int32)
-        shape = model.kv_shape(sequences * blocks + 1)
-        self.kv = [torch.full(shape, 7.0, dtype=model.dtype) for _ in model.layers]  # never zeros: unwritten must show
+        shapes = model.kv_shapes(sequences * blocks + 1)
+        self.kv = [torch.full(shape, 7.0, dtype=model.dtype) for shape in shapes]  # never zeros: unwritten must show
         self.lengths = [0] * sequences
 
     @torch.inference_mode()
@@ -33,7 +33,7 @@ class PagedCache:
         positions = torch.cat([torch.arange(self.lengths[s], self.lengths[s] + len(tokens)) for s, tokens in pieces])
         owner = torch.tensor([s for s, tokens in pieces for _ in tokens])
         slots = self.tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK
-        inputs = AttentionInputs(
+        inputs = StepInputs(
             positions=positions,
             slots=slots,
             rows=len(rows),

@@ -116,7 +116,7 @@ def test_open_runner_runs_what_the_folder_says(tmp_path: Path) -> None:
     knobs = {"max_model_len": 48, "max_num_seqs": 4, "kv_cache_tokens": 400}
     runner = open_runner(Config.of(load_format="dummy", device="cpu", dtype="bfloat16", **knobs), folder)
     assert (runner.max_rows, runner.max_model_len, runner.max_batched_tokens) == (4, 48, 2048)
-    assert (runner.num_blocks, runner.vocab_size, runner.model_config.uses_window) == (28, 160, False)
+    assert (runner.num_blocks, runner.vocab_size, runner.grouping) == (28, 160, True)
     assert runner.eos_token_ids == (5, 6) and runner.sampling_defaults == {"temperature": 0.6, "top_k": 20}
     about = runner.describe()
     assert about["dtype"] == "bfloat16" and about["device"].startswith("cpu") and about["kv_tokens"] == 400

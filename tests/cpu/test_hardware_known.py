@@ -15,13 +15,18 @@ from server_fake import FakeEngine
 
 from penstock.config import Config
 from penstock.engine.build_engine import build_engine, limit_of
-from penstock.engine.roofline import ModelSizes
 from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs, rated
-from penstock.models.model_config import model_config_of
+from penstock.models.build_model import build_model
+from penstock.models.read_config import model_config_of
+from penstock.models.sizes import ModelSizes
 from penstock.request import Request, SamplingParams
 from penstock.server.online.metrics import Metrics
 
 CUDA = torch.device("cuda", 0)
+
+
+def sizes_of(config: Any) -> ModelSizes | None:
+    return ModelSizes.of(build_model(config, torch.bfloat16, torch.device("meta")))
 
 
 def config_of(name: str) -> Any:
@@ -30,7 +35,8 @@ def config_of(name: str) -> Any:
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3-8b"])
 def test_sizes_are_those_that_the_shapes_are_reckoned_with(name: str) -> None:
-    sizes, shape = ModelSizes.of(config_of(name)), SHAPES[name]
+    sizes, shape = sizes_of(config_of(name)), SHAPES[name]
+    assert sizes is not None
     for field in ModelSizes.__slots__:
         assert getattr(sizes, field) == getattr(shape, field), field
 
@@ -47,14 +53,14 @@ def test_gpus_are_known_by_their_whole_name(monkeypatch: pytest.MonkeyPatch) -> 
     assert rated(torch.device("cpu"), torch.bfloat16) is None
 
 
-def test_a_window_or_an_unknown_device_leaves_it_out() -> None:
-    known = GpuSpecs(item=2, copy=1e12, flops=1e15)
-    config = config_of("llama-3.2-1b")
-    runner = SimpleNamespace(rated=known, model_config=config)
-    assert limit_of(runner) is not None  # type: ignore[arg-type]
-    windowed = replace(config, windows=(None,) * 15 + (4096,))
-    assert limit_of(SimpleNamespace(**vars(runner) | {"model_config": windowed})) is None  # type: ignore[arg-type]
-    assert limit_of(SimpleNamespace(**vars(runner) | {"rated": None})) is None  # type: ignore[arg-type]
+def test_windows_count_and_an_unknown_device_leaves_it_out() -> None:
+    known, config = GpuSpecs(item=2, copy=1e12, flops=1e15), config_of("llama-3.2-1b")
+    windowed = sizes_of(replace(config, windows=(None,) * 15 + (4096,)))
+    assert windowed is not None and windowed.windows == (4096,)
+    for sizes in (sizes_of(config), windowed):
+        assert limit_of(SimpleNamespace(rated=known, model_sizes=sizes)) is not None  # type: ignore[arg-type]
+        assert limit_of(SimpleNamespace(rated=None, model_sizes=sizes)) is None  # type: ignore[arg-type]
+    assert limit_of(SimpleNamespace(rated=known, model_sizes=None)) is None  # type: ignore[arg-type]
 
 
 def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:

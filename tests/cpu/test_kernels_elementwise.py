@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels_naive import assert_close, make_case, naive_rms_norm, naive_rotate, stored
+from kernels_naive import assert_close, make_case, naive_rms_norm, naive_rotate, rotate, stored
 
 from penstock.kernels.choose import choose
 
@@ -70,7 +70,7 @@ def test_rotary_and_store(ops, dtype, width, heads, kv_heads, normed):
     qkv = draw(tokens, (heads + 2 * kv_heads) * width, dtype=dtype, seed=6)
     parts = qkv.clone().view(tokens, heads + 2 * kv_heads, width)
     kv = case.kv.clone()
-    q = ops.rotary_and_store(qkv, table, case.inputs, kv, heads, kv_heads, width, *norms, 1e-6)
+    q = rotate(ops, qkv, table, case.inputs, kv, heads, kv_heads, width, *norms, 1e-6)
     assert q.shape == (tokens, heads, width) and q.dtype == dtype
     for token, (where, position) in enumerate(zip(case.tables, case.positions, strict=True)):
         cos, sin = table[position].double()

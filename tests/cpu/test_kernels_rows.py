@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels_naive import Case, assert_close, make_case
+from kernels_naive import Case, assert_close, make_case, rotate
+from kernels_naive import attend as attend_by
 
 from penstock.kernels.choose import choose
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs
+from penstock.kernels.inputs import DecodeInputs, StepInputs
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -29,10 +30,10 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-def only(case: Case, rows: list[int]) -> AttentionInputs:
+def only(case: Case, rows: list[int]) -> StepInputs:
     """The same rows of the same cache, alone: no groups, nothing skipped."""
     decode = case.inputs.decode
-    return AttentionInputs(
+    return StepInputs(
         positions=case.inputs.positions[rows],
         slots=case.inputs.slots[rows],
         rows=len(rows),
@@ -50,7 +51,7 @@ def only(case: Case, rows: list[int]) -> AttentionInputs:
 
 def attend(case: Case, rows: list[int], window: int | None = None) -> torch.Tensor:
     ops = choose(torch.device("cpu"), case.q.dtype, "auto")
-    return ops.attention(case.q[rows], case.kv, only(case, rows), case.scale, window)
+    return attend_by(ops, case.q[rows], case.kv, only(case, rows), case.scale, window)
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (7, 1), (14, 2), (3, 3)])
@@ -104,7 +105,7 @@ def test_rotary_is_bit_equal_in_any_company(dtype, threads, width, normed):
 
     def run(rows):
         kv = torch.zeros_like(case.kv)
-        q = ops.rotary_and_store(qkv[rows], table, only(case, rows), kv, heads, kv_heads, width, *norms, 1e-6)
+        q = rotate(ops, qkv[rows], table, only(case, rows), kv, heads, kv_heads, width, *norms, 1e-6)
         at = case.inputs.slots[rows]
         return q, kv[at // 16, :, :, at % 16]
 
@@ -118,7 +119,7 @@ def test_grouped_rows_agree_with_themselves_alone(dtype, threads):
     lengths = [33 + (5 * i) % 61 for i in range(90)] + [1, 200, 17]
     case = make_case(lengths, groups=[(1, 16), (2, 32), (17, 32), (70, 32)], heads=4, kv_heads=2, dtype=dtype)
     ops = choose(torch.device("cpu"), dtype, "auto")
-    together = ops.attention(case.q, case.kv, case.inputs, case.scale, None)
+    together = attend_by(ops, case.q, case.kv, case.inputs, case.scale, None)
     alone = attend(case, list(range(len(lengths))))
     assert_close(together, alone.double())
     assert torch.equal(together[90:], alone[90:])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
-from penstock.models.model_config import model_config_of
+from penstock.models.read_config import model_config_of
 from penstock.weights.load import load_model
 
 SMALL = {
@@ -39,6 +39,14 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 YARN_MSCALE = YARN | {"mscale": 0.8, "mscale_all_dim": 0.5, "truncate": False}
 YARN_ATTENTION = YARN | {"attention_factor": 1.3, "beta_fast": 4.0, "beta_slow": 0.5}
+
+MOE = {
+    "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "norm_topk_prob": False,
+}  # fmt: skip
+GEMMA = {
+    "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21, "sliding_window_pattern": 3,
+    "pad_token_id": None,
+}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
@@ -67,6 +75,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "qwen3-moe": ("Qwen3Moe", MOE | {"norm_topk_prob": True}),
+    "qwen3-moe-unnormed-some-layers": ("Qwen3Moe", MOE | {"mlp_only_layers": [1], "num_experts_per_tok": 1}),
+    "qwen3-moe-every-second": ("Qwen3Moe", MOE | {"decoder_sparse_step": 2, "tie_word_embeddings": True}),
+    "gemma3": ("Gemma3Text", GEMMA),
+    "gemma3-ropes-cap": (
+        "Gemma3Text",
+        GEMMA
+        | {
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
 }
 PROMPT = 70  # longer than the windows, and over several blocks
 NEW = 64
@@ -77,10 +104,12 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
     torch.manual_seed(len(name))
     kind, changes = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**(SMALL | changes))
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
     for parameter_name, parameter in model.named_parameters():
         spread = 0.2 if parameter.dim() > 1 else 0.5
-        centre = 1.0 if "norm" in parameter_name else 0.0
+        centre = 1.0 if "norm" in parameter_name and kind != "Gemma3Text" else 0.0  # Gemma's are w, and 1 + w counts
+        if "embed_tokens" in parameter_name and kind == "Gemma3Text":
+            spread = 0.02  # tied, and multiplied by 8: else each token is its own successor
         torch.nn.init.normal_(parameter, centre, spread)
     return model
 
@@ -149,7 +178,7 @@ def test_token_by_token_is_the_same_as_whole(pair: tuple[Any, Decoder]) -> None:
         _assert_close(both[0], logits[position])
 
 
-@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "qwen2-windows"])
+@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "qwen2-windows", "gemma3"])
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case: str) -> None:
     theirs = _theirs(case)
     theirs.save_pretrained(tmp_path)
@@ -163,7 +192,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case:
     assert 0 < our_error < 1.2 * their_error < 0.2 * exact.std()
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma3Text"])
 def test_every_key_that_transformers_can_write_is_understood(kind: str) -> None:
     config = getattr(transformers, f"{kind}Config")(**SMALL)
     whole, short = (json.loads(config.to_json_string(use_diff=diff)) for diff in (False, True))

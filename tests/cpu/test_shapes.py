@@ -21,7 +21,7 @@ from penstock.demo import model_folder
 from penstock.engine.roofline import limit_seconds
 from penstock.llm import LLM
 from penstock.models.generation_config import end_ids, read_generation_defaults
-from penstock.models.model_config import read_model_config
+from penstock.models.read_config import read_model_config
 from penstock.request import SamplingParams
 from penstock.text.tokenizer import Tokenizer
 

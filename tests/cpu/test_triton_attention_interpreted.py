@@ -6,31 +6,31 @@ import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 from attention_cases import SMALL, of_columns
-from kernels_naive import assert_close, make_case
+from kernels_naive import assert_close, attend, make_case
 
+from penstock.kernels.triton import attention as triton_attention
 from penstock.kernels.triton import prefill, prefix
-from penstock.kernels.triton.attention import attention
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_small_steps(name):
     told, window = SMALL[name]
     case = make_case(**told)
-    assert_close(attention(case.q, case.kv, case.inputs, case.scale, window), case.naive(window))
+    assert_close(attend(triton_attention, case.q, case.kv, case.inputs, case.scale, window), case.naive(window))
 
 
 @pytest.mark.parametrize("name", ["rows alone", "groups and chunks", "window 20"])
 def test_rows_are_found_in_the_devices_columns(name):
     told, window = SMALL[name]
     case = of_columns(make_case(**told))
-    assert_close(attention(case.q, case.kv, case.inputs, case.scale, window), case.naive(window))
+    assert_close(attend(triton_attention, case.q, case.kv, case.inputs, case.scale, window), case.naive(window))
 
 
 def test_groups_with_a_window_are_refused():
     told, _ = SMALL["groups and chunks"]
     case = make_case(**told)
     with pytest.raises(ValueError, match="sliding window"):
-        attention(case.q, case.kv, case.inputs, case.scale, 8)
+        attend(triton_attention, case.q, case.kv, case.inputs, case.scale, 8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -17,12 +17,16 @@ from safetensors.torch import load_file, save_file
 from penstock.errors import CapacityError, CheckpointError
 from penstock.kernels.choose import choose
 from penstock.layers import rope
+from penstock.layers.decoder_layer import DecoderLayer
+from penstock.layers.mlp import Mlp
 from penstock.layers.rope import rope_table
 from penstock.layers.rope_config import RopeConfig
+from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
-from penstock.models.model_config import MOST_OF, model_config_of, read_model_config
+from penstock.models.model_config import MOST_OF
+from penstock.models.read_config import model_config_of, read_model_config
 from penstock.weights.load import load_model
-from penstock.weights.place import dummy_weights, find_weights, load_weights, places
+from penstock.weights.place import dummy_weights, find_weights, load_weights
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = {
@@ -81,12 +85,20 @@ def _tensors(config: dict[str, Any] = CONFIG) -> dict[str, torch.Tensor]:
 
 def _fill(folder: Path, dtype: torch.dtype = torch.float32, seed: int | None = None) -> Decoder:
     """Filled (with dummies where there is a seed), not yet arranged for its kernels: the weights can be looked at."""
-    model = Decoder(read_model_config(folder), choose(CPU, dtype, "reference"), dtype, CPU)
+    model = build_model(read_model_config(folder), dtype, CPU)
     if seed is None:
         load_weights(model, find_weights(model, folder))
     else:
         dummy_weights(model, seed)
     return model
+
+
+def places(model: Decoder) -> dict[str, torch.Tensor]:
+    return {part.name: place for weight in model.weights() for part, place in weight.places()}
+
+
+def _head(model: Decoder) -> torch.Tensor:
+    return model.head.loaded["weight"].value
 
 
 def _load(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Decoder:
@@ -101,10 +113,11 @@ def test_every_tensor_lands_in_its_place(tmp_path: Path, shards: int) -> None:
     model = _fill(tmp_path)
     q, k, v = (tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkv")
     gate, up = (tensors[f"model.layers.1.mlp.{n}_proj.weight"] for n in ("gate", "up"))
-    layer = model.layers[1]
-    assert torch.equal(layer.attention.qkv.weight, torch.cat((q, k, v)))
-    assert torch.equal(layer.mlp.gate_up.weight, torch.cat((gate, up)))
-    assert torch.equal(model.head.weight, tensors["lm_head.weight"])
+    layer = model.blocks[1]
+    assert isinstance(layer, DecoderLayer) and isinstance(layer.mlp, Mlp)
+    assert torch.equal(layer.attention.qkv.loaded["weight"].value, torch.cat((q, k, v)))
+    assert torch.equal(layer.mlp.gate_up.loaded["weight"].value, torch.cat((gate, up)))
+    assert torch.equal(_head(model), tensors["lm_head.weight"])
     assert model.weights_bytes == sum(t.numel() * 4 for t in tensors.values())
     found = places(model)
     assert found.keys() == tensors.keys()
@@ -134,10 +147,10 @@ def test_a_tied_head_is_the_table_and_may_be_stored_twice_but_not_differ(tmp_pat
     head = tensors.pop("lm_head.weight")
     _write(tmp_path / "once", tensors, config)
     model = _fill(tmp_path / "once")
-    assert torch.equal(model.head.weight, tensors["model.embed_tokens.weight"])
+    assert torch.equal(_head(model), tensors["model.embed_tokens.weight"])
     assert model.weights_bytes == sum(t.numel() * 4 for t in tensors.values())
     _write(tmp_path / "twice", tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, config)
-    assert torch.equal(_fill(tmp_path / "twice").head.weight, tensors["model.embed_tokens.weight"])
+    assert torch.equal(_head(_fill(tmp_path / "twice")), tensors["model.embed_tokens.weight"])
     _write(tmp_path / "other", tensors | {"lm_head.weight": head}, config)
     with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
         _load(tmp_path / "other")
@@ -152,22 +165,26 @@ def test_old_rope_buffers_are_passed_over(tmp_path: Path) -> None:
 def test_dummy_weights_need_a_config_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model = _fill(tmp_path, seed=3)
-    values = torch.cat([p.flatten() for p in model.parameters()])
+    values = torch.cat([weight.value.flatten() for weight in model.weights()])
     assert values.abs().max() <= 1e-3 and values.min() < -9e-4 and values.max() > 9e-4
     assert abs(float(values.mean())) < 5e-5
-    norm = model.layers[0].mlp_norm.weight
+    layer = model.blocks[0]
+    assert isinstance(layer, DecoderLayer)
+    norm = layer.mlp_norm.weight.value
     assert norm.abs().max() <= 1e-3 and norm.unique().numel() > 8, "norm weights too"
     again, other = (_fill(tmp_path, seed=seed) for seed in (3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    assert not torch.equal(next(model.parameters()), next(other.parameters()))
+    both = zip(model.weights(), again.weights(), strict=True)
+    assert all(torch.equal(a.value, b.value) for a, b in both)
+    assert not torch.equal(next(model.weights()).value, next(other.weights()).value)
     with pytest.raises(CheckpointError, match="holds no weights"):
         _load(tmp_path)
 
 
 def test_the_rotary_table_may_be_shorter_than_the_context(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert _load(tmp_path, load_format="dummy").cos_sin.shape == (64, 2, 2)
-    assert _load(tmp_path, load_format="dummy", positions=20).cos_sin.shape == (20, 2, 2)
+    for positions, expected in ((None, 64), (20, 20)):
+        (table,) = _load(tmp_path, load_format="dummy", positions=positions).kinds.values()
+        assert table.shape == (expected, 2, 2)
 
 
 def test_weights_that_no_memory_holds(tmp_path: Path) -> None:
@@ -210,9 +227,9 @@ def test_a_long_table_is_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shapes_alone_cost_no_memory(tmp_path: Path) -> None:
     config = model_config_of(CONFIG | {"vocab_size": 2**22, "hidden_size": 2**16}, "here")
-    model = Decoder(config, choose(CPU, torch.float32), torch.bfloat16, torch.device("meta"))
+    model = build_model(config, torch.bfloat16, torch.device("meta"))
     assert model.weights_bytes > 2 * 2 * 2**22 * 2**16
-    assert model.kv_shape(9) == (9, 2, 2, 16, 2**14)
+    assert model.kv_shapes(9)[0] == (9, 2, 2, 16, 2**14)
 
 
 def test_a_given_config_is_taken(tmp_path: Path) -> None:

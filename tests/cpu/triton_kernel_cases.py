@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kernels_naive import assert_close, naive_rms_norm, naive_rotate
+from kernels_naive import assert_close, naive_rms_norm, naive_rotate, rotate
 from sampler_oracle import asked, some_rows
 from torch import Tensor
 
@@ -77,8 +77,8 @@ def check_rotary(
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
     weights = [drawn(width, seed=4 + i, dtype=dtype) if norms else None for i in range(2)]
     kv = torch.zeros(pool, kv_heads, 2, 16, width, dtype=dtype, device=device)
-    q = rotary.rotary_and_store(
-        qkv.clone().to(device), cos_sin.to(device),
+    q = rotate(
+        rotary, qkv.clone().to(device), cos_sin.to(device),
         SimpleNamespace(positions=positions.to(device), slots=slots.to(device)),
         kv, heads, kv_heads, width, *(None if w is None else w.to(device) for w in weights), 1e-6,
     ).cpu()  # fmt: skip
@@ -125,7 +125,7 @@ def check_one_row_products(device: str, dtype: torch.dtype, shape: tuple[int, in
                 *given, small, moved, cos_sin.to(device), where, kv, heads, kv_heads, width
             )  # fmt: skip
             qkv = (normed @ of_qkv.double().T + (0 if moved is None else moved.double())).to(dtype)
-            wanted = rotary.rotary_and_store(qkv, cos_sin.to(device), where, wanted_kv, heads, kv_heads, width)
+            wanted = rotate(rotary, qkv, cos_sin.to(device), where, wanted_kv, heads, kv_heads, width)
             assert torch.equal(kept.cpu(), total)
             assert_close(q.cpu(), wanted.cpu().double())
             assert_close(kv.cpu(), wanted_kv.cpu().double())

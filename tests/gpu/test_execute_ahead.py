@@ -35,7 +35,7 @@ PROMPTS = [f"Question: {json.loads(row)['question']}\nAnswer:" for row in proble
 
 def _runner(device: str, **knobs: Any) -> TorchRunner:
     runner = tiny_runner(device=device, **knobs)
-    runner._executor.call(lambda: runner.capture(True))
+    runner._executor.call(lambda: runner.capture())
     return runner
 
 

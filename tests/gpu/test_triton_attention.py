@@ -12,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "cpu"))
 
 from attention_cases import SMALL, drawn, of_columns, on, some, want
-from kernels_naive import Case, assert_close, make_case
+from kernels_naive import Case, assert_close, attend, make_case
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -22,16 +22,16 @@ def dtype(request):
     return request.param
 
 
-def attend(case: Case, window: int | None = None) -> torch.Tensor:
-    from penstock.kernels.triton.attention import attention
+def attended(case: Case, window: int | None = None) -> torch.Tensor:
+    from penstock.kernels.triton import attention as column
 
     there = on(case, "cuda")
-    return attention(there.q, there.kv, there.inputs, there.scale, window).cpu()
+    return attend(column, there.q, there.kv, there.inputs, there.scale, window).cpu()
 
 
 def check(case: Case, window: int | None = None, count: int = 40, factor: float = 1.0) -> None:
     tokens = some(case, count)
-    assert_close(attend(case, window)[tokens], want(case, tokens, window), factor)
+    assert_close(attended(case, window)[tokens], want(case, tokens, window), factor)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -68,18 +68,18 @@ def test_rows_of_many_lengths(rows):
 def test_one_long_row_beside_short_ones():
     lengths = [9000, *range(1, 130)]
     case = make_case(lengths, heads=16, kv_heads=8, dtype=torch.bfloat16)
-    assert_close(attend(case), want(case, list(range(130))))
+    assert_close(attended(case), want(case, list(range(130))))
 
 
 def test_programs_that_share_a_row_meet_every_time():
     """The last of them joins: 200 launches of 16 programs a row give one answer, to the bit."""
-    from penstock.kernels.triton.attention import attention
+    from penstock.kernels.triton import attention as column
 
     case = on(make_case([1024, 1000, 900, 64, 65, 700, 3, 512], dtype=torch.bfloat16, heads=8, kv_heads=2), "cuda")
-    first = attention(case.q, case.kv, case.inputs, case.scale)
+    first = attend(column, case.q, case.kv, case.inputs, case.scale)
     assert_close(first.cpu(), want(on(case, "cpu"), list(range(8))))
     for _ in range(200):
-        assert torch.equal(attention(case.q, case.kv, case.inputs, case.scale), first)
+        assert torch.equal(attend(column, case.q, case.kv, case.inputs, case.scale), first)
 
 
 def test_a_long_prompt_in_a_window():
@@ -106,12 +106,12 @@ def test_what_is_not_seen_may_be_no_number():
         past = position % 16 + 1
         if position == max(p for t, p in zip(case.tables, case.positions, strict=True) if t is table):
             case.kv[int(table[position // 16]), :, :, past:] = float("nan")
-    assert_close(attend(case), expected)
+    assert_close(attended(case), expected)
 
 
 def test_a_captured_launch_follows_the_columns():
     """One graph: rows, lengths, tables and groups change under it, and the launches are the same."""
-    from penstock.kernels.triton.attention import attention
+    from penstock.kernels.triton import attention as column
 
     steps = [
         of_columns(make_case(lengths, groups=groups, dtype=torch.bfloat16, seed=4, extra_width=extra), seed=seed)
@@ -135,10 +135,10 @@ def test_a_captured_launch_follows_the_columns():
         )
         decode.max_own = wide * 16
     held = on(steps[0], "cuda")
-    attention(held.q, held.kv, held.inputs, held.scale)  # compiles
+    attend(column, held.q, held.kv, held.inputs, held.scale)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attention(held.q, held.kv, held.inputs, held.scale)
+        out = attend(column, held.q, held.kv, held.inputs, held.scale)
     for step in (*steps, steps[0]):
         _copy(held, step)
         graph.replay()

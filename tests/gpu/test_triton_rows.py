@@ -11,6 +11,8 @@ import torch
 pytest.importorskip("triton")
 sys.path.insert(0, str(Path(__file__).parent.parent / "cpu"))
 
+from kernels_naive import rotate
+
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 GPU = "cuda"
 
@@ -77,7 +79,7 @@ def test_no_rows_are_no_launch():
     assert embedding.embed(torch.zeros(0, dtype=torch.int64, device=GPU), weight[None]).shape == (0, 64)
     where = SimpleNamespace(positions=weight[:0].long(), slots=weight[:0].long())
     kv = torch.zeros(2, 1, 2, 16, 16, device=GPU, dtype=torch.bfloat16)
-    assert rotary.rotary_and_store(none, torch.zeros(4, 2, 8, device=GPU), where, kv, 2, 1, 16).shape == (0, 2, 16)
+    assert rotate(rotary, none, torch.zeros(4, 2, 8, device=GPU), where, kv, 2, 1, 16).shape == (0, 2, 16)
     assert sample.sample(none, SimpleNamespace()).shape == (0,)
 
 

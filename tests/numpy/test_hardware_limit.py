@@ -10,8 +10,9 @@ import pytest
 from fake_device import FakeDevice
 
 from penstock.engine.engine import Engine
-from penstock.engine.roofline import AT_ONCE, ModelSizes, RooflineGauge, Steps, limit_seconds
+from penstock.engine.roofline import AT_ONCE, RooflineGauge, Steps, limit_seconds
 from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs
+from penstock.models.sizes import ModelSizes
 from penstock.request import Request, SamplingParams
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig

@@ -15,8 +15,9 @@ from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.engine import Engine
 from penstock.engine.process import main
-from penstock.engine.roofline import ModelSizes, RooflineGauge
+from penstock.engine.roofline import RooflineGauge
 from penstock.execute.gpu_specs import GpuSpecs
+from penstock.models.sizes import ModelSizes
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 

@@ -108,7 +108,7 @@ def form(kind: bytes, body: Sequence[bytes]) -> tuple[dict[str, str], str | None
 
 def config(folder: Path, data: bytes) -> bool:
     """Whether a config.json of these bytes is one; it is a whole one then, or else one CheckpointError."""
-    from penstock.models.model_config import read_model_config
+    from penstock.models.read_config import read_model_config
 
     (folder / "config.json").write_bytes(data)
     with bounded():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.engine.engine import Engine
-from penstock.engine.roofline import ModelSizes, RooflineGauge
+from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
@@ -50,7 +50,7 @@ def model_folder(config: Config) -> Path:
 
 def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
     """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already."""
-    from penstock.execute.open_runner import attends_groups, open_runner
+    from penstock.execute.open_runner import open_runner
 
     config.check()
     folder = folder or model_folder(config)
@@ -65,7 +65,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
                 vocab_size=runner.vocab_size,
                 eos_token_ids=runner.eos_token_ids,
                 prefix_caching=config.memory.enable_prefix_caching,
-                prefix_groups=attends_groups(config, runner.model_config),
+                prefix_groups=runner.grouping,
                 sharing=SharingCosts() if config.schedule.prefix_groups == "always" else runner.sharing,
                 preempt_every=config.schedule.preempt_every,
                 seed=config.model.seed,
@@ -88,7 +88,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
 
 
 def limit_of(runner: TorchRunner) -> RooflineGauge | None:
-    """None where the least time of a step isn't known: the device's rates, or what rows with a window read."""
-    if runner.rated is None or runner.model_config.uses_window:
+    """None where the least time of a step isn't known: the device's rates, or what a token reads of the model."""
+    if runner.rated is None or runner.model_sizes is None:
         return None
-    return RooflineGauge(ModelSizes.of(runner.model_config), runner.rated)
+    return RooflineGauge(runner.model_sizes, runner.rated)

@@ -10,17 +10,14 @@ the rates that it measured (step_limit.py beside it), the gauge holds a running 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schedule.step import Chunks, StepPlan
-
-if TYPE_CHECKING:
-    from penstock.models.model_config import ModelConfig
 
 Float64 = NDArray[np.float64]
 Columns = dict[str, Float64]
@@ -76,94 +73,87 @@ class Sizes(Protocol):
     def kv_numbers(self) -> int:
         """Numbers of K and V that a token stores, all layers."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
-    """Sizes of a loaded model."""
-
-    layers: int
-    hidden: int
-    heads: int
-    head_dim: int
-    vocab: int
-    layer_weights: int
-    kv_numbers: int
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> ModelSizes:
-        queries, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        return cls(
-            layers=config.num_layers,
-            hidden=config.hidden_size,
-            heads=config.heads,
-            head_dim=config.head_dim,
-            vocab=config.vocab_size,
-            layer_weights=config.hidden_size * (2 * queries + 2 * kv + 3 * config.intermediate_size),
-            kv_numbers=2 * config.num_layers * kv,
-        )
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of the layers that have one."""
 
 
-@dataclass(slots=True)
+_ALL = ("rows", "own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
+_OF_A_WINDOW = ("own", "chunk_pairs", "chunk_context")
+
+
 class Steps:
     """Columns of the steps that were launched, one entry a step.
 
     rows: drawn for.   own: stored tokens that rows read by themselves.   shared: tokens of prefixes, read once a group.
     shared_pairs: (row, prefix token) pairs.   chunk: prompt tokens prefilled.   chunk_pairs: (token, token before it).
-    chunk_context: stored tokens that chunks read.
+    chunk_context: stored tokens that chunks read.   Layers with a window share nothing: `own 4096` is theirs.
     """
 
-    rows: list[int] = field(default_factory=list)
-    own: list[int] = field(default_factory=list)
-    shared: list[int] = field(default_factory=list)
-    shared_pairs: list[int] = field(default_factory=list)
-    chunk: list[int] = field(default_factory=list)
-    chunk_pairs: list[int] = field(default_factory=list)
-    chunk_context: list[int] = field(default_factory=list)
+    def __init__(self, windows: Iterable[int] = ()) -> None:
+        self._windows = sorted(set(windows))
+        named = [f"{name} {window}" for window in self._windows for name in _OF_A_WINDOW]
+        self._lists: dict[str, list[int]] = {name: [] for name in (*_ALL, *named)}
 
     def note(self, plan: StepPlan) -> None:
         """Sums over whole columns: 2 us for a row, 8 for 8,192 in groups."""
-        count = int(plan.rows.size)
+        count, lists = int(plan.rows.size), self._lists
         shared = pairs = 0
         if plan.group_length.size:
             shared = int(plan.group_length.sum(dtype=np.int64))
             pairs = int(np.diff(plan.group_start).astype(np.int64) @ plan.group_length.astype(np.int64))
-        tokens, token_pairs, before = (0, 0, 0) if plan.chunks is None else _chunk_sums(plan.chunks)
-        self.rows.append(count)
-        self.own.append(int(plan.lengths.sum(dtype=np.int64)) + count - pairs)
-        self.shared.append(shared)
-        self.shared_pairs.append(pairs)
-        self.chunk.append(tokens)
-        self.chunk_pairs.append(token_pairs)
-        self.chunk_context.append(before)
+        tokens = 0 if plan.chunks is None else plan.chunks.tokens.size
+        lists["rows"].append(count)
+        lists["own"].append(int(plan.lengths.sum(dtype=np.int64)) + count - pairs)
+        lists["shared"].append(shared)
+        lists["shared_pairs"].append(pairs)
+        lists["chunk"].append(tokens)
+        self._note_chunks("", plan.chunks, None)
+        for window in self._windows:
+            own = int(np.minimum(plan.lengths + 1, window).sum(dtype=np.int64))
+            lists[f"own {window}"].append(own)
+            self._note_chunks(f" {window}", plan.chunks, window)
+
+    def _note_chunks(self, suffix: str, chunks: Chunks | None, window: int | None) -> None:
+        pairs = read = 0
+        if chunks is not None:
+            sizes, context = np.diff(chunks.start).astype(np.int64), chunks.context.astype(np.int64)
+            if window is not None:  # a chunk's tokens see no more than these before it
+                context = np.minimum(context, window - 1)
+            each = sizes * context + sizes * (sizes + 1) // 2
+            pairs = int((each if window is None else np.minimum(each, sizes * window)).sum())
+            read = int((context + sizes).sum())
+        self._lists[f"chunk_pairs{suffix}"].append(pairs)
+        self._lists[f"chunk_context{suffix}"].append(read)
 
     def columns(self, count: int | None = None) -> Columns:
-        """Of the first `count` steps; None: of all."""
-        return {name: np.array(getattr(self, name)[:count], np.float64) for name in self.__slots__}
+        """Returns the first `count` steps; None: all."""
+        return {name: np.array(values[:count], np.float64) for name, values in self._lists.items()}
 
     def forget(self, count: int) -> None:
         """Drops the first `count` steps."""
-        for name in self.__slots__:
-            del getattr(self, name)[:count]
+        for values in self._lists.values():
+            del values[:count]
 
     def __len__(self) -> int:
-        return len(self.rows)
-
-
-def _chunk_sums(chunks: Chunks) -> tuple[int, int, int]:
-    sizes, context = np.diff(chunks.start).astype(np.int64), chunks.context.astype(np.int64)
-    pairs = int((sizes * context + sizes * (sizes + 1) // 2).sum())
-    return int(sizes.sum()), pairs, int((context + sizes).sum())
+        return len(self._lists["rows"])
 
 
 def limit_seconds(steps: Columns, sizes: Sizes, machine: Machine) -> float:
-    """The least time of these steps (Steps.columns), all together."""
+    """Returns the least time of these steps (Steps.columns), all together."""
     tokens = steps["rows"] + steps["chunk"]
     products = sizes.layers * machine.layer_seconds(tokens, sizes.layer_weights)
     head = machine.head_seconds(steps["rows"], sizes.vocab * sizes.hidden)
-    kv = (steps["own"] + steps["shared"] + steps["chunk_context"] + tokens) * sizes.kv_numbers * machine.item
-    pairs = steps["shared_pairs"] + steps["chunk_pairs"]
-    attention = pairs * 4.0 * sizes.heads * sizes.head_dim * sizes.layers / machine.best_rate(sizes.layer_weights)
     logits = steps["rows"] * sizes.vocab * machine.item
+    layers = Counter(sizes.windows)
+    full = sizes.layers - layers.total()
+    read = full * (steps["own"] + steps["shared"] + steps["chunk_context"])
+    pairs = full * (steps["shared_pairs"] + steps["chunk_pairs"])
+    for window, count in layers.items():
+        read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"])
+        pairs = pairs + count * steps[f"chunk_pairs {window}"]
+    kv = (read / sizes.layers + tokens) * sizes.kv_numbers * machine.item
+    attention = pairs * 4.0 * sizes.heads * sizes.head_dim / machine.best_rate(sizes.layer_weights)
     return float((products + head + attention + (kv + logits) / machine.copy).sum())
 
 
@@ -177,7 +167,7 @@ class RooflineGauge:
     def __init__(self, sizes: Sizes, machine: Machine, clock: Callable[[], float] = time.monotonic) -> None:
         self.share = 0.0  # of the last whole second of steps; 0 until there was one
         self._sizes, self._machine, self._clock = sizes, machine, clock
-        self._steps = Steps()
+        self._steps = Steps(sizes.windows)
         self._since: float | None = None  # from when the next reading's time counts; None: from the next launch
         self._read = 0  # steps at the front that have been read and not summed
         self._least = self._taken = 0.0

@@ -6,7 +6,7 @@ asked of the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.execute.device_rows import DeviceRows, to_device
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
+from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
@@ -25,7 +25,7 @@ class Batch:
     """One forward: S decode rows, then the chunks' tokens."""
 
     token_ids: Tensor  # [T] int64
-    inputs: AttentionInputs
+    inputs: StepInputs
     rows: Tensor  # [S] int64
     length: Tensor  # [S] int32: tokens stored before the step
     done: Tensor  # [S] bool: rows that run too far
@@ -51,12 +51,13 @@ def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
         positions.append(to_device(at, device))
         slots.append(to_device(chunk_slots(plan.chunks, at), device))
         prefill = _prefill(plan.chunks, device)
-    inputs = AttentionInputs(
+    inputs = StepInputs(
         positions=torch.cat(positions),
         slots=torch.cat(slots) if slots else positions[0],
         rows=plan.rows.size,
         decode=decode,
         prefill=prefill,
+        alone=None if decode is None or decode.groups is None else _alone(plan, decode, max_length),
     )
     return Batch(torch.cat(tokens), inputs, row, length, done, max_length)
 
@@ -91,6 +92,12 @@ def _decode(plan: StepPlan, rows: DeviceRows, row: Tensor, max_length: int) -> D
         max_own=int((np.minimum(plan.lengths + 1, max_length) - skip).max()),
         groups=groups,
     )
+
+
+def _alone(plan: StepPlan, decode: DecodeInputs, max_length: int) -> DecodeInputs:
+    """The same rows, each by itself from its first token on."""
+    longest = int(np.minimum(plan.lengths + 1, max_length).max())
+    return replace(decode, skip=torch.zeros_like(decode.skip), max_own=longest, groups=None)
 
 
 def chunk_positions(chunks: Chunks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -40,7 +40,7 @@ from penstock.execute.padding import (
 from penstock.execute.row_draw import EVERY, MOST, PLAIN, RowDraw
 from penstock.execute.sampler import Logprobs, Sampler
 from penstock.execute.staging import Staging
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs, GroupInputs, PrefillInputs
+from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.ops import RowOps
 from penstock.models.decoder import Decoder
 from penstock.schedule.step import WANTS_LOGPROBS, Int32, StepPlan
@@ -80,6 +80,7 @@ class DeviceStep:
         self.draw = RowDraw(model, ops, rows, kv.slot_token, sampler.slice_rows, capacity)
         width = rows.block_table.shape[1]
         self.group_blocks = torch.zeros(group_capacity(capacity), width, dtype=torch.int32, device=device)
+        self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
         # Where graphs of one row and a chunk find the chunk: as packing.pack_chunks gives it, at one address.
         self._one_chunk = PrefillInputs(
@@ -234,7 +235,9 @@ class DeviceStep:
                 columns.tokens, columns.positions, columns.slots,
             )  # fmt: skip
         decode = self._decode(size, grouped) if size else None
-        inputs = AttentionInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
+        inputs = StepInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
+        if decode is not None and grouped:
+            inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
         return self.model.forward(columns.tokens[:tokens], inputs, self.kv.layers)
 
     def _draw_for_graph(self, size: int, hidden: Tensor, every: bool) -> None:

@@ -24,15 +24,16 @@ _BYTES = {torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np
 
 
 class KvCache:
-    """One tensor a layer of `shape` `[blocks, kv_heads, 2, 16, width]`; slot_token `[blocks, 16]` int32. All zeros.
+    """One tensor a layer `[blocks, kv_heads, 2, 16, width]`; slot_token `[blocks, 16]` int32. All zeros.
 
     The last block is the dump.
     """
 
-    def __init__(self, layers: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, ops: Ops) -> None:
-        self.layers: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(layers)]
-        self.slot_token = _zeros((shape[0], BLOCK_SIZE), torch.int32, device)
-        self.dump_block = shape[0] - 1
+    def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device, ops: Ops) -> None:
+        self.layers: list[Tensor] = [_zeros(shape, dtype, device) for shape in shapes]
+        blocks = shapes[0][0]
+        self.slot_token = _zeros((blocks, BLOCK_SIZE), torch.int32, device)
+        self.dump_block = blocks - 1
         self.poisoned = False  # set by whoever reads BAD_LOGITS
         self._ops = ops
 

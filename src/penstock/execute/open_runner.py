@@ -19,7 +19,7 @@ from penstock.execute.limits import batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.models.generation_config import end_ids, read_generation_defaults
-from penstock.models.model_config import ModelConfig, read_model_config
+from penstock.models.read_config import read_model_config
 from penstock.weights.load import load_model
 
 
@@ -55,19 +55,14 @@ def _open(config: Config, folder: Path, device: torch.device, executor: Executor
         room=free_memory(device) if device.type == "cpu" else None,  # CUDA refuses by itself, and nothing is killed
     )
     with _named_failures(device):
-        grouping = attends_groups(config, model_config)
+        grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
-        block = torch.Size(model.kv_shape(1)).numel() * dtype.itemsize * model_config.num_layers
+        block = sum(shape.numel() for shape in model.kv_shapes(1)) * dtype.itemsize
         sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
-        runner = TorchRunner(model, ops, sized, end_ids(model_config, generation), generation.sampling(), executor)
-        runner.capture(grouping)
+        ends, defaults = end_ids(model_config, generation), generation.sampling()
+        runner = TorchRunner(model, ops, sized, ends, defaults, executor, grouping)
+        runner.capture()
     return runner
-
-
-def attends_groups(config: Config, model_config: ModelConfig) -> bool:
-    """Whether steps may have prefix groups. Rows with a sliding window see different parts of a shared prefix: they are
-    attended each by itself."""
-    return config.schedule.prefix_groups != "off" and not model_config.uses_window
 
 
 @contextmanager

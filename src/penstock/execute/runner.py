@@ -25,6 +25,7 @@ from penstock.kernels.choose import choose_rows
 from penstock.kernels.ops import Ops
 from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.models.decoder import Decoder
+from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
 
@@ -43,19 +44,22 @@ class TorchRunner:
         end_ids: tuple[int, ...],
         sampling_defaults: dict[str, float | int],
         executor: Executor,
+        grouping: bool = True,
     ) -> None:
         self._executor = executor
         config, device = model.config, model.device
-        self.model_config = config
         self.rated = rated(device, model.dtype)
         self.num_blocks = limits.num_blocks
         self.max_rows = limits.max_rows
+        self.grouping = grouping  # whether steps may have prefix groups
         self.max_model_len = limits.max_model_len
         self.max_batched_tokens = limits.max_batched_tokens
         self.vocab_size = config.vocab_size
         self.eos_token_ids = end_ids
         self.sampling_defaults = sampling_defaults
-        times = prefix_cost_times(ops, config.heads, config.kv_heads, config.head_dim, model.dtype, device)
+        self.model_sizes = ModelSizes.of(model)
+        kind = next((kind for kind in model.kinds if kind.window is None), next(iter(model.kinds)))
+        times = prefix_cost_times(ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device)
         self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -64,14 +68,14 @@ class TorchRunner:
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
-        kv = KvCache(config.num_layers, model.kv_shape(limits.num_blocks + 1), model.dtype, device, ops)
+        kv = KvCache(model.kv_shapes(limits.num_blocks + 1), model.dtype, device, ops)
         self._about["kv_bytes"] = kv.bytes()
         self._state: _State | DeviceStep | None = _state(model, ops, limits, end_ids, kv)
 
-    def capture(self, grouping: bool) -> None:
+    def capture(self) -> None:
         """On CUDA, once, before the first launch, in an executor's call: captures the steps that graphs are for."""
         if isinstance(self._state, DeviceStep) and self._state.rows.device.type == "cuda":
-            self._about["graphs"] = self._state.capture(grouping)
+            self._about["graphs"] = self._state.capture(self.grouping)
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
@@ -110,7 +114,7 @@ def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: boo
     """Before the KV cache takes what is left of a GPU: compiles kernels, and lets torch take what steps need."""
     if choose_rows(ops) is None:
         return
-    kv = KvCache(model.config.num_layers, model.kv_shape(3), model.dtype, model.device, ops)
+    kv = KvCache(model.kv_shapes(3), model.dtype, model.device, ops)
     state = _state(model, ops, limits, (), kv)
     assert isinstance(state, DeviceStep)
     warm(state, limits, grouping)

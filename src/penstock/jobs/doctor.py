@@ -82,6 +82,7 @@ def machine() -> Facts:
 
 def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     """Column -> the operations that it would serve, and why it."""
+
     from penstock.kernels.choose import choose
 
     served: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -97,25 +98,20 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
     from penstock.engine.build_engine import model_folder
     from penstock.execute.limits import batch_limits, free_memory, with_kv
-    from penstock.kernels.choose import choose
-    from penstock.models.decoder import Decoder
-    from penstock.models.model_config import read_model_config
+    from penstock.models.build_model import build_model
+    from penstock.models.read_config import read_model_config
     from penstock.weights.load import check_room
     from penstock.weights.place import find_weights
 
     folder = model_folder(config)
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
-    ops = choose(torch.device("cpu"), torch.float32)
-    decoder = Decoder(model_config, ops, dtype, torch.device("meta"), limits.max_model_len)
+    decoder = build_model(model_config, dtype, torch.device("meta"), limits.max_model_len)
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
-    shape, layers = decoder.kv_shape(1), decoder.config.num_layers
-    block = layers * dtype.itemsize
-    for size in shape:
-        block *= size
+    block = sum(shape.numel() for shape in decoder.kv_shapes(1)) * dtype.itemsize
     check_room(decoder, folder, device, free_memory(device))
-    to_come = decoder.weights_bytes + decoder.cos_sin.nbytes
+    to_come = decoder.weights_bytes + decoder.rope_bytes
     sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device, to_come)
     return [
         ("folder", str(folder)),

@@ -43,6 +43,7 @@ def _triton(module: str, reason: str) -> tuple[Candidate, ...]:
     return (fast, Candidate("reference", module, "plain torch: Triton runs on CUDA alone"))
 
 
+WIDENED = "plain torch: the weight is widened for each product"
 PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4.6 times F.linear"
 
 
@@ -57,10 +58,17 @@ def _linear() -> tuple[Candidate, ...]:
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
     "linear": _linear(),
+    "prepare_linear_fp8": _reference("linear_fp8", WIDENED),
+    "linear_fp8": _reference("linear_fp8", WIDENED),
     "rms_norm": _triton("norm", "one launch"),
     "add_rms_norm": _triton("norm", "sum and norm in one launch"),
     "rotary_and_store": _triton("rotary", "norms, rotation and store in one launch"),
     "silu_mul": _triton("activation", "one launch"),
+    "gelu_mul": _triton("activation", "one launch"),
+    "softcap": _reference("activation"),
+    "route": _reference("moe"),
+    "experts": _reference("moe"),
+    "plan": _triton("attention", "takes buffers once a step"),
     "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
     "embed": _triton("embedding", "one launch"),
     "copy_blocks": _triton("blocks", "all layers in one launch"),

@@ -1,4 +1,4 @@
-"""What the kernels are handed of a step: tensors on the device, built once by `execute.batch`, read by every layer.
+"""What the kernels are handed of a step: tensors on the device, built once a step, read by every layer.
 
 KV of a layer is one tensor `[blocks, kv_heads, 2, 16, width]`: K ([..., 0, :, :]) and V ([..., 1, :, :]) of a block and
 head lie together. Tokens of a step are ordered: S decode rows (one token each), then the chunks' tokens. Fields named
@@ -11,6 +11,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What layers that attend alike have in common: a step is planned once for each kind.
+
+    rope: number of its rotary table.   window: a token sees itself and the window - 1 tokens before it; None: all.
+    scale: of scores.   softcap: scores become softcap * tanh(score / softcap); None: as they are.
+    """
+
+    heads: int
+    kv_heads: int
+    width: int
+    rope: int
+    window: int | None
+    scale: float
+    softcap: float | None = None
 
 
 @dataclass(slots=True)
@@ -51,16 +68,31 @@ class PrefillInputs:
 
 
 @dataclass(slots=True)
-class AttentionInputs:
-    """Everything that a layer's attention needs of a step."""
+class StepInputs:
+    """Everything that layers need of a step."""
 
     positions: Tensor  # [tokens] int64: rotary positions
     slots: Tensor  # [tokens] int64: block * 16 + offset, where a token's K and V go (scratch block: nowhere)
     rows: int  # S, the decode rows at the front
     decode: DecodeInputs | None
     prefill: PrefillInputs | None
-    # What a column worked out of this step in its first layer, for the layers that follow. Only the column reads it.
-    notes: dict[Any, Any] = field(default_factory=dict)
+    alone: DecodeInputs | None = None  # the same rows without prefix groups, for windows; None: `decode` has none
+    plans: dict[AttentionKind, Any] = field(default_factory=dict)  # what `ops.plan` worked out, once a step
+
+    def decode_for(self, window: int | None) -> DecodeInputs | None:
+        """Returns the rows as a layer with this window attends them: such rows see different parts of a shared prefix,
+        and each is attended by itself. ValueError where they come in groups only."""
+        if window is None or self.decode is None or self.decode.groups is None:
+            return self.decode
+        if self.alone is None:
+            raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
+        return self.alone
+
+    @property
+    def is_one_row(self) -> bool:
+        """Whether the step is one row that stands alone."""
+        lone = self.rows == 1 and self.prefill is None and self.positions.shape[0] == 1
+        return lone and self.decode is not None and self.decode.groups is None
 
 
 @dataclass(slots=True)

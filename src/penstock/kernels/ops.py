@@ -10,27 +10,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs, SamplerInputs
+from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
 
 
 class RotaryAndStore(Protocol):
     """Norms (where weights are given) and rotates q and k of a fused product, and stores k and v at `inputs.slots`.
 
     qkv `[T, (H + 2 Hkv) * D]` may be overwritten, and q may be a view of it. cos_sin is `[max_pos, 2, D / 2]` float32;
-    the two halves of a head turn together (HF's "rotate half"). Returns q `[T, H, D]`.
+    the two halves of a head turn together (HF's "rotate half"). plan: what `plan` gave. Returns q `[T, H, D]`.
     """
 
     def __call__(
         self,
         qkv: Tensor,
         cos_sin: Tensor,
-        inputs: AttentionInputs,
+        inputs: StepInputs,
         kv: Tensor,
-        heads: int,
-        kv_heads: int,
-        width: int,
+        kind: AttentionKind,
+        plan: Any,
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
@@ -41,12 +41,10 @@ class Attention(Protocol):
     """Decode rows (their prefix group first, where they have one), then chunks, over the paged cache of one layer.
 
     q `[T, H, D]`, kv `[blocks, Hkv, 2, 16, D]`; returns `[T, H, D]`. With a window a query at position p sees the keys
-    p - window + 1 .. p. Groups and a window together are a ValueError.
+    p - window + 1 .. p, and its rows are taken alone (`StepInputs.decode_for`). plan: what `plan` gave.
     """
 
-    def __call__(
-        self, q: Tensor, kv: Tensor, inputs: AttentionInputs, scale: float, window: int | None = None
-    ) -> Tensor: ...
+    def __call__(self, q: Tensor, kv: Tensor, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor: ...
 
 
 class TokenLogprobs(Protocol):
@@ -73,13 +71,24 @@ class Ops:
     """One callable an operation. `why` tells the column of each and the reason, for stats and doctor."""
 
     prepare_linear: Callable[[Tensor], Any]  # weight [out, in] -> what `linear` takes; once, at load
+    prepare_linear_fp8: Callable[[Tensor, Tensor], Any]  # weight [out, in] e4m3, a scale a row [out] -> for linear_fp8
     linear: Callable[[Tensor, Any, Tensor | None], Tensor]  # x [T, in], prepared weight, bias [out] | None -> [T, out]
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]  # x [T, d], weight [d], eps -> [T, d]
+    linear_fp8: Callable[[Tensor, Any, Tensor | None], Tensor]  # as linear
+    # x [T, d], weight [d], eps -> [T, d]. A float32 weight is multiplied by before the answer is rounded to x's dtype.
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # x, residual (may be overwritten),
     #                                            weight, eps -> (norm of the sum, the sum: the next residual)
+    # What layers of one kind share in a step, worked out once: inputs, kind, cos_sin, KV's dtype
+    plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore
     silu_mul: Callable[[Tensor], Tensor]  # gate_up [T, 2F] (gate first; may be overwritten) -> [T, F]
+    gelu_mul: Callable[[Tensor], Tensor]  # the same with tanh's GELU
+    # router's scores [T, E], experts a token, whether weights add up to 1 -> weights [T, k] float32, experts [T, k]
+    route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+    # x [T, d], weights, experts [T, k], gate_up [E, 2F, d], down [E, d, F] -> [T, d]
+    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     attention: Attention
+    softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     embed: Callable[[Tensor, Tensor], Tensor]  # ids [T], table [vocabulary, d] -> [T, d]
     copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # KV of each layer, src [c], dst [c]
     sample: Callable[[Tensor, SamplerInputs], Tensor]  # logits [n, vocabulary] -> tokens [n] int32; reference/sample.py

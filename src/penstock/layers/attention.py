@@ -1,39 +1,56 @@
 """Attention: one fused product in, rotary and store, attention over the paged cache, one product out.
 
-What prefill, decode and prefix groups are lies inside `ops.attention`; this layer doesn't know them.
+What prefill, decode and prefix groups are lies inside `ops.attention`; this layer says which kind of attention it is,
+and finds what was planned for that kind in the step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
+from penstock.layers.norm import Norm
+from penstock.quant.weight import Weight
 
 
 @dataclass(slots=True)
 class Attention:
     """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
+    kind: AttentionKind
+    cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
     qkv: Linear  # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's
     out: Linear  # [d, heads * width]
-    q_norm: Tensor | None  # [width]: q and k are normed head by head before they are rotated
-    k_norm: Tensor | None
-    eps: float
-    heads: int
-    kv_heads: int
-    width: int
-    window: int | None  # a token sees itself and the window - 1 tokens before it
+    q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
+    k_norm: Norm | None = None
 
-    def __call__(self, ops: Ops, x: Tensor, inputs: AttentionInputs, kv: Tensor, cos_sin: Tensor) -> Tensor:
-        """x `[T, d]`, kv `[blocks, kv_heads, 2, 16, width]`, cos_sin `[positions, 2, width / 2]` -> `[T, d]`."""
-        heads, width = self.heads, self.width
-        qkv = self.qkv(ops, x)
-        q = ops.rotary_and_store(
-            qkv, cos_sin, inputs, kv, heads, self.kv_heads, width, self.q_norm, self.k_norm, self.eps
-        )
-        seen = ops.attention(q, kv, inputs, width**-0.5, self.window)
-        return self.out(ops, seen.reshape(-1, heads * width))
+    def __call__(self, ops: Ops, x: Tensor, step: StepInputs, kv: Tensor) -> Tensor:
+        """x `[T, d]`, kv of `kv_shape` -> `[T, d]`."""
+        kind = self.kind
+        plan = step.plans[kind]
+        q_norm = None if self.q_norm is None else self.q_norm.weight.value
+        k_norm = None if self.k_norm is None else self.k_norm.weight.value
+        eps = 0.0 if self.q_norm is None else self.q_norm.eps
+        q = ops.rotary_and_store(self.qkv(ops, x), self.cos_sin, step, kv, kind, plan, q_norm, k_norm, eps)
+        seen = ops.attention(q, kv, step, kind, plan)
+        return self.out(ops, seen.reshape(-1, kind.heads * kind.width))
+
+    def weights(self) -> Iterator[Weight]:
+        yield from (norm.weight for norm in (self.q_norm, self.k_norm) if norm is not None)
+        yield from self.qkv.weights()
+        yield from self.out.weights()
+
+    def prepare(self, ops: Ops) -> None:
+        self.qkv.prepare(ops)
+        self.out.prepare(ops)
+
+    def kv_shape(self, num_blocks: int) -> torch.Size:
+        """Returns the shape of this layer's KV: K and V of a block and head lie together."""
+        return torch.Size((num_blocks, self.kind.kv_heads, 2, BLOCK_SIZE, self.kind.width))

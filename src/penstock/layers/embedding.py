@@ -8,18 +8,28 @@ from torch import Tensor
 
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
+from penstock.quant.scheme import Product
+from penstock.quant.weight import Weight
 
 
 @dataclass(slots=True)
 class Embedding:
     """The table of a vocabulary."""
 
-    table: Tensor  # [vocabulary, d]
+    table: Weight  # [vocabulary, d]
+    scale: float = 1.0
 
     def __call__(self, ops: Ops, ids: Tensor) -> Tensor:
         """ids `[T]` -> `[T, d]`, a tensor of its own that later layers may overwrite."""
-        return ops.embed(ids, self.table)
+        rows = ops.embed(ids, self.table.value)
+        return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
-    def tied_head(self) -> Linear:
-        """The product that scores the vocabulary with this same table."""
-        return Linear(self.table, None)
+
+class TiedHead(Linear):
+    """The product that scores the vocabulary with the embedding's own table."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__({"weight": embedding.table})
+
+    def prepare(self, ops: Ops) -> None:
+        self.product = Product(ops.linear, ops.prepare_linear(self.loaded["weight"].value))

@@ -1,31 +1,63 @@
-"""Linear: a weight and perhaps a bias, for `ops.linear`. Fusing (qkv, gate and up) is whoever places the weights."""
+"""Linear: a matrix of some scheme and perhaps a bias. Which tensors are fused into one matrix is said where it is made.
+
+With several ranks a matrix is cut by rows (each rank has some outputs) or by columns (each has some inputs, and the
+ranks add up what they have).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.ops import Ops
+from penstock.parallel.layout import Layout
+from penstock.quant.scheme import PLAIN, Product, Scheme
+from penstock.quant.weight import Weight
 
 
-@dataclass(slots=True)
 class Linear:
-    """x `[T, in]` -> `[T, out]`."""
+    """x `[T, in]` -> `[T, out]`.
 
-    weight: Any  # [out, in] until prepare(); then whatever ops.prepare_linear made of it
-    bias: Tensor | None  # [out]
+    summed: the layout whose ranks add their answers, where the matrix is cut by columns.
+    """
 
-    @classmethod
-    def empty(cls, out: int, into: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> Linear:
-        weight = torch.empty(out, into, dtype=dtype, device=device)
-        return cls(weight, torch.empty(out, dtype=dtype, device=device) if bias else None)
+    def __init__(
+        self,
+        loaded: dict[str, Weight],
+        bias: Weight | None = None,
+        *,
+        scheme: Scheme = PLAIN,
+        summed: Layout | None = None,
+    ) -> None:
+        self.loaded, self.bias, self.scheme, self._summed = loaded, bias, scheme, summed
+        self.product: Product | None = None  # after prepare()
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        product = self.product
+        assert product is not None, "a linear is prepared before it is used"
+        bias = None if self.bias is None else self.bias.value
+        if self._summed is None:
+            return product.multiply(x, product.matrix, bias)
+        out = self._summed.all_reduce(product.multiply(x, product.matrix, None))
+        return out if bias is None else out.add_(bias)
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.loaded.values()
+        if self.bias is not None:
+            yield self.bias
 
     def prepare(self, ops: Ops) -> None:
-        """Once, after the weight is filled: arranges it as the kernel wants it, and lets the first form go."""
-        self.weight = ops.prepare_linear(self.weight)
+        """Once, after the weights are filled: arranges the matrix as its operation wants it."""
+        self.product = self.scheme.prepare(ops, self.loaded)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether ranks add up their answers."""
+        return self._summed is not None
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of the matrix, on this rank."""
+        return torch.Size(self.loaded["weight"].shape).numel()

@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
+from penstock.quant.weight import Weight
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+class FeedForward(Protocol):
+    """What stands behind attention in a layer: an Mlp, or experts."""
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor: ...
+
+    def weights(self) -> Iterator[Weight]: ...
+
+    def prepare(self, ops: Ops) -> None: ...
+
+    @property
+    def numbers(self) -> int | None:
+        """Of the matrices that every token is multiplied by; None where that is not the same for each."""
 
 
 @dataclass(slots=True)
 class Mlp:
-    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
+    """down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     gate_up: Linear  # [2 * intermediate, d]: gate's rows, then up's
     down: Linear  # [d, intermediate]
+    activation: Activation = "silu"
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
-        return self.down(ops, ops.silu_mul(self.gate_up(ops, x)))
+        gate_up = self.gate_up(ops, x)
+        return self.down(ops, ops.silu_mul(gate_up) if self.activation == "silu" else ops.gelu_mul(gate_up))
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.gate_up.weights()
+        yield from self.down.weights()
+
+    def prepare(self, ops: Ops) -> None:
+        self.gate_up.prepare(ops)
+        self.down.prepare(ops)
+
+    @property
+    def numbers(self) -> int:
+        return self.gate_up.numbers + self.down.numbers

@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.kernels.ops import Ops
+from penstock.quant.weight import Weight
 
 
 @dataclass(slots=True)
 class Norm:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension."""
 
-    weight: Tensor  # [d]
+    weight: Weight  # [d]; float32 where it is multiplied by before the answer is rounded (Gemma's way)
     eps: float
 
     def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum and the sum."""
         if residual is None:
-            return ops.rms_norm(x, self.weight, self.eps), x
-        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+            return ops.rms_norm(x, self.weight.value, self.eps), x
+        return ops.add_rms_norm(x, residual, self.weight.value, self.eps)
+
+    def alone(self, ops: Ops, x: Tensor) -> Tensor:
+        """x `[T, d]` -> its norm, beside the residual stream."""
+        return ops.rms_norm(x, self.weight.value, self.eps)

@@ -376,7 +376,7 @@ def _output(delta: Delta) -> CompletionOutput:
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:
-    from penstock.models.model_config import read_model_config
+    from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
     import_module("torch")  # not before: an import leaves other threads no time, loading the model does

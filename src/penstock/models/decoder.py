@@ -1,147 +1,97 @@
-"""Decoder: the body that all models share. ModelConfig says what is switched on; `weights` fills it.
+"""Decoder: embedding, blocks, norm, head. A model type's file says which blocks; `penstock.weights` fills them.
 
-It computes hidden states and logits of a step's tokens. It doesn't know rows, chunks, groups, sampling or files.
-Callers enter torch.inference_mode.
+It computes hidden states and logits of a step's tokens. It doesn't know what is inside a block, nor rows, chunks,
+groups, sampling or files. Callers enter torch.inference_mode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from penstock.config import BLOCK_SIZE
-from penstock.kernels.inputs import AttentionInputs
-from penstock.kernels.ops import OneRowOps, Ops
-from penstock.layers.attention import Attention
-from penstock.layers.embedding import Embedding
+from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.ops import Ops
+from penstock.layers.block import Block
+from penstock.layers.embedding import TiedHead
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import Mlp
+from penstock.layers.maker import Maker
 from penstock.layers.norm import Norm
-from penstock.layers.rope import rope_table
 from penstock.models.model_config import ModelConfig
+from penstock.quant.weight import Weight
 
-
-@dataclass(slots=True)
-class Layer:
-    """Attention and MLP, each behind a norm and beside the residual stream."""
-
-    attention_norm: Norm
-    attention: Attention
-    mlp_norm: Norm
-    mlp: Mlp
-
-    def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, inputs: AttentionInputs, kv: Tensor, cos_sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if ops.one_row is not None and x.shape[0] == 1 and self._fits_one_row(inputs):
-            return self._one_row(ops, ops.one_row, x, residual, inputs, kv, cos_sin)
-        x, residual = self.attention_norm(ops, x, residual)
-        x = self.attention(ops, x, inputs, kv, cos_sin)
-        x, residual = self.mlp_norm(ops, x, residual)
-        return self.mlp(ops, x), residual
-
-    def _fits_one_row(self, inputs: AttentionInputs) -> bool:
-        alone = inputs.decode is not None and inputs.decode.groups is None
-        return alone and self.attention.q_norm is None and self.mlp.gate_up.bias is None
-
-    def _one_row(
-        self, ops: Ops, one: OneRowOps, x: Tensor, residual: Tensor | None, inputs: AttentionInputs, kv: Tensor,
-        cos_sin: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        at, mlp = self.attention, self.mlp
-        q, residual = one.norm_qkv(
-            x, residual, self.attention_norm.weight, self.attention_norm.eps, at.qkv.weight, at.qkv.bias, cos_sin,
-            inputs, kv, at.heads, at.kv_heads, at.width,
-        )  # fmt: skip
-        x = one.attention_out(q, kv, inputs, at.width**-0.5, at.window, at.out.weight, at.out.bias)
-        gated, residual = one.norm_gate(x, residual, self.mlp_norm.weight, self.mlp_norm.eps, mlp.gate_up.weight)
-        return mlp.down(ops, gated), residual
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head"
 
 
 class Decoder:
-    """A decoder whose weights are not filled yet: see `penstock.weights`.
+    """A decoder whose weights are not filled yet.
 
-    positions: how many the rotary table holds; None: the config's context. On torch's meta device it costs no memory.
-    weights_bytes: of the weights in `dtype`, a tied head once; a kernel's own arrangement of them may take more.
+    embedding_scale: what the embedding's rows are multiplied by.   logits_cap: logits become cap * tanh(logits / cap).
     """
 
     def __init__(
-        self, config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, positions: int | None = None
+        self,
+        config: ModelConfig,
+        make: Maker,
+        blocks: Sequence[Block],
+        norm: Norm,
+        *,
+        embedding_scale: float = 1.0,
+        logits_cap: float | None = None,
     ) -> None:
-        self.config, self.ops, self.dtype, self.device = config, ops, dtype, device
-        self.cos_sin = rope_table(config.rope, config.head_dim, positions or config.context, device)
-        self.embedding = Embedding(self._empty(config.vocab_size, config.hidden_size))
-        self.layers = [self._layer(window) for window in config.windows]
-        self.norm = self._norm()
-        self.head = self.embedding.tied_head()
-        if not config.tie_word_embeddings:
-            self.head = self._linear(config.vocab_size, config.hidden_size, bias=False)
-        self.weights_bytes = sum(p.numel() * p.element_size() for p in self.parameters())
+        self.config, self.dtype, self.device = config, make.dtype, make.device
+        self.blocks, self.norm, self._logits_cap = list(blocks), norm, logits_cap
+        vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
+        again = f"{HEAD}.weight" if tied else None
+        self.embedding = make.embedding(EMBEDDING, vocabulary, hidden, scale=embedding_scale, tied=again)
+        self.head: Linear = TiedHead(self.embedding) if tied else make.linear(HEAD, vocabulary, hidden)
+        self.kinds: dict[AttentionKind, Tensor] = {b.attention.kind: b.attention.cos_sin for b in self.blocks}
+        self.positions = make.positions
+        self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
+        self.weights_bytes = sum(weight.nbytes for weight in self.weights())
+        self._ops: Ops | None = None
 
-    def forward(self, token_ids: Tensor, inputs: AttentionInputs, kv: list[Tensor]) -> Tensor:
-        """token_ids `[T]` int64, kv: a tensor of `kv_shape` for each layer -> normed hidden states `[T, hidden]`."""
-        ops, cos_sin = self.ops, self.cos_sin
+    def prepare(self, ops: Ops) -> None:
+        """Once, after the weights are filled: arranges each for its kernel, one at a time."""
+        self._ops = ops
+        self.blocks = [block.prepare(ops) for block in self.blocks]
+        self.head.prepare(ops)
+
+    def forward(self, token_ids: Tensor, step: StepInputs, kv: list[Tensor]) -> Tensor:
+        """token_ids `[T]` int64, kv: a tensor of `kv_shapes` for each block -> normed hidden states `[T, hidden]`."""
+        ops = self.ops
+        step.plans = {kind: ops.plan(step, kind, cos_sin, self.dtype) for kind, cos_sin in self.kinds.items()}
         x: Tensor = self.embedding(ops, token_ids)
         residual: Tensor | None = None
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x, residual = layer(ops, x, residual, inputs, layer_kv, cos_sin)
+        for block, block_kv in zip(self.blocks, kv, strict=True):
+            x, residual = block(ops, x, residual, step, block_kv)
         return self.norm(ops, x, residual)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype."""
-        return self.head(self.ops, hidden)
+        scores = self.head(self.ops, hidden)
+        return scores if self._logits_cap is None else self.ops.softcap(scores, self._logits_cap)
 
-    def kv_shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
-        """Shape of one layer's KV: K and V of a block and head lie together."""
-        return (num_blocks, self.config.kv_heads, 2, BLOCK_SIZE, self.config.head_dim)
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Every tensor of weights, a tied head once, always in the same order. Only before `prepare`."""
+    def weights(self) -> Iterator[Weight]:
+        """Yields every weight, a tied head's once, always in the same order."""
         yield self.embedding.table
-        for layer in self.layers:
-            attention, mlp = layer.attention, layer.mlp
-            yield from (layer.attention_norm.weight, layer.mlp_norm.weight)
-            yield from (norm for norm in (attention.q_norm, attention.k_norm) if norm is not None)
-            for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down):
-                yield from (part for part in (linear.weight, linear.bias) if part is not None)
+        for block in self.blocks:
+            yield from block.weights()
         yield self.norm.weight
         if not self.config.tie_word_embeddings:
-            yield self.head.weight
+            yield from self.head.weights()
 
-    def prepare(self) -> None:
-        """Once, after the weights are filled: arranges each for its kernel, one at a time."""
-        for layer in self.layers:
-            for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
-                linear.prepare(self.ops)
-        self.head.prepare(self.ops)
+    def kv_shapes(self, num_blocks: int) -> list[torch.Size]:
+        """Returns the shape of each block's KV."""
+        return [block.attention.kv_shape(num_blocks) for block in self.blocks]
 
-    def _layer(self, window: int | None) -> Layer:
-        c = self.config
-        attention = Attention(
-            qkv=self._linear((c.heads + 2 * c.kv_heads) * c.head_dim, c.hidden_size, bias=c.qkv_bias),
-            out=self._linear(c.hidden_size, c.heads * c.head_dim, bias=c.o_bias),
-            q_norm=self._empty(c.head_dim) if c.qk_norm else None,
-            k_norm=self._empty(c.head_dim) if c.qk_norm else None,
-            eps=c.rms_norm_eps,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            width=c.head_dim,
-            window=window,
-        )
-        mlp = Mlp(
-            gate_up=self._linear(2 * c.intermediate_size, c.hidden_size, bias=c.mlp_bias),
-            down=self._linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias),
-        )
-        return Layer(self._norm(), attention, self._norm(), mlp)
+    @property
+    def ops(self) -> Ops:
+        assert self._ops is not None, "a model is prepared before it is used"
+        return self._ops
 
-    def _norm(self) -> Norm:
-        return Norm(self._empty(self.config.hidden_size), self.config.rms_norm_eps)
-
-    def _linear(self, out: int, into: int, *, bias: bool) -> Linear:
-        return Linear.empty(out, into, bias=bias, dtype=self.dtype, device=self.device)
-
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+    @property
+    def all_windowed(self) -> bool:
+        """Whether no layer sees all of a prefix: then there is nothing that groups could share."""
+        return all(kind.window is not None for kind in self.kinds)

@@ -1,14 +1,19 @@
-"""Llama (1 to 3.x): the plain decoder, with biases where the config asks for them."""
+"""Llama: 1 to 3.x, and what was saved as such. Biases of all products are a switch."""
 
 from __future__ import annotations
 
-from penstock.models.family import Differences, Family
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, read_dense
 from penstock.models.keys import Keys
 
-
-def read(keys: Keys, num_layers: int) -> Differences:
-    bias = keys.flag("attention_bias")
-    return Differences(windows=(None,) * num_layers, qkv_bias=bias, o_bias=bias, mlp_bias=keys.flag("mlp_bias"))
+ARCHITECTURE = "LlamaForCausalLM"
+build = build_dense
 
 
-FAMILY = Family(model_type="llama", architecture="LlamaForCausalLM", read=read, kv_heads_default_to_heads=True)
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True)
+    bias, mlp_bias = keys.flag("attention_bias"), keys.flag("mlp_bias")
+    windows = (None,) * fields["num_layers"]
+    return DenseConfig(**fields, windows=windows, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)

@@ -1,13 +1,17 @@
-"""Mistral: no biases, and one sliding window for all layers (null: none)."""
+"""Mistral: Llama's form with one sliding window for all layers, or none."""
 
 from __future__ import annotations
 
-from penstock.models.family import Differences, Family, given_window
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense
 from penstock.models.keys import Keys
 
+ARCHITECTURE = "MistralForCausalLM"
+build = build_dense
 
-def read(keys: Keys, num_layers: int) -> Differences:
-    return Differences(windows=(given_window(keys, 4096),) * num_layers)
 
-
-FAMILY = Family(model_type="mistral", architecture="MistralForCausalLM", read=read)
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named)
+    return DenseConfig(**fields, windows=(given_window(keys, 4096),) * fields["num_layers"])

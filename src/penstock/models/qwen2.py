@@ -1,13 +1,17 @@
-"""Qwen2 and Qwen2.5: biases on q, k and v alone; a sliding window on some layers, rarely switched on."""
+"""Qwen2 and 2.5: Llama's form with biases on q, k and v, and windows on some layers where asked."""
 
 from __future__ import annotations
 
-from penstock.models.family import Differences, Family, qwen_windows
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, qwen_windows, read_dense
 from penstock.models.keys import Keys
 
+ARCHITECTURE = "Qwen2ForCausalLM"
+build = build_dense
 
-def read(keys: Keys, num_layers: int) -> Differences:
-    return Differences(windows=qwen_windows(keys, num_layers), qkv_bias=True)
 
-
-FAMILY = Family(model_type="qwen2", architecture="Qwen2ForCausalLM", read=read)
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named)
+    return DenseConfig(**fields, windows=qwen_windows(keys, fields["num_layers"]), qkv_bias=True)

@@ -1,14 +1,18 @@
-"""Qwen3: q and k are normed head by head, heads are 128 wide by default, biases only where the config asks."""
+"""Qwen3: Llama's form with q and k normed head by head, heads of 128, and windows on some layers where asked."""
 
 from __future__ import annotations
 
-from penstock.models.family import Differences, Family, qwen_windows
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, qwen_windows, read_dense
 from penstock.models.keys import Keys
 
-
-def read(keys: Keys, num_layers: int) -> Differences:
-    bias = keys.flag("attention_bias")
-    return Differences(windows=qwen_windows(keys, num_layers), qkv_bias=bias, o_bias=bias, qk_norm=True)
+ARCHITECTURE = "Qwen3ForCausalLM"
+build = build_dense
 
 
-FAMILY = Family(model_type="qwen3", architecture="Qwen3ForCausalLM", read=read, head_dim=128)
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named, head_dim=128)
+    bias, windows = keys.flag("attention_bias"), qwen_windows(keys, fields["num_layers"])
+    return DenseConfig(**fields, windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)

@@ -9,8 +9,11 @@ import torch
 from penstock.config import LoadFormat
 from penstock.errors import CapacityError
 from penstock.kernels.ops import Ops
+from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
-from penstock.models.model_config import ModelConfig, read_model_config
+from penstock.models.model_config import ModelConfig
+from penstock.models.read_config import read_model_config
+from penstock.parallel.layout import ALONE, Layout
 from penstock.weights.place import dummy_weights, find_weights, load_weights
 
 
@@ -24,6 +27,7 @@ def load_model(
     seed: int,
     positions: int | None = None,
     config: ModelConfig | None = None,
+    layout: Layout = ALONE,
     room: int | None = None,
 ) -> Decoder:
     """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
@@ -33,17 +37,17 @@ def load_model(
     doesn't fit the device: both before memory is taken, as far as that can be told.
     """
     config = config or read_model_config(folder)
-    shape = Decoder(config, ops, dtype, torch.device("meta"), positions)
+    shape = build_model(config, dtype, torch.device("meta"), positions, layout)
     entries = {} if load_format == "dummy" else find_weights(shape, folder)
     if room is not None:
         check_room(shape, folder, device, room)
     try:
-        model = Decoder(config, ops, dtype, device, positions)
+        model = build_model(config, dtype, device, positions, layout)
         if load_format == "dummy":
             dummy_weights(model, seed)
         else:
             load_weights(model, entries)
-        model.prepare()
+        model.prepare(ops)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise CapacityError(
@@ -56,11 +60,11 @@ def load_model(
 
 def check_room(model: Decoder, folder: Path, device: torch.device, room: int) -> None:
     """Raises CapacityError where a model, which may be on torch's meta device, takes more than `room` bytes."""
-    sizes = (model.weights_bytes, model.cos_sin.nbytes, room)
+    sizes = (model.weights_bytes, model.rope_bytes, room)
     if sizes[0] + sizes[1] > room:
         weights, table, free = (f"{size / 2**30:.2f} GiB" for size in sizes)
         raise CapacityError(
             f"the weights of {folder} take {weights} in {str(model.dtype).removeprefix('torch.')}, "
-            f"{len(model.cos_sin)} positions {table}, and {free} is free on {device}: take a smaller model or dtype, "
+            f"{model.positions} positions {table}, and {free} is free on {device}: take a smaller model or dtype, "
             "or set max_model_len lower"
         )

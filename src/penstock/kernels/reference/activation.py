@@ -1,4 +1,4 @@
-"""The MLP's gate."""
+"""The MLP's gate, and soft caps."""
 
 from __future__ import annotations
 
@@ -19,3 +19,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     wide = gate.float()
     below = torch.neg(wide).exp_().add_(1)
     return torch.div(wide, below, out=below).to(gate.dtype).mul_(up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2F], the gate first -> gelu(gate) * up, [T, F]; GELU in tanh's approximation (arXiv:1606.08415)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """logits, overwritten -> cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118)."""
+    return logits.div_(cap).tanh_().mul_(cap)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs
-from penstock.kernels.reference.decode import attend_rows, plan_decode
+from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.reference.decode import DecodePlan, attend_rows, plan_decode
 from penstock.kernels.reference.prefill import attend_chunks
+from penstock.kernels.reference.rotary import RotaryPlan, plan_rotary
 
 
-def attention(q: Tensor, kv: Tensor, inputs: AttentionInputs, scale: float, window: int | None = None) -> Tensor:
+@dataclass(slots=True)
+class KindPlan:
+    """What layers of one kind share in a step."""
+
+    rotary: RotaryPlan
+    decode: DecodePlan | None
+
+
+def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
+    """Works out, once for all layers of a kind, what their rows turn by, where K and V go, and the decode tiles."""
+    decode = inputs.decode_for(kind.window)
+    rotary = plan_rotary(cos_sin, inputs, kind.heads, kind.kv_heads)
+    return KindPlan(rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind, dtype))
+
+
+def attention(q: Tensor, kv: Tensor, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
     """q [T, H, D] over kv [blocks, Hkv, 2, 16, D] -> [T, H, D]. The contract is `ops.Attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows = inputs.rows
-    if inputs.decode is not None and rows:
-        key = ("decode", window, q.shape[1], kv.shape[1])
-        if key not in inputs.notes:
-            inputs.notes[key] = plan_decode(inputs.decode, q, kv, window)
-        attend_rows(q[:rows], kv, inputs.notes[key], scale, out[:rows])
+    if plan.decode is not None:
+        attend_rows(q[:rows], kv, plan.decode, kind, out[:rows])
     if inputs.prefill is not None:
-        attend_chunks(q[rows:], kv, inputs.prefill, scale, window, out[rows:])
+        attend_chunks(q[rows:], kv, inputs.prefill, kind, out[rows:])
     return out

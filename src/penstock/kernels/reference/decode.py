@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import DecodeInputs
+from penstock.kernels.inputs import AttentionKind, DecodeInputs
 from penstock.kernels.reference.tiles import Tile, cut
 
 
@@ -38,21 +38,19 @@ class DecodePlan:
         return held[:size].view(shape)
 
 
-def plan_decode(decode: DecodeInputs, q: Tensor, kv: Tensor, window: int | None) -> DecodePlan:
-    """For a step whose queries and KV look like these."""
-    if decode.groups is not None and window is not None:
-        raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
-    plan = DecodePlan(cut(decode, q.shape[1], kv.shape[1], window, exact=q.dtype != torch.bfloat16))
+def plan_decode(decode: DecodeInputs, kind: AttentionKind, dtype: torch.dtype) -> DecodePlan:
+    """Cuts a step's rows into tiles. dtype: of queries and KV."""
+    plan = DecodePlan(cut(decode, kind.heads, kind.kv_heads, kind.window, exact=dtype != torch.bfloat16))
     order = np.concatenate([tile.rows for tile in plan.tiles])
     rows = decode.rows.shape[0]
     if not np.array_equal(order, np.arange(rows)):
         back = np.empty(rows, np.int64)
         back[order] = np.arange(len(order))
-        plan.order, plan.back = (torch.from_numpy(index).to(q.device) for index in (order, back))
+        plan.order, plan.back = (torch.from_numpy(index).to(decode.table.device) for index in (order, back))
     return plan
 
 
-def attend_rows(q: Tensor, kv: Tensor, plan: DecodePlan, scale: float, out: Tensor) -> None:
+def attend_rows(q: Tensor, kv: Tensor, plan: DecodePlan, kind: AttentionKind, out: Tensor) -> None:
     """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into out [S, H, D]."""
     blocks, kv_heads, _, size, width = kv.shape
     flat = kv.view(blocks * kv_heads * 2, size * width)
@@ -62,26 +60,27 @@ def attend_rows(q: Tensor, kv: Tensor, plan: DecodePlan, scale: float, out: Tens
     for tile in plan.tiles:
         last = first + len(tile.rows)
         by_head = ordered[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1)
-        queries = plan.take("queries", tuple(by_head.shape), q, torch.float32).copy_(by_head).mul_(scale)
-        answer = _attend(tile, queries, flat, plan)
+        queries = plan.take("queries", tuple(by_head.shape), q, torch.float32).copy_(by_head).mul_(kind.scale)
+        answer = _attend(tile, queries, flat, plan, kind.softcap)
         mixed[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1).copy_(answer.view(by_head.shape))
         first = last
     if plan.back is not None:
         torch.index_select(mixed, 0, plan.back, out=out)
 
 
-def _attend(tile: Tile, queries: Tensor, flat: Tensor, plan: DecodePlan) -> Tensor:
+def _attend(tile: Tile, queries: Tensor, flat: Tensor, plan: DecodePlan, softcap: float | None) -> Tensor:
     """[Hkv * R, G, D], of float32 or of KV's own dtype."""
     kv_heads, rows, share, width = queries.shape
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
-    own = _scores("own", queries.view(-1, share, width), own_k, plan).view(kv_heads, rows, share, tile.own)
+    own = _scores("own", queries.view(-1, share, width), own_k, plan, softcap).view(kv_heads, rows, share, tile.own)
     if tile.own_bias is not None:
         own[..., tile.own_clear :] += tile.own_bias
     if tile.prefix_index is None:
         return _weighted("own", _softmax(own, plan), own_v, plan)
     batch = kv_heads * tile.groups
     fore_k, fore_v = _gather("fore", tile.prefix_index, (batch, tile.prefix, width), flat, plan)
-    fore = _scores("fore", queries.view(batch, -1, width), fore_k, plan).view(kv_heads, rows, share, tile.prefix)
+    fore = _scores("fore", queries.view(batch, -1, width), fore_k, plan, softcap)
+    fore = fore.view(kv_heads, rows, share, tile.prefix)
     if tile.prefix_bias is not None:
         fore.view(kv_heads, tile.groups, -1, tile.prefix).add_(tile.prefix_bias)
     joined = plan.take("joined", (kv_heads, rows, share, tile.prefix + tile.own), queries, torch.float32)
@@ -98,11 +97,12 @@ def _gather(
     return torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
 
 
-def _scores(name: str, queries: Tensor, keys: Tensor, plan: DecodePlan) -> Tensor:
+def _scores(name: str, queries: Tensor, keys: Tensor, plan: DecodePlan, softcap: float | None) -> Tensor:
     """queries [batch, m, D], keys [batch, tokens, D] -> [batch, m, tokens], float32."""
     wide = _as(torch.float32, name + "_k", keys, plan)
     out = plan.take(name + "_scores", (queries.shape[0], queries.shape[1], keys.shape[1]), queries, torch.float32)
-    return _product(queries, wide.mT, out)
+    scores = _product(queries, wide.mT, out)
+    return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:

@@ -1,7 +1,9 @@
-"""RMS norms, float32 inside, the weight applied after rounding to the model's dtype (as HF's Llama does)."""
+"""RMS norms, float32 inside. The weight is applied after rounding to the model's dtype (as HF's Llama does), a float32
+weight before (as its Gemma does)."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -9,6 +11,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype."""
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    if weight.dtype == torch.float32:
+        return (wide * scale).mul_(weight).to(x.dtype)
     return (wide * scale).to(x.dtype).mul_(weight)
 
 

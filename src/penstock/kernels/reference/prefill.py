@@ -11,31 +11,31 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.inputs import PrefillInputs
+from penstock.kernels.inputs import AttentionKind, PrefillInputs
 
 PIECE = 64  # queries
 PIECE_SCORES = 1 << 19  # floats of scores of a piece: shorter pieces over long contexts
 
 
-def attend_chunks(q: Tensor, kv: Tensor, prefill: PrefillInputs, scale: float, window: int | None, out: Tensor) -> None:
+def attend_chunks(q: Tensor, kv: Tensor, prefill: PrefillInputs, kind: AttentionKind, out: Tensor) -> None:
     """q [tokens, H, D] of all chunks over kv [blocks, Hkv, 2, 16, D] into out [tokens, H, D]."""
     for chunk, context in enumerate(prefill.context_list):
         first, last = prefill.start_list[chunk : chunk + 2]
         if first < last:
-            _chunk(q[first:last], kv, prefill.block_table[chunk], context, scale, window, out[first:last])
+            _chunk(q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last])
 
 
-def _chunk(q: Tensor, kv: Tensor, table: Tensor, context: int, scale: float, window: int | None, out: Tensor) -> None:
+def _chunk(q: Tensor, kv: Tensor, table: Tensor, context: int, kind: AttentionKind, out: Tensor) -> None:
     """q, out [n, H, D] at positions context .. context + n."""
     count, heads, width = q.shape
-    kv_heads, length = kv.shape[1], context + count
+    kv_heads, length, window = kv.shape[1], context + count, kind.window
     begin = 0 if window is None else max(0, context - window + 1) // BLOCK_SIZE
     blocks = kv.index_select(0, table[begin : -(-length // BLOCK_SIZE)])
     keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, width)
     keys = keys.float()
     if values.dtype != torch.bfloat16:
         values = values.float()
-    wide = (q.float() * scale).view(count, kv_heads, -1, width).permute(1, 2, 0, 3)
+    wide = (q.float() * kind.scale).view(count, kv_heads, -1, width).permute(1, 2, 0, 3)
     held = begin * BLOCK_SIZE  # position of the first key
     piece = max(1, min(PIECE, PIECE_SCORES // (heads * keys.shape[1])))
     for first in range(0, count, piece):
@@ -44,6 +44,8 @@ def _chunk(q: Tensor, kv: Tensor, table: Tensor, context: int, scale: float, win
         high = -(-(context + last - held) // BLOCK_SIZE) * BLOCK_SIZE
         queries = wide[:, :, first:last].reshape(kv_heads, -1, width)
         scores = torch.bmm(queries, keys[:, low:high].mT)
+        if kind.softcap is not None:
+            scores = scores.div_(kind.softcap).tanh_().mul_(kind.softcap)
         _hide(scores.view(heads, last - first, -1), context + first, held + low, window)
         weights = torch.softmax(scores, -1).to(values.dtype)
         mixed = torch.bmm(weights, values[:, low:high])

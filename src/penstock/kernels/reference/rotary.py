@@ -5,12 +5,13 @@ qkv product. It knows heads, positions and slots; no layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.inputs import AttentionInputs
+from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.reference.norm import rms_norm
 
 
@@ -25,40 +26,43 @@ class RotaryPlan:
     turned: Tensor  # the same
 
 
+class HasRotary(Protocol):
+    """A step's plan for the layers of one kind."""
+
+    rotary: RotaryPlan
+
+
 def rotary_and_store(
     qkv: Tensor,
     cos_sin: Tensor,
-    inputs: AttentionInputs,
+    inputs: StepInputs,
     kv: Tensor,
-    heads: int,
-    kv_heads: int,
-    width: int,
+    kind: AttentionKind,
+    plan: HasRotary,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
     """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], normed and rotated; K and V go to `inputs.slots` of kv."""
-    key = ("rotary", cos_sin.data_ptr(), heads, kv_heads, width)
-    if key not in inputs.notes:
-        inputs.notes[key] = _plan(cos_sin, inputs, heads, kv_heads, width)
-    plan: RotaryPlan = inputs.notes[key]
+    heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
     parts = qkv.view(qkv.shape[0], heads + 2 * kv_heads, width)
     if q_norm is not None:
         parts[:, :heads] = rms_norm(parts[:, :heads], q_norm, eps)
     if k_norm is not None:
         parts[:, heads : heads + kv_heads] = rms_norm(parts[:, heads : heads + kv_heads], k_norm, eps)
-    _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan)
-    _store(parts[:, heads:].reshape(-1, width), kv, plan.stores)
+    _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
+    _store(parts[:, heads:].reshape(-1, width), kv, plan.rotary.stores)
     return parts[:, :heads]
 
 
-def _plan(cos_sin: Tensor, inputs: AttentionInputs, heads: int, kv_heads: int, width: int) -> RotaryPlan:
+def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) -> RotaryPlan:
+    """Gathers what each token turns by, and where its K and V go, once for all layers of a kind."""
     cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
     part = torch.arange(2, device=block.device)[:, None]
     head = torch.arange(kv_heads, device=block.device)
     stores = ((block[:, None, None] * kv_heads + head) * 2 + part) * BLOCK_SIZE + offset[:, None, None]
-    wide = torch.empty(len(block), heads + kv_heads, 2, width // 2, device=block.device)
+    wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
     return RotaryPlan(cos, sin, stores.flatten(), wide, torch.empty_like(wide))
 
 

@@ -6,47 +6,57 @@ the launches of a step can be captured.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs, DecodeInputs
+from penstock.errors import UsageError
+from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
 from penstock.kernels.triton.decode import attend_rows
 from penstock.kernels.triton.prefill import attend_chunks
 from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
 
 
-def attention(q: Tensor, kv: Tensor, inputs: AttentionInputs, scale: float, window: int | None = None) -> Tensor:
+@dataclass(slots=True)
+class KindPlan:
+    """What layers of one kind share in a step: the rows as they attend them, one buffer for what prefixes leave."""
+
+    decode: DecodeInputs | None
+    prefix: PrefixState | None
+
+
+def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
+    """Takes the buffers that layers of a kind share. UsageError for what the kernels don't compute."""
+    if kind.softcap is not None:
+        raise UsageError(
+            "the GPU's kernels don't cap attention's scores (attn_logit_softcapping): run this model by --kernels "
+            "reference, or on the CPU by --device cpu",
+            param="kernels",
+        )
+    decode = inputs.decode_for(kind.window) if inputs.rows else None
+    prefix = None
+    if decode is not None and decode.groups is not None:
+        groups = decode.groups.length.shape[0]
+        shape, device = (inputs.rows, kind.heads, kind.width), inputs.positions.device
+        prefix = PrefixState.of(shape, dtype, device, kind.kv_heads, groups)
+    return KindPlan(decode, prefix)
+
+
+def attention(q: Tensor, kv: Tensor, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
     """q [T, H, D] over kv [blocks, Hkv, 2, 16, D] -> [T, H, D]. The contract is `ops.Attention`."""
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()  # a view of a fused product has its heads side by side already
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    rows = inputs.rows
-    if inputs.decode is not None and rows:
-        _decode(q[:rows], kv, inputs, inputs.decode, scale, window, out[:rows])
+    rows, scale, window = inputs.rows, kind.scale, kind.window
+    if (decode := plan.decode) is not None:
+        if (groups := decode.groups) is not None and plan.prefix is not None:
+            attend_prefixes(q[:rows], kv, groups.start, groups.blocks, groups.length, scale, plan.prefix)
+        attend_rows(
+            q[:rows], kv, decode.rows, decode.table, decode.length, decode.skip, plan.prefix, scale, window,
+            decode.max_own, out[:rows],
+        )  # fmt: skip
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
         attend_chunks(q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:])
     return out
-
-
-def _decode(
-    q: Tensor, kv: Tensor, inputs: AttentionInputs, decode: DecodeInputs, scale: float, window: int | None, out: Tensor
-) -> None:
-    prefix = None
-    if decode.groups is not None:
-        if window is not None:
-            raise ValueError("prefix groups cannot be attended with a sliding window: send the rows alone")
-        groups = decode.groups
-        prefix = _prefix_state(q, kv.shape[1], groups.length.shape[0], inputs)
-        attend_prefixes(q, kv, groups.start, groups.blocks, groups.length, scale, prefix)
-    rows, table, length = decode.rows, decode.table, decode.length
-    attend_rows(q, kv, rows, table, length, decode.skip, prefix, scale, window, decode.max_own, out)
-
-
-def _prefix_state(q: Tensor, kv_heads: int, groups: int, inputs: AttentionInputs) -> PrefixState:
-    """One buffer for all layers of a step."""
-    key = ("triton prefix", q.shape)
-    if key not in inputs.notes:
-        inputs.notes[key] = PrefixState.of(q, kv_heads, groups)
-    state: PrefixState = inputs.notes[key]
-    return state

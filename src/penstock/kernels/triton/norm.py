@@ -1,4 +1,5 @@
-"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight comes after rounding, as HF does.
+"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight comes after rounding, as HF does, a
+float32 one before it.
 
 It knows rows and a weight; no layer.
 """
@@ -15,7 +16,7 @@ from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(x, residual, weight, out, rows, stride, d, eps, ADD: tl.constexpr, EARLY: tl.constexpr,
-              ROWS: tl.constexpr, D: tl.constexpr):  # fmt: skip
+              WIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):  # fmt: skip
     release(EARLY)
     wait(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -29,7 +30,9 @@ def _rms_norm(x, residual, weight, out, rows, stride, d, eps, ADD: tl.constexpr,
         tl.store(place, wide, mask=there)
     full = wide.to(tl.float32)
     scale = tl.rsqrt(tl.sum(full * full, axis=1) / d + eps)
-    rounded = (full * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    rounded = full * scale[:, None]
+    if not WIDE:
+        rounded = rounded.to(out.dtype.element_ty).to(tl.float32)
     by = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
     tl.store(out + row.to(tl.int64) * d + column, (rounded * by).to(out.dtype.element_ty), mask=there)
 
@@ -56,6 +59,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
             x, x if residual is None else residual, weight, out, rows, x.stride(0), d, eps,
-            ADD=residual is not None, EARLY=early, ROWS=each, D=width, num_warps=warps, launch_pdl=bool(early),
+            ADD=residual is not None, EARLY=early, WIDE=weight.dtype == torch.float32, ROWS=each, D=width,
+            num_warps=warps, launch_pdl=bool(early),
         )  # fmt: skip
     return out

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.inputs import AttentionInputs
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
@@ -153,7 +153,7 @@ def norm_qkv(
     weight: SmallWeight,
     bias: Tensor | None,
     cos_sin: Tensor,
-    inputs: AttentionInputs,
+    inputs: StepInputs,
     kv: Tensor,
     heads: int,
     kv_heads: int,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionInputs
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.flash_loop import LOG2_E, walk_row
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.pdl import has_pdl, release, wait
@@ -134,7 +134,7 @@ def _join_out(
 def attention_out(
     q: Tensor,
     kv: Tensor,
-    inputs: AttentionInputs,
+    inputs: StepInputs,
     scale: float,
     window: int | None,
     weight: SmallWeight,

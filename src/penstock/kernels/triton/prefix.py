@@ -32,13 +32,15 @@ class PrefixState:
     splits: int  # parts of a prefix, at most
 
     @classmethod
-    def of(cls, q: Tensor, kv_heads: int, groups: int) -> PrefixState:
-        """For queries q [S, H, D], read by the prefixes of `groups` groups."""
-        rows, heads, width = q.shape
-        splits = _splits(_tiles(rows, heads // kv_heads, groups, width, q.dtype) * kv_heads)
+    def of(
+        cls, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, kv_heads: int, groups: int
+    ) -> PrefixState:
+        """Makes room for queries of `shape` [S, H, D] and `dtype`, read by the prefixes of `groups` groups."""
+        rows, heads, width = shape
+        splits = _splits(_tiles(rows, heads // kv_heads, groups, width, dtype) * kv_heads)
         return cls(
-            torch.empty((rows, heads, splits, width), dtype=torch.float32, device=q.device),
-            torch.empty((rows, heads, splits), dtype=torch.float32, device=q.device),
+            torch.empty((rows, heads, splits, width), dtype=torch.float32, device=device),
+            torch.empty((rows, heads, splits), dtype=torch.float32, device=device),
             splits,
         )
 

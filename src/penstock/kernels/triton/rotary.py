@@ -7,12 +7,13 @@ Source: RoFormer, arXiv:2104.09864; the halves of a head turn together, as HF do
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.kernels.inputs import AttentionInputs
+from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 _HEADS, _WARPS = 16, 4
@@ -20,10 +21,19 @@ _MANY = 512  # tokens, from which on a program takes all heads of one: 0.0302 ms
 
 
 @triton.jit
+def _by(x, scale, weight, dtype: tl.constexpr, WIDE: tl.constexpr):
+    """x normed and multiplied by its weight: WIDE before the one rounding, else after a first one."""
+    if WIDE:
+        return (x * scale * weight).to(dtype).to(tl.float32)
+    return ((x * scale).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _rotary_and_store(
     qkv, cos_sin, positions, slots, kv, q_norm, k_norm, eps, kv_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
-    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, EARLY: tl.constexpr, PIECE: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    PIECE: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     wait(EARLY)
@@ -42,14 +52,14 @@ def _rotary_and_store(
         if Q_NORM:
             by_a = tl.load(q_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
             by_b = tl.load(q_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
-            a = tl.where(is_q, ((a * scale).to(dtype).to(tl.float32) * by_a).to(dtype).to(tl.float32), a)
-            b = tl.where(is_q, ((b * scale).to(dtype).to(tl.float32) * by_b).to(dtype).to(tl.float32), b)
+            a = tl.where(is_q, _by(a, scale, by_a, dtype, WIDE), a)
+            b = tl.where(is_q, _by(b, scale, by_b, dtype, WIDE), b)
         if K_NORM:
             is_k = (head >= HEADS) & (head < HEADS + KV_HEADS)
             by_a = tl.load(k_norm + lane, mask=lane < half, other=0.0).to(tl.float32)
             by_b = tl.load(k_norm + half + lane, mask=lane < half, other=0.0).to(tl.float32)
-            a = tl.where(is_k, ((a * scale).to(dtype).to(tl.float32) * by_a).to(dtype).to(tl.float32), a)
-            b = tl.where(is_k, ((b * scale).to(dtype).to(tl.float32) * by_b).to(dtype).to(tl.float32), b)
+            a = tl.where(is_k, _by(a, scale, by_a, dtype, WIDE), a)
+            b = tl.where(is_k, _by(b, scale, by_b, dtype, WIDE), b)
     table = cos_sin + tl.load(positions + token).to(tl.int64) * WIDTH + lane
     cos = tl.load(table, mask=lane < half, other=0.0)
     sin = tl.load(table + half, mask=lane < half, other=0.0)
@@ -68,17 +78,17 @@ def _rotary_and_store(
 def rotary_and_store(
     qkv: Tensor,
     cos_sin: Tensor,
-    inputs: AttentionInputs,
+    inputs: StepInputs,
     kv: Tensor,
-    heads: int,
-    kv_heads: int,
-    width: int,
+    kind: AttentionKind,
+    plan: object,
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
     """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated; K and V go to
     `inputs.slots` of kv [blocks, Hkv, 2, 16, D]. positions and slots are of any integer dtype; cos_sin is float32."""
+    heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
     assert qkv.is_contiguous() and kv[:1].is_contiguous() and cos_sin.is_contiguous()
     if tokens:
@@ -89,7 +99,8 @@ def rotary_and_store(
             qkv, cos_sin, inputs.positions, inputs.slots, kv,
             qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, kv.stride(0),
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
-            Q_NORM=q_norm is not None, K_NORM=k_norm is not None, EARLY=early, PIECE=piece,
+            Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+            WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,
             num_warps=max(1, min(_WARPS, piece * half // 128)), launch_pdl=bool(early),
         )  # fmt: skip
     return qkv.view(tokens, parts, width)[:, :heads]

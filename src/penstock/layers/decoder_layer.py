@@ -1,0 +1,91 @@
+"""Decoder layers: attention and a feed-forward part beside the residual stream, in the orders that models have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.ops import Ops
+from penstock.layers.attention import Attention
+from penstock.layers.block import Block
+from penstock.layers.mlp import FeedForward, Mlp
+from penstock.layers.norm import Norm
+from penstock.layers.one_row import OneRowLayer, fits_one_row
+from penstock.quant.weight import Weight
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """Llama's order: each part behind a norm."""
+
+    attention_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: FeedForward
+
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attention_norm(ops, x, residual)
+        x = self.attention(ops, x, step, kv)
+        x, residual = self.mlp_norm(ops, x, residual)
+        return self.mlp(ops, x), residual
+
+    def weights(self) -> Iterator[Weight]:
+        yield from (self.attention_norm.weight, self.mlp_norm.weight)
+        yield from self.attention.weights()
+        yield from self.mlp.weights()
+
+    def prepare(self, ops: Ops) -> Block:
+        self.attention.prepare(ops)
+        self.mlp.prepare(ops)
+        if ops.one_row is None or not isinstance(self.mlp, Mlp) or not fits_one_row(self.attention, self.mlp):
+            return self
+        return OneRowLayer(self, ops.one_row, self.attention_norm, self.attention, self.mlp_norm, self.mlp)
+
+    @property
+    def numbers(self) -> int | None:
+        return _numbers(self.attention, self.mlp)
+
+
+@dataclass(slots=True)
+class SandwichLayer:
+    """Gemma's order: a norm before each part and one behind it, before its answer joins the stream."""
+
+    attention_norm: Norm
+    attention: Attention
+    behind_attention: Norm
+    mlp_norm: Norm
+    mlp: FeedForward
+    behind_mlp: Norm
+
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.attention_norm(ops, x, residual)
+        x = self.behind_attention.alone(ops, self.attention(ops, x, step, kv))
+        x, residual = self.mlp_norm(ops, x, residual)
+        return self.behind_mlp.alone(ops, self.mlp(ops, x)), residual
+
+    def weights(self) -> Iterator[Weight]:
+        norms = (self.attention_norm, self.behind_attention, self.mlp_norm, self.behind_mlp)
+        yield from (norm.weight for norm in norms)
+        yield from self.attention.weights()
+        yield from self.mlp.weights()
+
+    def prepare(self, ops: Ops) -> Block:
+        self.attention.prepare(ops)
+        self.mlp.prepare(ops)
+        return self
+
+    @property
+    def numbers(self) -> int | None:
+        return _numbers(self.attention, self.mlp)
+
+
+def _numbers(attention: Attention, mlp: FeedForward) -> int | None:
+    numbers = mlp.numbers
+    return None if numbers is None else numbers + attention.qkv.numbers + attention.out.numbers

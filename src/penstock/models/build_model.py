@@ -1,0 +1,25 @@
+"""build_model: a config -> its Decoder, by the file of its model type."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.layers.maker import Maker
+from penstock.models.decoder import Decoder
+from penstock.models.families import find_family
+from penstock.models.model_config import ModelConfig
+from penstock.parallel.layout import ALONE, Layout
+
+
+def build_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    positions: int | None = None,
+    layout: Layout = ALONE,
+) -> Decoder:
+    """Makes the model of a config, its weights not filled. positions: how many the rotary tables hold; None: the
+    config's context. On torch's meta device it costs no memory."""
+    family = find_family(config.model_type)
+    assert family is not None, "a config is of a family"
+    return family.build(config, Maker(dtype, device, positions or config.context, layout))

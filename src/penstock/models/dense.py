@@ -1,0 +1,134 @@
+"""Dense decoders in Llama's form: what llama, mistral, qwen2, qwen3 and their kin have in common.
+
+DenseConfig is read without torch; `build` makes attention and an MLP for each layer. A family that has another
+feed-forward part gives its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.layers.rope_config import RopeConfig
+from penstock.models.keys import REQUIRED, Keys
+from penstock.models.model_config import ModelConfig, check_heads, read_common, size
+from penstock.models.rope_keys import read_rope, stretched_context
+
+if TYPE_CHECKING:
+    from penstock.layers.maker import Maker
+    from penstock.layers.mlp import FeedForward
+    from penstock.models.decoder import Decoder
+
+Windows = tuple[int | None, ...]  # of each layer, None: it sees everything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseConfig(ModelConfig):
+    """Shapes and switches of a dense decoder."""
+
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeConfig
+    rms_norm_eps: float
+    windows: Windows
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+def read_dense(
+    keys: Keys, named: dict[str, Any], *, head_dim: int | None = None, kv_heads_default_to_heads: bool = False
+) -> dict[str, Any]:
+    """Reads the fields of DenseConfig but for windows and switches.
+
+    head_dim: where config.json doesn't say, None: hidden_size / heads. kv_heads_default_to_heads: where it doesn't say
+    those; False: it must.
+    """
+    common = read_common(keys)
+    hidden, heads = common["hidden_size"], size(keys, "num_attention_heads")
+    kv_heads = size(keys, "num_key_value_heads", heads if kv_heads_default_to_heads else REQUIRED)
+    width = size(keys, "head_dim", head_dim if head_dim is not None else hidden // heads)
+    middle, positions = size(keys, "intermediate_size"), size(keys, "max_position_embeddings")
+    rope = read_rope(keys, positions)
+    eps = keys.positive("rms_norm_eps", 1e-6)
+    act = keys.text("hidden_act", "silu")
+    if act not in ("silu", "swish"):  # two names of one function
+        raise keys.fail(f"hidden_act {act!r} is not supported: only 'silu' is")
+    check_heads(keys, hidden, heads, kv_heads, width)
+    return named | common | {
+        "intermediate_size": middle,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": width,
+        "rope": rope,
+        "rms_norm_eps": eps,
+        "context": max(positions, stretched_context(rope)),
+    }  # fmt: skip
+
+
+def given_window(keys: Keys, absent: int) -> int | None:
+    """Reads `sliding_window`: a key that isn't there has the model type's own default, a null means no window."""
+    return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]
+
+
+def qwen_windows(keys: Keys, num_layers: int) -> Windows:
+    """Reads windows as Qwen2 and Qwen3 configure them: by `layer_types`, or from layer `max_window_layers` on.
+
+    `sliding_window` counts only where `use_sliding_window` is true; where false, transformers 5 writes null for it.
+    """
+    used = keys.flag("use_sliding_window")
+    window = given_window(keys, 4096)
+    first = keys.count("max_window_layers", 28, low=0)
+    types = read_layer_types(keys, num_layers, lambda layer: used and layer >= first)
+    if "sliding_attention" in types and not used:
+        raise keys.fail("layer_types asks for sliding_attention but use_sliding_window is false: set one right")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def read_layer_types(keys: Keys, num_layers: int, slides: Callable[[int], bool]) -> list[str]:
+    """Reads `layer_types`; where they aren't given, `slides` says of each layer whether it has a window."""
+    types = keys.take("layer_types", None)
+    if types is None:
+        return ["sliding_attention" if slides(layer) else "full_attention" for layer in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise keys.fail(f"layer_types must list {num_layers} layers, one for each of num_hidden_layers")
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise keys.fail(f"layer_types holds {kind!r}: only full_attention and sliding_attention are supported")
+    return types
+
+
+def build_dense(
+    config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None
+) -> Decoder:
+    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP."""
+    from penstock.layers.decoder_layer import DecoderLayer
+    from penstock.layers.maker import Heads
+    from penstock.models.decoder import Decoder
+
+    c, hidden = config, config.hidden_size
+    shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
+
+    def layer(number: int, window: int | None) -> DecoderLayer:
+        at = f"model.layers.{number}"
+        norms = None
+        if c.qk_norm:
+            q_norm, k_norm = (make.norm(f"{at}.self_attn.{n}_norm.weight", c.head_dim, c.rms_norm_eps) for n in "qk")
+            norms = q_norm, k_norm
+        attention = make.attention(
+            f"{at}.self_attn", hidden, shape, c.rope, window=window, qkv_bias=c.qkv_bias, out_bias=c.o_bias, norms=norms
+        )
+        if feed_forward is None:
+            mlp: FeedForward = make.mlp(f"{at}.mlp", hidden, c.intermediate_size, bias=c.mlp_bias)
+        else:
+            mlp = feed_forward(number, f"{at}.mlp")
+        before = make.norm(f"{at}.input_layernorm.weight", hidden, c.rms_norm_eps)
+        between = make.norm(f"{at}.post_attention_layernorm.weight", hidden, c.rms_norm_eps)
+        return DecoderLayer(before, attention, between, mlp)
+
+    layers = [layer(number, window) for number, window in enumerate(c.windows)]
+    return Decoder(config, make, layers, make.norm("model.norm.weight", hidden, c.rms_norm_eps))

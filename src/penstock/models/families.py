@@ -1,0 +1,62 @@
+"""Families: a model type's file is found by its name: models/qwen3.py is model_type "qwen3".
+
+Such a file has ARCHITECTURE (the one name that config.json may give it), `read` (keys -> its config; no torch) and
+`build` (its config -> a Decoder; torch is imported in there). A new model is such a file, and nothing else here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, Protocol
+
+import penstock.models as room
+from penstock.models.keys import Keys
+from penstock.models.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from penstock.layers.maker import Maker
+    from penstock.models.decoder import Decoder
+
+
+class Family(Protocol):
+    """What a model type's file has."""
+
+    ARCHITECTURE: str
+
+    def read(self, keys: Keys, named: dict[str, Any]) -> ModelConfig:
+        """Reads config.json. named: model_type and architecture, for the config."""
+
+    def build(self, config: Any, make: Maker) -> Decoder:
+        """Makes the model of a config that `read` gave, its weights not filled."""
+
+
+# Files of this room that are no model type's.
+OTHERS = frozenset(
+    {
+        "build_model",
+        "decoder",
+        "dense",
+        "families",
+        "generation_config",
+        "keys",
+        "model_config",
+        "read_config",
+        "rope_keys",
+        "sizes",
+    }
+)
+
+
+def families() -> list[str]:
+    """Returns the model types that are served, in alphabetical order."""
+    return sorted(module.name for module in iter_modules(room.__path__) if module.name not in OTHERS)
+
+
+def find_family(model_type: str) -> Family | None:
+    """Returns a model type's file; None where there is none."""
+    if model_type not in families():
+        return None
+    family: Any = import_module(f"{room.__name__}.{model_type}")
+    found: Family = family
+    return found

@@ -1,0 +1,112 @@
+"""read_model_config: a folder's config.json -> the config of its model type; the unknown refused by name.
+
+It reads what transformers 4 and 5 write (`rope_scaling` and `rope_theta`, or `rope_parameters`; `torch_dtype` or
+`dtype`). No torch: a wrong folder is told of before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CheckpointError
+from penstock.models.families import families, find_family
+from penstock.models.keys import ANYTHING, Keys, read_json
+from penstock.models.model_config import ModelConfig
+
+# Keys that change no number of a forward pass: key -> the value that changes nothing, or ANYTHING.
+NOTHING: dict[str, Any] = {
+    # where it came from
+    "_name_or_path": ANYTHING,
+    "transformers_version": ANYTHING,
+    "unsloth_version": ANYTHING,
+    "unsloth_fixed": ANYTHING,
+    # training
+    "initializer_range": ANYTHING,
+    "attention_dropout": ANYTHING,
+    "problem_type": ANYTHING,
+    "finetuning_task": ANYTHING,
+    "task_specific_params": ANYTHING,
+    # how transformers runs it, not what it computes (pretraining_tp splits products, their sum is the same)
+    "use_cache": ANYTHING,
+    "pretraining_tp": ANYTHING,
+    "output_attentions": ANYTHING,
+    "output_hidden_states": ANYTHING,
+    "output_scores": ANYTHING,
+    "return_dict": ANYTHING,
+    "return_dict_in_generate": ANYTHING,
+    "use_return_dict": ANYTHING,
+    "torchscript": ANYTHING,
+    "chunk_size_feed_forward": ANYTHING,
+    "_attn_implementation": ANYTHING,
+    "_attn_implementation_autoset": ANYTHING,
+    "attn_implementation": ANYTHING,
+    "tf_legacy_loss": ANYTHING,
+    "use_bfloat16": ANYTHING,
+    # words of the tokenizer or of a classifier's labels
+    "tokenizer_class": ANYTHING,
+    "pad_token_id": ANYTHING,
+    "sep_token_id": ANYTHING,
+    "prefix": ANYTHING,
+    "id2label": ANYTHING,
+    "label2id": ANYTHING,
+    # generation's defaults as transformers 4 once wrote them here: they are read from generation_config.json alone
+    "do_sample": ANYTHING,
+    "early_stopping": ANYTHING,
+    "max_length": ANYTHING,
+    "min_length": ANYTHING,
+    "temperature": ANYTHING,
+    "top_k": ANYTHING,
+    "top_p": ANYTHING,
+    "typical_p": ANYTHING,
+    "repetition_penalty": ANYTHING,
+    "length_penalty": ANYTHING,
+    "diversity_penalty": ANYTHING,
+    "num_beams": ANYTHING,
+    "num_beam_groups": ANYTHING,
+    "num_return_sequences": ANYTHING,
+    "no_repeat_ngram_size": ANYTHING,
+    "encoder_no_repeat_ngram_size": ANYTHING,
+    "remove_invalid_values": ANYTHING,
+    # parts that these models could have, switched off
+    "is_decoder": ANYTHING,  # they are decoders, whatever it says
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "tie_encoder_decoder": False,
+    "pruned_heads": {},
+    "use_mrope": False,
+    "partial_rotary_factor": 1.0,
+    "attention_bias": False,  # read where a model has the choice
+    "mlp_bias": False,
+    "use_sliding_window": False,
+}
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Reads `folder`/config.json. CheckpointError, one line, for whatever is missing or not understood."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder} holds no config.json: give a model folder as transformers saves it, or a hub id"
+        )
+    return model_config_of(read_json(path), str(path))
+
+
+def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
+    """Returns the config of a parsed config.json; `where` opens the errors."""
+    keys = Keys(raw, where)
+    model_type = keys.text("model_type")
+    family = find_family(model_type)
+    if family is None:
+        raise keys.fail(f"model_type {model_type!r} is not supported: supported are {', '.join(families())}")
+    named = keys.take("architectures", [family.ARCHITECTURE])
+    if named != [family.ARCHITECTURE]:
+        raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{family.ARCHITECTURE!r}] is")
+    if keys.take("quantization_config", None) is not None:
+        raise keys.fail("key 'quantization_config' is not supported yet: take the model's unquantized checkpoint")
+    config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
+    keys.refuse_rest(NOTHING, f"model_type {model_type!r}")
+    outside = [i for i in config.eos_ids if i >= config.vocab_size]
+    if outside:
+        raise keys.fail(f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}")
+    return config

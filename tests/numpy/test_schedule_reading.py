@@ -1,4 +1,4 @@
-"""OutputProcessor a flight in whole columns against a twin that keeps an object for each sequence."""
+"""Reading a flight in whole columns against a twin that keeps an object for each sequence."""
 
 from __future__ import annotations
 

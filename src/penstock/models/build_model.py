@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from penstock.layers.maker import Maker
+from penstock.layers.maker import Maker, SchemeOf, all_plain
 from penstock.models.decoder import Decoder
 from penstock.models.families import find_family
 from penstock.models.model_config import ModelConfig
@@ -17,9 +17,10 @@ def build_model(
     device: torch.device,
     positions: int | None = None,
     layout: Layout = ALONE,
+    scheme_of: SchemeOf = all_plain,
 ) -> Decoder:
     """Makes the model of a config, its weights not filled. positions: how many the rotary tables hold; None: the
     config's context. On torch's meta device it costs no memory."""
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
-    return family.build(config, Maker(dtype, device, positions or config.context, layout))
+    return family.build(config, Maker(dtype, device, positions or config.context, layout, scheme_of))

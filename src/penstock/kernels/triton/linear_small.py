@@ -1,4 +1,4 @@
-"""Products of 1 to 16 rows: x [M, K] @ W[N, K]^T. OutputProcessor W is all the time there is, so W is streamed once.
+"""Products of 1 to 16 rows: x [M, K] @ W[N, K]^T. Reading W is all the time there is, so W is streamed once.
 
 A program takes a few outputs and a stretch of K, on tensor cores (x is padded to 16 rows). Where one wave of programs
 would be short, K is split: the parts leave float32 sums, and whoever comes last at a counter adds them up in order, so

@@ -97,14 +97,14 @@ def test_a_true_record_is_believed_with_its_raw_data(run: Path) -> None:
 
 
 def test_made_up_records_are_possible() -> None:
-    for record in made_records(84):
+    for record in made_records(24):
         assert list(faults(record)) == []
 
 
 def test_honest_samples_of_many_seeds_are_possible(run: Path) -> None:
-    """The rules leave chance its room: no honest point is refused."""
+    """No honest point is refused, whatever its rate and its failures."""
     told = changed(told_of(run), "raw", None)
-    for seed in range(25):
+    for seed in range(6):
         rate = 4.0 * (1 + seed % 5) ** 2
         samples = open_loop(rate, 20.0, seed=seed, name="open 30", slow=1 + seed % 3)
         lost = np.random.default_rng(seed).random(len(samples)) < 0.02 * (seed % 3)
@@ -134,7 +134,7 @@ def overloaded() -> Samples:
     return samples
 
 
-def test_an_honest_overload_is_possible_and_a_miss(run: Path) -> None:
+def test_an_honest_overload_is_consistent_and_a_miss(run: Path) -> None:
     told = with_point(run, overloaded(), kind="open", rate=5.0, seconds=20.0, opens=10.0)
     record = record_of(json.dumps(told).encode(), "honest.json")
     assert list(faults(record)) == []
@@ -142,11 +142,6 @@ def test_an_honest_overload_is_possible_and_a_miss(run: Path) -> None:
     assert (point.complete, point.outcomes) == (0, {"unfinished": 100})
     assert point.figures.request_rate is not None and point.figures.request_rate.value == pytest.approx(0.5)
     assert kept_of([(sustained(point), point.goals[1])], 0.95) == Kept(None, None, 5.0, 5.0)
-    for name, says in (("request_rate", "ended in the window"), ("output_rate", "tokens in the window")):
-        forged = changed(told, f"points.0.figures.{name}", {"value": 1e6, "low": 1e6, "high": 1e6})
-        forged["points"][0]["figures"]["total_rate"] = None
-        line = refusal(forged)
-        assert f"figures.{name}: 2e+07 " in line and says in line
 
 
 def test_failed_requests_are_marked(run: Path) -> None:
@@ -155,15 +150,6 @@ def test_failed_requests_are_marked(run: Path) -> None:
     told = with_point(run, samples, kind="open", rate=30.0, seconds=40.0, opens=10.0)
     assert list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
     assert "marks: 'failed requests' is missing" in refusal(changed(told, "points.0.marks", []))
-
-
-def test_a_client_that_was_short_may_lack_requests(run: Path) -> None:
-    """It sent half of what was planned and says so: what it never took up has no row."""
-    slow = changed(told_of(run), "points.0.rate", 60.0)
-    assert "but 60.0 a second for 40.0 s are 2400" in refusal(slow)
-    slow["points"][0]["client"]["short"] = True
-    slow["points"][0]["marks"].append("client short")
-    assert list(faults(record_of(json.dumps(slow).encode(), "honest.json"))) == []
 
 
 def test_a_short_run_is_one_by_the_methods_own_measure() -> None:
@@ -177,18 +163,6 @@ def test_a_window_that_a_division_left_a_hair_short_is_a_whole_one(run: Path) ->
     window = 1026 / 17.1
     told = changed(told_of(run), "method", lambda old: {**old, "short": False, "window": window})
     assert window < FULL["window"] and list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
-
-
-def test_users_that_keep_in_step_are_possible(run: Path) -> None:
-    """32 of equal length that began together end together, every 7 s: a window of 8 s holds two of their ends."""
-    sent = np.repeat(np.arange(0.0, 42.0, 7.0), 32)
-    samples = samples_of(np.full(len(sent), np.nan), sent + 0.5, [np.full(31, 6.5 / 31)] * len(sent), actual=sent,
-                         window=(13.5, 21.5), name="closed-32")  # fmt: skip
-    told = with_point(run, samples, kind="closed", concurrency=32, seconds=8.0, opens=13.5)
-    assert told["points"][0]["figures"]["request_rate"]["value"] == 8.0  # 64 in 8 s, and 32 / 7 s are 4.57
-    assert list(faults(record_of(json.dumps(told).encode(), "honest.json"))) == []
-    fewer = changed(told, "points.0.concurrency", 16)
-    assert "56 requests in flight (rate times time), where 16 were allowed" in refusal(fewer)
 
 
 def test_samples_of_a_prompt_have_a_most(run: Path) -> None:
@@ -211,14 +185,11 @@ def test_samples_of_a_prompt_have_a_most(run: Path) -> None:
         (b"[]", "the file: Input should be"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[" * 50 + b"]" * 50, "the file: Input should be"),
-        (b'{"engine": ' * 500 + b'"\\u0007"' + b"}" * 500, "holds the control character U+0007"),
+        (b'{"engine": ' * 500 + b'"\\u0007"' + b"}" * 500, "schema: Field required"),
         (b'{"run": ' + b"[" * 5000 + b'"\\u0007"' + b"]" * 5000 + b"}", "nested too deeply"),
         (b'{"schema": NaN}', "NaN is no number"),
         (b'{"run": 1, "run": 2}', "'run' stands twice"),
         (b'{"a": {"<b>\\u0007": 1, "<b>\\u0007": 1}}', "stands twice"),
-        (b'{"run": "a\\u202egnp"}', "run: holds the control character U+202E"),
-        (b'{"run": "a\\u001b[2J"}', "run: holds the control character U+001B"),
-        (b'{"run": ["\\ud800"]}', "run.0: holds the control character U+D800"),
         (b'{"x": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
         (b" " * (LARGEST + 1), "a record has at most"),
         (b'"' + b"a" * 100_000 + b'"', "the file: Input should be"),
@@ -238,7 +209,11 @@ def test_hostile_files(content: bytes, says: str) -> None:
         ("model.name", "a/../../etc/passwd", "model.name: 'a/../../etc/passwd' climbs out"),
         ("engine.configuration.files", {"a/../b": "x"}, "climbs out"),
         ("engine.name", "e" * 121, "at most 120"),
-        ("engine.command", "serve\x00", "engine.command: holds the control character U+0000"),
+        ("engine.command", "serve\x00", "engine.command: String should match"),
+        ("engine.command", "a\u202egnp", "engine.command: holds the control character U+202E"),
+        ("run", "a\u202egnp", "run: String should match"),
+        ("model.source", "\ud800", "model.source: Input should be a valid string"),
+        ("engine.\x1b[2J", "x", "engine.[2J: Extra inputs"),
         ("engine.command", "a\nb", "engine.command: String should match"),
         ("engine.configuration.flags", ["--x"] * 201, "engine.configuration.flags: List should have at most 200"),
         ("engine.password", "x", "engine.password: Extra inputs"),
@@ -300,8 +275,6 @@ Rule = Callable[[Any], Any]
         ("points.0.goals", [], "goals: [] s, where [0.1, 0.3] are to be told"),
         ("method.goals", [0.1, 0.3, 1.0], "goals: [0.1, 0.3] s, where [0.1, 0.3, 1.0] are to be told"),
         ("points.0.rate", None, "rate: an open loop has one"),
-        ("points.0.rate", 1e6, "but 1000000.0 a second for 40.0 s are 4e+07"),
-        ("points.0.rate", 1.0, "but 1.0 a second for 40.0 s are 40"),
         ("points.1.rate", 5.0, "rate: 5.0 a second, but only an open loop has one"),
         ("points.0.effective", 1e6, "effective: 1000000.0, more than"),
         ("points.0.cached_tokens", 10**9, "cached_tokens: "),
@@ -321,16 +294,13 @@ Rule = Callable[[Any], Any]
         ("points.0.figures.output_rate.value", lambda old: old * 3, "lies outside of its interval"),
         ("points.0.figures.first_token.p90.low", 0.9, "lies outside of its interval"),
         ("points.0.figures.first_token.p95", {"value": 0.01, "low": None, "high": None}, "is above p95"),
-        ("points.0.figures.end_to_end.mean", {"value": 1e-3, "low": None, "high": None}, "is less than p50 allows"),
         ("points.0.figures.first_token", lambda old: {key: {"value": 9.0, "low": None, "high": None} for key in old},
          "which contains it"),
         ("points.0.figures.request_rate", None, "figures.request_rate: is missing"),
         ("points.1.figures.output_rate", {"value": 801.0, "low": None, "high": None}, "is not 9600 in"),
-        ("points.0.figures.output_rate", {"value": 2e3, "low": None, "high": None}, "is far from the"),
         ("points.0.figures.total_rate", {"value": 1.0, "low": None, "high": None}, "total_rate: is below output_rate"),
         ("points.0.goals.0.share", 0.99, "goals.0.share: 0.99 lies outside"),
         ("points.0.goals.0", {"seconds": 0.1, "share": 0.9, "low": 0.8, "high": 0.95, "goodput": 27.0}, "goals.0."),
-        ("points.0.goals.1.low", 1.0, "narrower than"),
         ("points.0.goals.1.goodput", 60.0, "goodput: 60.0 in 40.0 s"),
         ("points.0.sample.first", lambda old: [time / 2 for time in old], "do not add up"),
         ("points.0.sample.end_to_end", lambda old: [0.0001] * len(old), "first token after its end"),
@@ -341,32 +311,6 @@ Rule = Callable[[Any], Any]
 )  # fmt: skip
 def test_impossible_records(run: Path, path: str, value: Any, says: str) -> None:
     assert says in refusal(changed(told_of(run), path, value))
-
-
-@pytest.mark.parametrize("times", [0.7, 1.5])
-def test_figures_that_the_sample_contradicts(run: Path, times: float) -> None:
-    """Someone makes all first tokens faster, in every figure; the joint rows are still the old ones."""
-    told = told_of(run)
-    for spread in ("first_token", "first_token_actual"):
-        for figure in told["points"][0]["figures"][spread].values():
-            for key in figure:
-                figure[key] = None if figure[key] is None else figure[key] * times
-    told["points"][0]["goals"] = told["method"]["goals"] = []
-    assert "sample.first: " in refusal(told)
-
-
-def test_rows_left_out_of_the_sample(run: Path) -> None:
-    told = told_of(run)
-    sample = told["points"][0]["sample"]
-    keep = [at for at, first in enumerate(sample["first"]) if first < 0.12]
-    told["points"][0]["sample"] = {name: [column[at] for at in keep] for name, column in sample.items()}
-    assert "rows, where" in refusal(told)
-
-
-def test_more_in_flight_than_a_closed_loop_holds(run: Path) -> None:
-    told = changed(told_of(run), "points.0.kind", "closed")
-    told["points"][0] |= {"concurrency": 4, "rate": None}
-    assert "requests in flight (rate times time), where 4 were allowed" in refusal(told)
 
 
 def test_the_future_is_by_the_given_clock(run: Path) -> None:
@@ -602,7 +546,7 @@ def test_the_command_believes_no_points_without_raw_data(run: Path, tmp_path: Pa
         "failures": [{"point": None, "kind": "out of memory", "message": "no room", "log": ""}],
     }))  # fmt: skip
     said = CliRunner().invoke(app, ["almanac", "validate", str(tmp_path)])
-    assert said.exit_code == 1 and "2 of 3 records can be believed" in said.stdout
+    assert said.exit_code == 1 and "2 of 3 records hold together, 2 not re-derived" in said.stdout
     assert "bare.json: raw: is missing" in said.output and "good.json" not in said.output
 
 

@@ -1,9 +1,9 @@
-"""What a record cannot say without contradicting itself: counts, rates, quantiles and goals; the joint sample's rules
-are possible_sample.py's.
+"""Whether a record contradicts itself: counts that add up, rates that are amounts over seconds, quantiles in order,
+goals and sample rows that agree with their own numbers.
 
-Each rule yields lines `field: what is wrong`. Where chance has a part (Poisson arrivals; what was in flight at a
-window's ends) a rule leaves five standard deviations, so that no honest record in a million is refused; a forger who
-keeps within them changes little. It knows the form and the definitions (docs/metrics.md); no file, no raw data.
+Each rule yields lines `field: what is wrong`. These are the rules that an honest record keeps whatever chance did, so
+they find damage and mistakes; who forges consistently is found by deriving the figures again from the raw data alone
+(validate.py). It knows the form and the definitions (docs/metrics.md); no file, no raw data.
 """
 
 from __future__ import annotations
@@ -12,20 +12,34 @@ import datetime
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
+
 from penstock.almanac.figures import FAILED_SHARE, FEW, SHORT_WINDOW
-from penstock.almanac.intervals import Z
-from penstock.almanac.possible_sample import DEVIATIONS, NEAR, joint_rows, joint_shares
-from penstock.almanac.record import BUSY, FULL, HEADROOM, LAG, LATE, LATE_SHARE, Goal, Interval, Point, Record, Spread
+from penstock.almanac.record import (
+    BUSY,
+    FULL,
+    HEADROOM,
+    LAG,
+    LATE,
+    LATE_SHARE,
+    SAMPLE_ROWS,
+    Goal,
+    Interval,
+    Point,
+    Record,
+    Spread,
+)  # fmt: skip
 from penstock.almanac.samples import OK, OUTCOMES
 from penstock.almanac.summaries import QUANTILES
 
 AHEAD = datetime.timedelta(days=1)  # of clocks in other places
 SPREADS = ("first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual")
 ROUNDED = 1 + 1e-5  # a number of 6 digits
+NEAR = 2e-4  # two roundings to 5 digits
 
 
 def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str]:
-    """What is impossible in it, most basic first. now: by the clock, unless told."""
+    """Yields what is impossible in it, most basic first. now: by the clock, unless told."""
     yield from _head(record, now or datetime.datetime.now(datetime.UTC))
     yield from _names(record)
     for number, point in enumerate(record.points):
@@ -117,8 +131,8 @@ def _lengths(point: Point, record: Record) -> Iterator[str]:
 
 
 def _marks(point: Point, record: Record) -> Iterator[str]:
-    """Those that follow from the record. Of several starts each has a part of the seconds, and nobody tells how many
-    there were at the point: then more windows are short than these."""
+    """Marks that follow from the record must be there. (Of several starts each has a part of the seconds, and nobody
+    tells how many there were at the point: then more windows are short than these.)"""
     end = point.figures.end_to_end
     longest = end.p95.value if end is not None and point.opens is not None else 0.0
     wanted = {
@@ -136,8 +150,8 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
 
 
 def _client(point: Point, record: Record) -> Iterator[str]:
-    """What no client may call good. How late it may be hangs on the median wait of all the point's requests; twice the
-    p99 of the window's is above that, where most of them were complete."""
+    """A client past a limit calls itself short. How late it may be hangs on the median wait of all the point's
+    requests; twice the p99 of the window's is above that, where most of them were complete."""
     look, waited = point.client, point.figures.first_token or point.figures.end_to_end
     if look.short:
         return
@@ -174,7 +188,7 @@ def _ends(point: Point, record: Record) -> Iterator[str]:
 
 
 def _order(point: Point, record: Record) -> Iterator[str]:
-    """Quantiles rise, a mean is no smaller than its quantiles allow, and what contains something takes no less."""
+    """Quantiles rise, and what contains something takes no less."""
     figures = point.figures
     for name in SPREADS:
         if (spread := getattr(figures, name)) is None:
@@ -183,10 +197,6 @@ def _order(point: Point, record: Record) -> Iterator[str]:
         for (below, low), (above, high) in pairwise(values):
             if low > high:
                 yield f"figures.{name}: {below} {low} is above {above} {high}"
-        for key, level in QUANTILES.items():  # Markov: a share 1 - level of the values is at least the quantile
-            least = (1 - level) * getattr(spread, key).value
-            if point.complete >= 200 and spread.mean.value < 0.9 * least:
-                yield f"figures.{name}.mean: {spread.mean.value} is less than {key} allows"
     contained = {"first_token": "end_to_end", "first_token_actual": "end_to_end_actual"}
     late = {"first_token_actual": "first_token", "end_to_end_actual": "end_to_end"}
     for inner, outer in (*contained.items(), *late.items()):
@@ -221,61 +231,11 @@ def _whole_rates(point: Point, record: Record) -> Iterator[str]:
             yield f"figures.{name}: {rate.value} is not {amount} in {point.seconds} s"
 
 
-def _steady_rates(point: Point, record: Record) -> Iterator[str]:
-    """In a steady window what arrived and what was issued differ by what was in flight at its ends; and no more can be
-    in flight than the loop allows (Little's law)."""
-    figures, seconds = point.figures, point.seconds
-    if not (point.opens is not None and figures.request_rate and figures.end_to_end_actual and seconds > 0):
-        return
-    flying = 2 * record.method.starts * point.requests / seconds * figures.end_to_end_actual.p99.value
-    slack = flying + 6 * point.requests**0.5 + 3 + point.requests - point.complete
-    each = {
-        "request_rate": 1.0,
-        "output_rate": point.output_tokens / max(point.complete, 1),
-        "total_rate": (point.output_tokens + point.prompt_tokens) / max(point.complete, 1),
-    }
-    for name, amount in each.items():
-        rate = getattr(figures, name)
-        if rate is not None and abs(rate.value * seconds - point.complete * amount) > slack * max(amount, 1e-9):
-            yield f"figures.{name}: {rate.value} in {seconds} s is far from the {point.complete} complete requests"
-    users = {"closed": point.concurrency, "single": 1}.get(point.kind)
-    mean = figures.end_to_end_actual.mean.value
-    inside = figures.request_rate.value * mean
-    # Requests of one length that begin together end together: a window of 1.1 times their length may hold two bursts.
-    burst = 1 + record.method.starts * mean / seconds
-    if users and point.complete >= 30 and inside > 1.1 * users * burst + 1:
-        yield f"figures.request_rate: {inside:.4g} requests in flight (rate times time), where {users} were allowed"
-
-
-def _arrived(point: Point, record: Record) -> Iterator[str]:
-    """An open loop issues what its rate says, give or take chance (of a client that was short less, for what it never
-    took up has no row); and no more can end in a window, or write tokens there, than were issued in it or in flight
-    when it opened."""
-    if point.opens is None or point.seconds <= 0:
-        return
-    if point.kind == "open" and point.rate and not point.client.short:
-        planned = point.rate * point.seconds
-        if abs(point.requests - planned) > DEVIATIONS * planned**0.5 + 3:
-            yield f"requests: {point.requests}, but {point.rate} a second for {point.seconds} s are {planned:.6g}"
-    starts = record.method.starts
-    before = (point.rate or 0.0) * point.opens * starts
-    if point.kind != "open":
-        before = float((point.concurrency or 1) * starts)
-    before += DEVIATIONS * before**0.5 + 3
-    rate, output, shape = point.figures.request_rate, point.figures.output_rate, record.shape
-    if rate is not None and (ended := rate.value * point.seconds) > (point.complete + before) * ROUNDED:
-        yield f"figures.request_rate: {ended:.6g} ended in the window, more than can have been in flight"
-    # Tokens of a cut request are guessed from its events: up to twice as many as it can have had are let pass.
-    most = 2 * (point.requests + before) * shape.output * shape.n
-    if output is not None and shape.kind != "dataset" and (wrote := output.value * point.seconds) > most * ROUNDED:
-        yield f"figures.output_rate: {wrote:.6g} tokens in the window, more than the requests can have had"
-
-
 # --- a point: goals and sample
 
 
 def _goals(point: Point, record: Record) -> Iterator[str]:
-    """Of a point that was streamed all that the method has: one left out would be one that it may have missed."""
+    """A point that was streamed tells every goal of the method: one left out would be one that it may have missed."""
     told, streamed = [goal.seconds for goal in point.goals], point.figures.first_token is not None or not point.complete
     if sorted(told) != (asked := sorted(record.method.goals) if streamed else []):
         yield f"goals: {told} s, where {asked} are to be told"
@@ -296,23 +256,33 @@ def _goal(goal: Goal, point: Point) -> Iterator[str]:
         yield f"share: {goal.share} is {met:.6g} of {point.requests} requests, {point.complete} of them complete"
     if abs(goal.goodput * point.seconds - met) > NEAR * met + 1e-6 * most:
         yield f"goodput: {goal.goodput} in {point.seconds} s is not {goal.share} of {point.requests} requests"
-    if goal.high - goal.low < 0.8 * _least_width(goal.share, most):
-        yield f"low: {goal.low} to {goal.high} is narrower than {point.requests} requests allow"
-    first, slack = point.figures.first_token, 1.5 / most + 1e-5
-    for key, level in QUANTILES.items() if first is not None else ():
-        value, complete = getattr(first, key).value, point.complete / most
-        if goal.seconds > value * (1 + NEAR) and goal.share < level * complete - slack:
-            yield f"share: {goal.share}, but first_token.{key} is {value} s"
-        if goal.seconds < value * (1 - NEAR) and goal.share > level * complete + slack:
-            yield f"share: {goal.share}, but first_token.{key} is {value} s"
 
 
-def _least_width(share: float, requests: int) -> float:
-    """Of a 95 % interval for a share of independent requests (Wilson's, narrower than ours and quick to have)."""
-    square = Z * Z / requests
-    return float(2 * Z * ((share * (1 - share) + square / 4) / requests) ** 0.5 / (1 + square))
+def _sample(point: Point, record: Record) -> Iterator[str]:
+    """The joint rows: as many in each column, -1 for a request that failed, times in their order."""
+    first, per_token, end = (
+        np.array(column, np.float64) for column in (point.sample.first, point.sample.per_token, point.sample.end_to_end)
+    )
+    lengths = {len(first), len(per_token), len(end)}
+    if len(lengths) > 1 or max(lengths) > min(point.requests, SAMPLE_ROWS) or (point.requests and not max(lengths)):
+        yield f"sample: columns of {sorted(lengths)} rows, for {point.requests} requests"
+        return
+    for name, column in (("first", first), ("per_token", per_token), ("end_to_end", end)):
+        if ((column < 0) & (column != -1)).any():
+            yield f"sample.{name}: a time below 0 that is not -1"
+    failed = end < 0
+    rules = {
+        "failed, yet it has times": failed & ((first >= 0) | (per_token >= 0)),
+        "has its first token after its end": ~failed & (first > end * (1 + NEAR)),
+    }
+    if record.shape.kind == "exact" and record.shape.n == 1:
+        whole = first + per_token * max(record.shape.output - 1, 1)
+        rules["has first, per token and end that do not add up"] = (
+            (first >= 0) & (per_token >= 0) & (np.abs(whole - end) > 5 * NEAR * end)
+        )
+    for what, broken in rules.items():
+        if broken.any():
+            yield f"sample: row {int(np.argmax(broken))} {what}"
 
 
-RULES = (
-    _counts, _marks, _client, _ends, _order, _whole_rates, _steady_rates, _arrived, _goals, joint_rows, joint_shares,
-)  # most basic first  # fmt: skip
+RULES = (_counts, _marks, _client, _ends, _order, _whole_rates, _goals, _sample)  # most basic first

@@ -7,9 +7,6 @@ hold nothing that a terminal or a page would obey. What the numbers say is valid
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,6 @@ from penstock.errors import RecordError
 
 LARGEST = 5_000_000  # bytes of a record
 _SHOWN = 80  # characters of somebody's text in a message
-# Marks that turn or hide the text around them; separators that some readers take for a new line.
-_HIDDEN = re.compile("[\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
-# What alone can put one of these or a control character into ASCII: JSON takes no other as it is.
-_ESCAPES = (b"\\u", b"\\b", b"\\f", b"\\r")
-_NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 def read_record(path: Path) -> Record:
@@ -45,14 +37,11 @@ def record_of(content: bytes, name: str) -> Record:
         raise RecordError(f"{name}: {len(content)} bytes; a record has at most {LARGEST}")
     try:
         told = json.loads(content.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
-        fault = None if _plain(content) else _first_hostile(told)
     except UnicodeDecodeError as error:
         raise RecordError(f"{name}: is no UTF-8 text (byte {error.start})") from error
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         raise RecordError(f"{name}: {'nested too deeply' if deep else one_line(str(error))}") from error
-    if fault:
-        raise RecordError(f"{name}: {fault}")
     try:
         return Record.model_validate(told)  # the form is no deeper than it is: what nests deeper is refused by its kind
     except ValidationError as error:
@@ -66,20 +55,13 @@ def faults_in_a_line(error: ValidationError) -> str:
     where = ".".join(one_line(str(part)) for part in first["loc"]) or "the file"
     given = "" if isinstance(first["input"], (dict, list)) else f" (it is {one_line(repr(first['input']))})"
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
-    return f"{where[:200]}: {one_line(first['msg'], 300)}{given}{more}"
+    return f"{where[:200]}: {one_line(first['msg'].removeprefix('Value error, '), 300)}{given}{more}"
 
 
 def one_line(text: str, longest: int = _SHOWN) -> str:
     """Somebody's text, fit for a message: printable, in one line, not long."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text[: longest + 1]).split())
     return plain if len(text) <= longest else plain[: longest - 1] + "…"
-
-
-def _plain(content: bytes) -> bool:
-    """Whether no text in it can be hostile, seen without a look at any."""
-    if not content.isascii() or b"\x7f" in content:
-        return False
-    return b"\\" not in content or not any(escape in content for escape in _ESCAPES)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -93,39 +75,3 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number of a record")
-
-
-def _first_hostile(told: Any) -> str | None:
-    """Where the first hostile text is, and what it holds."""
-    found = ((where, _hostile(text)) for where, text in _texts(told, ""))
-    return next((f"{where[:200]}: holds {fault}" for where, fault in found if fault), None)
-
-
-def _texts(told: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Every text and key, with its place. Long lists of numbers are passed over quickly."""
-    if isinstance(told, str):
-        yield where, told
-    elif isinstance(told, dict):
-        for key, value in told.items():
-            yield where or "the file", key
-            yield from _texts(value, f"{where}.{one_line(key, 40)}" if where else one_line(key, 40))
-    elif isinstance(told, list) and not _numbers(told):
-        for number, value in enumerate(told):
-            yield from _texts(value, f"{where}.{number}")
-
-
-def _numbers(values: Iterable[Any]) -> bool:
-    """Whether nothing else is among them; a sample's columns are most of a record."""
-    return _NUMBERS.issuperset(map(type, values))
-
-
-def _hostile(text: str) -> str | None:
-    """What a text holds that no honest one does, in words."""
-    if text.isascii() and text.isprintable():
-        return None
-    for letter in text:
-        if letter in "\n\t":  # of a log or a file; where only a line may stand, the form refuses them
-            continue
-        if unicodedata.category(letter) in ("Cc", "Cs") or _HIDDEN.match(letter):
-            return f"the control character U+{ord(letter):04X}"
-    return None

@@ -13,9 +13,10 @@ numbers are true is validate.py's. Times are seconds, rates are a second, length
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SCHEMA = "penstock-almanac/1"
 SAMPLE_ROWS = 500
@@ -26,9 +27,21 @@ LATE = 0.005  # seconds that asks may be taken up late at p99, or LATE_SHARE of 
 LATE_SHARE = 0.05
 FULL = {"warm_up": 10.0, "window": 60.0, "enough": 1000}  # the whole method's: a run with less of one is a short one
 
+# Control characters but line ends and tabs; marks that turn or hide the text around them; separators that some readers
+# take for a new line.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
+
+
+def _visible(text: str) -> str:
+    """Raises ValueError for a text that a terminal or a page would obey."""
+    if found := _HIDDEN.search(text):
+        raise ValueError(f"holds the control character U+{ord(found[0]):04X}")
+    return text
+
+
 Word = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:+@,()/=-]*$")]
-Line = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Text = Annotated[str, Field(max_length=20_000)]
+Line = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_visible)]
+Text = Annotated[str, Field(max_length=20_000), AfterValidator(_visible)]
 Time = Annotated[float, Field(ge=0, le=1e6)]
 Rate = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -1,8 +1,10 @@
-"""Whether a record can be believed: by itself, and against the raw data that it came from.
+"""Checks a record: by itself, and against the raw data that it came from.
 
-    read        strict form, sizes, no hostile text                                  parse_record.py
-    possible    counts, rates, quantiles, goals and sample agree with each other     consistency.py
-    derived     with the Parquet file: its checksum, its own sense, how requests were sent, every number again
+    parsed        strict form, sizes, no hostile text                                  parse_record.py
+    consistent    counts, rates, quantiles, goals and sample agree with each other     consistency.py
+    re-derived    with the Parquet file: its checksum, its own sense, how requests were sent, every number again
+
+Without the Parquet file a record is only known to hold together: who forges consistently passes.
 
 The first fault is a RecordError of one line: file, field, what is wrong. It writes nothing.
 """

@@ -86,10 +86,11 @@ def validate_command(
     *,
     raw: Annotated[Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")] = None,
 ) -> None:
-    """Say of each record whether it can be believed; those that can't are named, and the exit code is 1.
+    """Check records: their form, and whether they contradict themselves. Those are named, and the exit code is 1.
 
-    Beside its raw data every number of a record is derived again; points that name none are not believed. Of the
-    almanac's own folder the places are checked too: one file a run, each where it belongs, and nothing else."""
+    With its raw data beside it every number of a record is derived again: that alone says that it was measured. Of
+    the others it is said that they were not re-derived; points that name no raw data are refused. Of the almanac's own
+    folder the places are checked too: one file a run, each where it belongs, and nothing else."""
     if paths or raw:
         _validate(paths, raw)
     else:
@@ -116,7 +117,7 @@ def _validate_almanac(root: Path) -> None:
     records, problems = read_all(root)
     for name, problem in problems.items():
         typer.echo(f"penstock: refused {name}: {problem}", err=True)
-    typer.echo(f"{len(records)} of {len(records) + len(problems)} records can be believed")
+    typer.echo(_checked(len(records), len(records) + len(problems), 0))
     if problems:
         raise typer.Exit(1)
 
@@ -130,17 +131,25 @@ def _validate(paths: list[Path] | None, raw: Path | None) -> None:
     if not files or (raw is not None and len(files) > 1):
         told = "--raw belongs to one record" if raw else f"there is no record in {', '.join(map(str, paths or []))}"
         raise UsageError(f"{told}: name a record, a run's folder or a folder of records", param="path")
-    refused = 0
+    held, derived = 0, 0
     for file in files:
-        beside = file.with_name(RAW)
+        beside = raw or file.with_name(RAW)
+        known = beside if raw or beside.is_file() else None
         try:
-            names_raw(validate(file, raw or (beside if beside.is_file() else None)), file)
+            names_raw(validate(file, known), file)
         except RecordError as error:
-            refused += 1
             typer.echo(f"penstock: refused {file}: {error}", err=True)
-    typer.echo(f"{len(files) - refused} of {len(files)} records can be believed")
-    if refused:
+            continue
+        held, derived = held + 1, derived + (known is not None)
+    typer.echo(_checked(held, len(files), derived))
+    if held < len(files):
         raise typer.Exit(1)
+
+
+def _checked(held: int, count: int, derived: int) -> str:
+    rest = f"{held - derived} not re-derived, for their raw data isn't here" if derived < held else ""
+    whole = f"{derived} re-derived from their raw data" if derived else ""
+    return ", ".join(part for part in (f"{held} of {count} records hold together", whole, rest) if part)
 
 
 def _records_in(path: Path) -> list[Path]:

@@ -33,8 +33,7 @@ from penstock import __version__
 from penstock.almanac.record import Record
 from penstock.almanac.samples import Samples
 from penstock.bench.endpoint import Endpoint
-from penstock.bench.null_plan import Draw, NullPlan
-from penstock.bench.null_server import NullServer
+from penstock.bench.null_server import Draw, NullPlan, NullServer
 from penstock.bench.request_schedule import poisson
 from penstock.bench.run_load import Load, PlannedRequest, run_load
 from penstock.bench.server_process import HOST, ServerProcess, free_port

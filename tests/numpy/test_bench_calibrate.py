@@ -16,9 +16,8 @@ from penstock.errors import RecordError
 RUNGS = [Rung(1, 5e4, 1e-3, 6.0, "lag", 3e3, 1e-3, 200.0), Rung(4, 2e5, 1e-3, 6.0, "lag", 1e4, 1e-3, 200.0)]
 
 
-@pytest.mark.parametrize("true", [3_000.0, 15_000.0, 17_000.0, 55_000.0, 230_000.0])
+@pytest.mark.parametrize("true", [1_300.0, 15_000.0, 55_000.0, 230_000.0, 1e9])
 def test_the_search_comes_close_from_below(true: float) -> None:
-    """The bracket is a factor of two, halved twice: within 1/4 of the ceiling below it, or 1/2 where it went down."""
     tried: list[float] = []
 
     def attempt(rate: float) -> Trial:
@@ -26,8 +25,9 @@ def test_the_search_comes_close_from_below(true: float) -> None:
         return Trial(rate <= true, rate, 0.0, 1.0, f"at {rate:.0f}")
 
     best, why = calibration._search(attempt, 1)
-    assert best.passed and true / 1.25 <= best.events <= true and why.startswith("at ")
-    assert len(tried) < 20
+    assert best.passed and min(true, calibration.RATES[-1]) / 1.25 <= best.events <= true
+    assert why.startswith("at ") or (true == 1e9 and why == "not tried")
+    assert len(tried) <= 10
 
 
 def test_a_machine_that_never_keeps_time_has_no_ceiling() -> None:
@@ -57,7 +57,7 @@ def test_one_failure_is_forgiven() -> None:
         tried.append(rate)
         return Trial(rate <= 40_000 and tried.count(rate) == 2, rate, 0.0, 1.0, "lag")
 
-    assert calibration._search(attempt, 1)[0].events == 40_000
+    assert 40_000 / 1.25 < calibration._search(attempt, 1)[0].events <= 40_000
 
 
 def test_a_ceiling_is_kept_and_read_again(tmp_path: Path) -> None:

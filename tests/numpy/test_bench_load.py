@@ -17,8 +17,7 @@ from hostile_server import CLOSES, SENDS, HostileServer
 
 from penstock.almanac.samples import Samples
 from penstock.bench.endpoint import Endpoint, target_of
-from penstock.bench.null_plan import Draw, NullPlan
-from penstock.bench.null_server import NullServer
+from penstock.bench.null_server import Draw, NullPlan, NullServer
 from penstock.bench.run_load import ClientReport, Load, LoadProgress, PlannedRequest, run_load
 from penstock.errors import UsageError
 
@@ -151,11 +150,11 @@ def body(tokens: int) -> bytes:
 def test_an_open_loop_waits_for_no_answer() -> None:
     """All are sent before the first has ended, over connections that were not there before; in order of the plan."""
     asks = [PlannedRequest(0.01 * at, body(3), 4, 3) for at in (5, 3, 1, 4, 2, 0)]
-    with NullServer(NullPlan(first=Draw("fixed", 1.0))) as server:
+    with NullServer(NullPlan(first=Draw("fixed", 0.3))) as server:
         samples, seen = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, connections=1), 2)
     assert samples.outcome.tolist() == ["ok"] * 6
     assert np.allclose(samples.intended, np.arange(6) * 0.01, atol=1e-9)
-    assert samples.actual.max() < samples.end.min() and (samples.first - samples.intended >= 0.999).all()
+    assert samples.actual.max() < samples.end.min() and (samples.first - samples.intended >= 0.299).all()
     assert (samples.start == 2).all() and set(samples.point) == {"p"} and seen.processes == 2
 
 
@@ -191,18 +190,6 @@ def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_li
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, stop_after=0.6))
     assert samples.outcome.tolist() == ["unfinished"] * 2 and (samples.events > 0).all()
     assert (samples.output_tokens == -1).all()
-
-
-def test_a_stalled_server_is_seen_from_the_intended_start_alone() -> None:
-    """One slot, so a stall of a second delays all that queue behind it; those that came late look well from their
-    own start in a closed loop, and don't from the plan's in an open one."""
-    plan = NullPlan(first=Draw("fixed", 0.005), slots=1, stall_every=1.0, stall_for=0.6)
-    with NullServer(plan) as server:
-        target = target_of(f"127.0.0.1:{server.port}")
-        opened, _ = sent(target, load_of([PlannedRequest(0.03 * at, body(1), 4, 1) for at in range(67)]))
-        closed, _ = sent(target, load_of([PlannedRequest(math.nan, body(1), 4, 1) for _ in range(100)], closed=1))
-    assert set(opened.outcome) == set(closed.outcome) == {"ok"}
-    assert np.mean(opened.first - opened.intended > 0.2) > 0.3 > 0.1 > np.mean(closed.first - closed.intended > 0.2)
 
 
 def test_progress_adds_up() -> None:

@@ -13,8 +13,8 @@ from penstock.bench.run_spec import RunSpec, ServerSpec, fingerprint
 from penstock.bench.workload import workload
 
 QUICK = Settings(
-    goals=(0.05, 8.0), starts=1, warm_up=0.2, window=0.8, longest=6.0, drain=0.5, enough=20, at_once=24, alone=3,
-    bisections=1, ladder=False, stall=2.0,
+    goals=(0.05, 8.0), starts=1, warm_up=0.1, window=0.3, longest=6.0, drain=0.1, enough=10, at_once=24, alone=3,
+    bisections=1, ladder=False, stall=1.0,
 )  # fmt: skip
 MACHINE = MachineInfo(gpu=None, cpu="a CPU", cores=2, memory_mib=1000, system="Linux", python="3.11.0")
 ENGINE = Path(__file__).with_name("fake_engine.py")

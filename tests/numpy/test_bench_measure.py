@@ -122,7 +122,7 @@ def test_a_silent_server_is_stalled_and_the_point_ends_before_its_time(tmp_path:
     begin = time.monotonic()
     folder = measured(run_of(tmp_path, "silent_above=20", settings=replace(QUICK, longest=300.0)))
     assert failures(folder)[0] == (SATURATION, "stalled") and SINGLE in kinds(folder)
-    assert re.search(r"nothing came for 2 s; \d+ of \d+ requests", folder.failed()[0].failure.message)
+    assert re.search(r"nothing came for 1 s; \d+ of \d+ requests", folder.failed()[0].failure.message)
     assert time.monotonic() - begin < 200
     kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")
     assert len(kept) == QUICK.at_once and "unfinished" in set(kept.outcome) and set(kept.point) == {SATURATION}
@@ -151,15 +151,15 @@ def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatc
         return samples, seen
 
     monkeypatch.setattr(ShapeRun, "_load", told)
-    measured(run_of(tmp_path, "slots=1", "first=0.3", settings=replace(QUICK, bisections=0, at_once=10, warm_up=2.0)))
+    measured(run_of(tmp_path, "slots=1", "first=0.1", settings=replace(QUICK, bisections=0, at_once=4, warm_up=0.8)))
     assert [point for point, _ in loads[:4]] == ["one", "warm-up", "one", "single"]
     assert "unfinished" in loads[1][1] and loads[2][1] == ["ok"]
 
 
 def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:
-    """One slot, a quarter of a second each: at the rate of everything at once the queue is not served in time."""
+    """One slot, a twentieth of a second each: at the rate of everything at once the queue is not served in time."""
     settings = replace(QUICK, goals=(8.0,), at_once=8, enough=4, drain=0.1, bisections=2)
-    folder = measured(run_of(tmp_path, "slots=1", "first=0.25", settings=settings))
+    folder = measured(run_of(tmp_path, "slots=1", "first=0.05", settings=settings))
     assert failures(folder) == [] and OPEN in kinds(folder)
     assert all(0 <= one.found((8.0,)).met[8.0] <= 1 for one in folder.measured)
 
@@ -261,7 +261,7 @@ def test_a_point_in_which_somebody_elses_server_died_is_not_believed_and_is_trie
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with there(tmp_path) as server:
-        run = by_url(tmp_path, server.port)
+        run = replace(by_url(tmp_path, server.port), settings=replace(QUICK, window=1.0))
         killed = []
 
         def kill(shape: ShapeRun, target: Any, load: Any, point: str, *more: Any) -> Any:

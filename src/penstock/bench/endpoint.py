@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import UsageError
 
-TRIES, BETWEEN, PATIENCE = 4, 0.5, 2.0  # to reach a server; seconds between two; seconds of one
+TRIES, BETWEEN, PATIENCE = 3, 0.25, 2.0  # to reach a server; seconds between two; seconds of one
 _HEADER = re.compile(r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")
 _OURS = {"host", "content-type", "content-length", "connection", "transfer-encoding"}
 

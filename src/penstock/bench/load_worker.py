@@ -14,9 +14,11 @@ import os
 import resource
 import sys
 import threading
+from array import array
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
-import numpy as np
 import uvloop
 
 from penstock.bench.load_generator import LoadGenerator
@@ -67,9 +69,9 @@ def _listen(loop: asyncio.AbstractEventLoop, client: LoadGenerator, pipe: Binary
 
 
 def part_of(client: LoadGenerator) -> WorkerResult:
-    """Of all requests that were taken up, times since the point's begin."""
+    """Returns the columns of all requests that were taken up, with times since the point's begin."""
     posts = [post for post in client.posts if not math.isnan(post.taken)]
-    times = [np.frombuffer(post.answer.times) if post.answer else np.empty(0) for post in posts]
+    times = [post.answer.times if post.answer else array("d") for post in posts]
     usages = [post.answer.usage if post.answer else None for post in posts]
     troubles: dict[str, str] = {}
     for post in posts:
@@ -82,7 +84,7 @@ def part_of(client: LoadGenerator) -> WorkerResult:
         first=_instants([each[0] if len(each) else math.nan for each in times], client.begin),
         end=_instants([post.end for post in posts], client.begin),
         events=_ints([len(each) for each in times]),
-        gaps=b"".join(np.diff(each).astype(np.float32).tobytes() for each in times),
+        gaps=array("f", (later - one for each in times for one, later in pairwise(each))).tobytes(),
         prompt_tokens=_ints([usage.prompt_tokens if usage else -1 for usage in usages]),
         output_tokens=_ints([usage.completion_tokens if usage else -1 for usage in usages]),
         cached_tokens=_ints([usage.cached if usage else -1 for usage in usages]),
@@ -96,12 +98,12 @@ def part_of(client: LoadGenerator) -> WorkerResult:
     )
 
 
-def _ints(values: list[int]) -> bytes:
-    return np.array(values, np.int32).tobytes()
+def _ints(values: Iterable[int]) -> bytes:
+    return array("i", values).tobytes()
 
 
-def _instants(values: list[float], begin: float) -> bytes:
-    return (np.array(values, np.float64) - begin).tobytes()
+def _instants(values: Iterable[float], begin: float) -> bytes:
+    return array("d", (value - begin for value in values)).tobytes()
 
 
 def write(message: Any) -> None:

@@ -15,5 +15,6 @@ def test_tokens_and_logprobs_are_the_recorded_ones(model: str, variant: str, tmp
     found = replay(model, variant, "h200-bfloat16", tmp_path)
     print(f"{len(found.parted)} of {found.samples} samples part, logprobs within {found.furthest:.4f}")
     assert found.samples > 40 and found.scores > 500
-    assert len(found.parted) <= found.samples // 10, found.parted
-    assert found.furthest < 0.15
+    # qwen2 was recorded when one windowed layer kept all layers from prefix groups: last bits have moved since.
+    assert len(found.parted) <= found.samples * (0.5 if model == "qwen2" else 0.1), found.parted
+    assert found.regrouped <= found.scores // 100 and found.furthest < 0.15

@@ -194,7 +194,7 @@ async def _answer(service: AppState, call: Call, stream: bool) -> int:
     if stream:
         await handlers.EventStream(service, running, answer, None)._write(_sink)
         return 0
-    return sum(map(len, await handlers.whole(service, running, answer)))
+    return sum(map(len, await handlers.buffer_answer(service, running, answer)))
 
 
 def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> float:

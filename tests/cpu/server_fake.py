@@ -250,7 +250,7 @@ def running_server(
     tokenizer: Tokenizer | None,
     *,
     api_key: str | None = None,
-    doors: AccessPolicy | None = None,
+    access: AccessPolicy | None = None,
     limits: HttpLimits | None = None,
     sandboxes: SandboxPool | None = None,
     batches: Callable[[AppState], BatchManager] | None = None,
@@ -260,17 +260,17 @@ def running_server(
 
     async def main() -> None:
         engine = FakeEngine(tokenizer, **facts)
-        doors_ = doors or AccessPolicy(keys=gather_keys([api_key] if api_key else (), None, {}))
+        access_ = access or AccessPolicy(keys=gather_keys([api_key] if api_key else (), None, {}))
         service = AppState(
             client=engine,
             model="fake",
             metrics=Metrics(engine, "fake"),
             limits=limits or HttpLimits(),
-            keys=doors_.keys,
+            keys=access_.keys,
             sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
-        app = build_app(service, doors_, desk=batches and batches(service))
-        protocol = http_protocol(service.limits, LoadShedder(service.queue, doors_))
+        app = build_app(service, access_, desk=batches and batches(service))
+        protocol = http_protocol(service.limits, LoadShedder(service.request_limits, access_))
         config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

@@ -74,7 +74,7 @@ def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_pa
 def test_another_keys_owner_has_bounds_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
     limits = BatchLimits(max_unfinished=1, max_files=1)
     with batching(
-        tokenizer, tmp_path, limits, doors=AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+        tokenizer, tmp_path, limits, access=AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
     ) as server:
         server.running.hold(True)
         for key in ("one", "two"):
@@ -148,8 +148,8 @@ def uploading(server: Batching, key: str) -> Iterator[None]:
 
 
 def test_uploads_at_once_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    doors = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
-    with batching(tokenizer, tmp_path, BatchLimits(max_uploads=2), doors=doors) as server:
+    access = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+    with batching(tokenizer, tmp_path, BatchLimits(max_uploads=2), access=access) as server:
         mine, other = (server.openai.with_options(api_key=key) for key in ("one", "two"))
         with uploading(server, "one"):
             with uploading(server, "one"):
@@ -233,12 +233,12 @@ def test_a_batch_on_its_way_keeps_no_errors_in_memory(tokenizer: Tokenizer, tmp_
 
 def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
     def seen(keys: list[str]) -> dict[str, list[str]]:
-        doors = AccessPolicy(keys=gather_keys(keys, None, {}))
-        with batching(tokenizer, tmp_path, doors=doors) as server:
+        access = AccessPolicy(keys=gather_keys(keys, None, {}))
+        with batching(tokenizer, tmp_path, access=access) as server:
             clients = {key: server.openai.with_options(api_key=key) for key in keys}
             return {key: [file.filename for file in client.files.list()] for key, client in clients.items()}
 
-    with batching(tokenizer, tmp_path, doors=AccessPolicy(keys=gather_keys(["a", "b"], None, {}))) as server:
+    with batching(tokenizer, tmp_path, access=AccessPolicy(keys=gather_keys(["a", "b"], None, {}))) as server:
         for key in ("a", "b"):
             server.openai.with_options(api_key=key).files.create(file=(f"{key}'s", b""), purpose="batch")
     assert seen(["a", "b"]) == {"a": ["a's"], "b": ["b's"]}

@@ -300,7 +300,7 @@ def test_a_file_that_is_too_large_is_refused_in_words(server: Batching, tmp_path
 
 
 def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state", doors=AccessPolicy(keys=gather_keys(["secret"], None, {}))) as server:
+    with batching(tokenizer, tmp_path / "state", access=AccessPolicy(keys=gather_keys(["secret"], None, {}))) as server:
         path = written(tmp_path, [line("a")])
         assert submit(Remote(server.url, "secret"), path, None).startswith("batch_")
         with pytest.raises(

@@ -84,12 +84,12 @@ def test_online_answers_take_no_room_of_a_batchs(tokenizer: Tokenizer, tmp_path:
 
         async def fill() -> None:
             for _ in range(20):
-                server.running.service.wholes.hold([b"x" * (size // 10)]).__enter__()
+                server.running.service.responses.hold([b"x" * (size // 10)]).__enter__()
 
         server.running.on_loop(fill())
         batch = server.until_over(server.submit(jsonl([line("a", **BODY)])))
         assert batch.request_counts.completed == 1
-        assert server.running.service.wholes.bytes == 20 * (size // 10), "nor does the batch take theirs"
+        assert server.running.service.responses.bytes == 20 * (size // 10), "nor does the batch take theirs"
 
 
 def test_what_waits_for_the_disk_is_bounded_and_comes_out_whole(

@@ -568,7 +568,7 @@ def test_several_servers_keep_no_state(tmp_path: Path) -> None:
 
 def test_files_belong_to_their_key(tokenizer: Tokenizer, tmp_path: Path) -> None:
     keys = gather_keys(["first", "second"], None, {})
-    with batching(tokenizer, tmp_path, doors=AccessPolicy(keys=keys)) as server:
+    with batching(tokenizer, tmp_path, access=AccessPolicy(keys=keys)) as server:
         first = server.openai.with_options(api_key="first")
         second = server.openai.with_options(api_key="second")
         file_id = first.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch").id

@@ -270,7 +270,7 @@ def test_a_client_that_leaves_a_read_without_an_answer_holds_nobody_up(
             assert next(pieces) == b"x" * 10
             assert stuck.reading.wait(30)
         assert server.http.get("/health/live", timeout=10).status_code == 200
-        server.running.wait_for(lambda: not server.running.service.queue.reqs.total)
+        server.running.wait_for(lambda: not server.running.service.request_limits.reqs.total)
         assert not stuck.closed
     finally:
         stuck.going.set()

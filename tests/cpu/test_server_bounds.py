@@ -88,7 +88,7 @@ def test_what_no_prompt_makes_right_is_refused_before_one_is_tokenised(server: R
         for fields in ({"timeout": -1}, {"timeout": 0}, {"timeout": 1e12}, {"prompt_logprobs": 1, "stream": True}):
             answer = httpx.post(server.url + path, json={**body, **fields})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields))), (path, fields)
-    assert not tokenised and server.service.queue.reqs.total == 0
+    assert not tokenised and server.service.request_limits.reqs.total == 0
 
 
 def test_a_batch_tells_a_timeout_that_cannot_be_before_it_runs(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -199,17 +199,17 @@ def test_an_answer_beyond_the_bound_is_refused_and_may_be_streamed(server: Runni
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "answer_too_large") and "stream it" in error["message"]
     server.wait_for(lambda: not server.engine.open)
-    assert server.service.wholes.bytes == 0 and server.service.queue.reqs.total == 0
+    assert server.service.responses.bytes == 0 and server.service.request_limits.reqs.total == 0
     streamed = httpx.post(server.url + COMPLETIONS, json={**LARGE, "stream": True})
     assert streamed.status_code == 200 and streamed.text.endswith("data: [DONE]\n\n")
     assert httpx.post(server.url + COMPLETIONS, json={**LARGE, "n": 1}).status_code == 200
-    server.wait_for(lambda: server.service.wholes.bytes == 0)
+    server.wait_for(lambda: server.service.responses.bytes == 0)
 
 
 def test_several_servers_share_the_bound(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(tokenizer)
     service = AppState(client=engine, model="fake", metrics=Metrics(engine, "fake"), servers=4)  # type: ignore[arg-type]
-    assert service.wholes.most == 2**29
+    assert service.responses.most == 2**29
 
 
 def test_a_batchs_line_has_the_bound_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -220,17 +220,17 @@ def test_a_batchs_line_has_the_bound_too(tokenizer: Tokenizer, tmp_path: Path) -
         assert failed["custom_id"] == "large" and failed["response"]["status_code"] == 400
         assert failed["response"]["body"]["error"]["code"] == "answer_too_large"
         assert [row["custom_id"] for row in server.rows(batch.output_file_id)] == ["small"]
-        assert server.running.service.wholes.bytes == 0
+        assert server.running.service.responses.bytes == 0
 
 
 def test_a_batchs_lines_are_its_keys(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    doors = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
-    with batching(tokenizer, tmp_path / "state", doors=doors) as server:
+    access = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+    with batching(tokenizer, tmp_path / "state", access=access) as server:
         for key in ("two", "one"):
             server.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
             assert server.until_over(server.submit(jsonl([line("a"), line("b")]))).status == "completed"
         assert [made.tenant for made in server.engine.submitted] == [2, 2, 1, 1]
-        assert [server.running.service.tenant_of(owner) for owner in (doors.keys[1].name, "", "gone")] == [2, 0, 0]
+        assert [server.running.service.tenant_of(owner) for owner in (access.keys[1].name, "", "gone")] == [2, 0, 0]
 
 
 def test_the_largest_is_given_up() -> None:

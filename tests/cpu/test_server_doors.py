@@ -37,8 +37,8 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
-    doors = AccessPolicy(keys=gather_keys(["one-key", "other-key"], None, {}))
-    with running_server(make_tokenizer(tmp_path), doors=doors) as server, httpx.Client(base_url=server.url) as http:
+    access = AccessPolicy(keys=gather_keys(["one-key", "other-key"], None, {}))
+    with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:
         for header in (bearer("one-key"), bearer("other-key"), {"authorization": "bearer one-key"}):
             assert http.get(MODELS, headers=header).status_code == 200
         for shown in ("one-ke", "one-keyy", "One-Key", "Bearer one-key", digest("one-key")):
@@ -60,7 +60,7 @@ def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> No
     "host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "localhost.", "mine.example:1"]
 )
 def test_hosts_that_are_answered(tmp_path: Path, host: str) -> None:
-    with running_server(make_tokenizer(tmp_path), doors=AccessPolicy(hosts=("mine.example",))) as server:
+    with running_server(make_tokenizer(tmp_path), access=AccessPolicy(hosts=("mine.example",))) as server:
         for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
             assert httpx.get(server.url + MODELS, headers=headers).status_code == 200
 
@@ -78,7 +78,7 @@ def test_pages_of_others_are_refused(tmp_path: Path) -> None:
                 assert "evil" not in answer.text
             assert http.get("/health/live", headers=headers).status_code == 200
         assert not server.engine.submitted
-    with running_server(make_tokenizer(tmp_path), doors=AccessPolicy(hosts=("*",))) as server:
+    with running_server(make_tokenizer(tmp_path), access=AccessPolicy(hosts=("*",))) as server:
         assert httpx.get(server.url + MODELS, headers={"host": "any.example", "origin": "null"}).status_code == 200
 
 
@@ -102,23 +102,23 @@ def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: boo
     keeper = Authenticator(AccessPolicy(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
     headers = [(b"origin", origin.encode())] + ([(b"host", host.encode())] if host is not None else [])
     if comes_in:
-        assert keeper.let_in(headers) is None
+        assert keeper.authenticate(headers) is None
     else:
         with pytest.raises(BadHostError, match="--allowed-host"):
-            keeper.let_in(headers, may_lack_host=True)
+            keeper.authenticate(headers, may_lack_host=True)
 
 
 def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
     keeper, host = Authenticator(AccessPolicy()), (b"host", b"localhost:8000")
-    assert keeper.let_in([host]) is None
+    assert keeper.authenticate([host]) is None
     with pytest.raises(BadHostError, match="Host header"):
-        keeper.let_in([host, host])
+        keeper.authenticate([host, host])
     for strange in (b"", b".", b"[", b"[]", b":8000"):
         with pytest.raises(BadHostError, match="Host header"):
-            keeper.let_in([(b"host", strange)])
+            keeper.authenticate([(b"host", strange)])
         for headers in ([host], []):
             with pytest.raises(BadHostError, match="pages of other"):
-                keeper.let_in([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
+                keeper.authenticate([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
 
 
 AUTHORITIES = [
@@ -144,17 +144,17 @@ NO_AUTHORITIES = [
 def test_hosts_are_read_to_the_letter(authority: str) -> None:
     keeper, host = Authenticator(AccessPolicy()), authority.encode("latin-1")
     for scheme in (b"http", b"HTTPS", b"app"):
-        assert keeper.let_in([(b"host", host), (b"origin", scheme + b"://" + host)]) is None
+        assert keeper.authenticate([(b"host", host), (b"origin", scheme + b"://" + host)]) is None
 
 
 @pytest.mark.parametrize("authority", NO_AUTHORITIES)
 def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
     keeper, strange = Authenticator(AccessPolicy()), authority.encode("latin-1")
     with pytest.raises(BadHostError, match="Host header"):
-        keeper.let_in([(b"host", strange)])
+        keeper.authenticate([(b"host", strange)])
     for headers in ([(b"host", b"localhost")], []):
         with pytest.raises(BadHostError, match="pages of other"):
-            keeper.let_in([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
+            keeper.authenticate([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
 )  # fmt: skip
 def test_what_only_resembles_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(BadHostError, match="pages of other"):
-        Authenticator(AccessPolicy()).let_in([(b"host", b"localhost"), (b"origin", origin.encode())])
+        Authenticator(AccessPolicy()).authenticate([(b"host", b"localhost"), (b"origin", origin.encode())])
 
 
 @pytest.mark.parametrize(("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)])
 def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version: str, status: int) -> None:
-    doors = AccessPolicy(keys=gather_keys(["k"] * keyed, None, {}))
+    access = AccessPolicy(keys=gather_keys(["k"] * keyed, None, {}))
     head = f"GET {MODELS} HTTP/{version}\r\nauthorization: Bearer k\r\nconnection: close\r\n\r\n"
-    with running_server(make_tokenizer(tmp_path), doors=doors) as server, connect(server) as connection:
+    with running_server(make_tokenizer(tmp_path), access=access) as server, connect(server) as connection:
         connection.sendall(head.encode())
         said = read_all(connection)
     assert said.split()[1] == str(status).encode() and (b"Host header is missing" in said) == (status == 403)
@@ -202,16 +202,16 @@ def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
     )
     for host, comes_in in cases.items():
         for keeper in (bare, any_host):
-            assert keeper.let_in([key, (b"host", host)]) == keys[0]
+            assert keeper.authenticate([key, (b"host", host)]) == keys[0]
         with pytest.raises(BadKeyError):  # who has no key hears nothing of hosts
-            named.let_in([(b"host", host)])
+            named.authenticate([(b"host", host)])
         if comes_in:
-            assert named.let_in([key, (b"host", host), (b"origin", b"https://" + host)]) == keys[0]
+            assert named.authenticate([key, (b"host", host), (b"origin", b"https://" + host)]) == keys[0]
         else:
             with pytest.raises(BadHostError):
-                named.let_in([key, (b"host", host)])
+                named.authenticate([key, (b"host", host)])
             with pytest.raises(BadHostError):
-                named.let_in([key, (b"host", b"api.example.com"), (b"origin", b"https://" + host)])
+                named.authenticate([key, (b"host", b"api.example.com"), (b"origin", b"https://" + host)])
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
 def test_the_description_has_403_where_a_host_is_asked(
     tmp_path: Path, keyed: bool, hosts: tuple[str, ...], asked: bool
 ) -> None:
-    doors = AccessPolicy(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts)
+    access = AccessPolicy(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts)
     header = bearer("k") if keyed else {}
-    with running_server(make_tokenizer(tmp_path), doors=doors) as server, httpx.Client(base_url=server.url) as http:
+    with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:
         paths = http.get("/openapi.json", headers=header).json()["paths"]
         for path in ("/v1/models", "/metrics", "/version", "/health"):
             status = http.get(path, headers={**header, "host": "evil.example"}).status_code
@@ -273,7 +273,7 @@ def test_serve_takes_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PENSTOCK_API_KEY", "from-env")
     room.serve(Config.of(), host="0.0.0.0", port=0)
     room.serve(Config.of(), port=0, api_key="given")
-    assert [[key.digest for key in site.doors.keys] for site in seen] == [[digest("from-env")], [digest("given")]]
+    assert [[key.digest for key in site.access.keys] for site in seen] == [[digest("from-env")], [digest("given")]]
     assert "from-env" not in repr(seen)
 
 

@@ -623,13 +623,13 @@ def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, mon
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
     connection = send_raw(server, {"prompt": "x" * 10_000, "truncate_prompt_tokens": 9})
-    server.wait_for(lambda: server.service.queue.reqs.total == 1)
+    server.wait_for(lambda: server.service.request_limits.reqs.total == 1)
     connection.close()
     late = httpx.post(
         server.url + COMPLETIONS, json={"prompt": "x" * 10_000, "truncate_prompt_tokens": 9, "timeout": 0.1}, timeout=30
     )
     assert (late.status_code, late.json()["error"]["code"]) == (408, "timeout"), late.text
-    server.wait_for(lambda: server.service.queue.reqs.total == server.service.queue.tokens.total == 0)
+    server.wait_for(lambda: server.service.request_limits.reqs.total == server.service.request_limits.tokens.total == 0)
     going.set()
     assert not server.engine.submitted
 

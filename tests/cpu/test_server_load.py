@@ -80,7 +80,7 @@ def test_exactly_the_bound_is_taken_and_the_rest_is_told_when_to_come_again(serv
             assert 1 <= int(headers["retry-after"]) <= 60
             assert set(body["error"]) == {"message", "type", "param", "code"}
             assert (body["error"]["type"], body["error"]["code"]) == ("rate_limit_error", "queue_full")
-    queue = server.service.queue
+    queue = server.service.request_limits
     assert (queue.reqs.total, queue.tokens.total, queue.refused) == (0, 0, BURST - BOUND)
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
 
@@ -89,17 +89,17 @@ def test_n_and_lists_of_prompts_count(server: Running) -> None:
     server.hold(True)
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         stream = client.completions.create(model="fake", prompt=["a", "b", "c"], n=33, max_tokens=2, stream=True)
-        assert server.service.queue.reqs.total == 99
+        assert server.service.request_limits.reqs.total == 99
         with pytest.raises(openai.RateLimitError):
             client.completions.create(model="fake", prompt="x", n=2)
         second = client.completions.create(model="fake", prompt="x", stream=True)
         with pytest.raises(openai.RateLimitError):
             client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x"}])
         second.close()
-        server.wait_for(lambda: server.service.queue.reqs.total == 99)
+        server.wait_for(lambda: server.service.request_limits.reqs.total == 99)
         server.hold(False)
         assert sum(1 for event in stream if event.choices) == 198
-    server.wait_for(lambda: server.service.queue.reqs.total == 0)
+    server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
 
 
 def test_a_full_queue_answers_before_the_body_has_come(server: Running) -> None:
@@ -125,7 +125,7 @@ def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypat
     with running_server(tokenizer, limits=HttpLimits(max_num_queued_tokens=200)) as server, httpx.Client() as http:
         server.hold(True)
         with http.stream("POST", server.url + COMPLETIONS, json={"prompt": "x" * 100, "stream": True}):
-            assert server.service.queue.tokens.total == 100
+            assert server.service.request_limits.tokens.total == 100
             # 125 tokens by four characters a token: no room. 25: room, until they are counted.
             for size in (500, 101):
                 answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "x" * size})
@@ -133,8 +133,8 @@ def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypat
             assert made[-2:] == [100, 101]
             answer = httpx.post(server.url + COMPLETIONS, json={"prompt": [1] * 101})
             assert answer.status_code == 429
-            assert server.service.queue.tokens.total == 100
-        server.wait_for(lambda: server.service.queue.tokens.total == 0)
+            assert server.service.request_limits.tokens.total == 100
+        server.wait_for(lambda: server.service.request_limits.tokens.total == 0)
 
 
 def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
@@ -149,19 +149,21 @@ def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
     server.engine.fail_with = "numbers broke"
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 500
     assert "numbers broke" in httpx.post(server.url + COMPLETIONS, json={"prompt": "x", "stream": True}).text
-    server.wait_for(lambda: (server.service.queue.reqs.total, server.service.queue.tokens.total) == (0, 0))
+    server.wait_for(
+        lambda: (server.service.request_limits.reqs.total, server.service.request_limits.tokens.total) == (0, 0)
+    )
 
 
 def test_a_busy_key_leaves_room_for_another(tokenizer: Tokenizer) -> None:
     keys = gather_keys(["busy", "calm"], None, {})
-    doors = AccessPolicy(keys=keys)
-    with running_server(tokenizer, doors=doors, limits=HttpLimits(max_num_queued_reqs=8)) as server:
+    access = AccessPolicy(keys=keys)
+    with running_server(tokenizer, access=access, limits=HttpLimits(max_num_queued_reqs=8)) as server:
         server.hold(True)
 
         async def until(tasks: list[asyncio.Task[Any]]) -> None:
             while sum(task.done() for task in tasks) < 15:
                 await asyncio.sleep(0.01)
-            assert server.service.queue.reqs.held(keys[0].name) == 6
+            assert server.service.request_limits.reqs.held(keys[0].name) == 6
             calm = [ask({"prompt": "x"}, "authorization: Bearer calm")] * 3
 
             async def release(more: list[asyncio.Task[Any]]) -> None:
@@ -207,7 +209,7 @@ def test_a_timeout_aborts_and_says_so(server: Running, prompt: Any) -> None:
     streamed = httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 0.2, "stream": True})
     assert streamed.status_code == 200 and "[DONE]" not in streamed.text
     assert json.loads(streamed.text.removeprefix("data: "))["error"]["code"] == "timeout"
-    assert not server.engine.open and server.service.queue.reqs.total == 0
+    assert not server.engine.open and server.service.request_limits.reqs.total == 0
     server.hold(False)
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 600}).status_code == 200
 
@@ -240,8 +242,8 @@ def test_timeouts_and_limits_that_cannot_be(server: Running) -> None:
 
 
 def test_keys_are_tenants_and_salts_go_down(tokenizer: Tokenizer) -> None:
-    doors = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
-    with running_server(tokenizer, doors=doors) as server:
+    access = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+    with running_server(tokenizer, access=access) as server:
         for key in ("one", "two"):
             for salt in (None, "a", "a", "b"):
                 body = {"prompt": "x", "max_tokens": 1, "cache_salt": salt}

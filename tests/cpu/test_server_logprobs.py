@@ -252,7 +252,7 @@ async def run_call(tokenizer: Tokenizer, call: Call, news: list[Deltas], chat: b
         sent.append(message["body"])
 
     work = handlers.EventStream(service, running, answer, None)._write(send) if call.stream else None
-    task = asyncio.ensure_future(work or handlers.whole(service, running, answer))  # type: ignore[arg-type]
+    task = asyncio.ensure_future(work or handlers.buffer_answer(service, running, answer))  # type: ignore[arg-type]
     for step in news:
         end.take(step)
         await asyncio.sleep(0)
@@ -353,7 +353,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
                 return plain(*given)  # type: ignore[no-any-return]
 
             monkeypatch.setattr(answer, "choice", counted)
-            tasks.append(asyncio.ensure_future(handlers.whole(service, ActiveCall(service, call), answer)))
+            tasks.append(asyncio.ensure_future(handlers.buffer_answer(service, ActiveCall(service, call), answer)))
         end.take(news)
         while not all(task.done() for task in tasks):
             written.append(0)

@@ -117,7 +117,7 @@ def test_a_large_body_without_a_length_takes_room_as_it_comes(server: Running) -
 
 
 def test_a_body_that_is_alone_may_be_larger_than_all_room(server: Running) -> None:
-    intake = limits_module.Intake(HttpLimits(max_large_bytes=limits_module.LARGE), server.service.arrivals)
+    intake = limits_module.Intake(HttpLimits(max_large_bytes=limits_module.LARGE), server.service.body_timeouts)
     with intake.place() as one:
         one.take(5 * limits_module.LARGE)
         with intake.place() as other, pytest.raises(limits_module.BusyError):

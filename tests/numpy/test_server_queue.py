@@ -38,54 +38,54 @@ def test_exactly_as_many_as_the_bound() -> None:
     tickets, refused = [], 0
     for _ in range(10_000):
         try:
-            queue.knock(None)
-            tickets.append(queue.enter(None, 1, 10))
+            queue.check(None)
+            tickets.append(queue.acquire(None, 1, 10))
         except QueueFullError:
             refused += 1
     assert (len(tickets), refused, queue.refused) == (2000, 8000, 8000)
-    tickets[7].leave()
-    tickets[7].leave()
-    queue.enter(None, 1, 10)
+    tickets[7].release()
+    tickets[7].release()
+    queue.acquire(None, 1, 10)
     with pytest.raises(QueueFullError):
-        queue.knock(None)
+        queue.check(None)
 
 
 def test_samples_count_and_go_one_by_one() -> None:
     queue = RequestLimits(10, 1000)
-    ticket = queue.enter(None, 8, 100)
+    ticket = queue.acquire(None, 8, 100)
     with pytest.raises(QueueFullError):
-        queue.enter(None, 3, 1)
+        queue.acquire(None, 3, 1)
     ticket.ended(1)
-    queue.enter(None, 3, 1)
+    queue.acquire(None, 3, 1)
     ticket.ended(100)  # more than it has left: no more than that is given back
     assert (queue.reqs.total, queue.tokens.total) == (3, 101)
 
 
 def test_tokens_are_a_guess_and_then_exact() -> None:
     queue = RequestLimits(100, 1000)
-    ticket = queue.enter(None, 1, 400)
-    ticket.settle(700)
+    ticket = queue.acquire(None, 1, 400)
+    ticket.adjust(700)
     assert queue.tokens.total == 700
-    other = queue.enter(None, 1, 200)
+    other = queue.acquire(None, 1, 200)
     with pytest.raises(QueueFullError):
-        other.settle(301)
-    other.leave()
+        other.adjust(301)
+    other.release()
     assert (queue.tokens.total, queue.reqs.total) == (700, 1)
-    ticket.settle(1)
+    ticket.adjust(1)
     assert queue.tokens.total == 1
 
 
 def test_what_alone_is_larger_than_a_bound_is_taken_alone() -> None:
     queue = RequestLimits(10, 100)
-    large = queue.enter(None, 1024, 5000)
-    large.settle(6000)
+    large = queue.acquire(None, 1024, 5000)
+    large.adjust(6000)
     with pytest.raises(QueueFullError):
-        queue.knock(None)
-    large.leave()
-    small = queue.enter(None, 1, 1)
+        queue.check(None)
+    large.release()
+    small = queue.acquire(None, 1, 1)
     with pytest.raises(QueueFullError):
-        queue.enter(None, 1024, 1)
-    small.leave()
+        queue.acquire(None, 1024, 1)
+    small.release()
     assert (queue.reqs.total, queue.tokens.total) == (0, 0)
 
 
@@ -95,13 +95,13 @@ def test_no_key_keeps_another_out() -> None:
     taken = 0
     with pytest.raises(QueueFullError):
         while True:
-            queue.enter(greedy, 1, 1)
+            queue.acquire(greedy, 1, 1)
             taken += 1
     assert taken == 75
     for _ in range(25):
-        queue.enter(modest, 1, 1)
+        queue.acquire(modest, 1, 1)
     with pytest.raises(QueueFullError):
-        queue.enter(modest, 1, 1)
+        queue.acquire(modest, 1, 1)
 
 
 @pytest.mark.parametrize("keys", [9, 16])
@@ -109,18 +109,18 @@ def test_one_of_many_keys_leaves_every_other_a_place(keys: int) -> None:
     queue = RequestLimits(64, 10**6, keys=keys, servers=4)
     with pytest.raises(QueueFullError):
         while True:
-            queue.enter(key("greedy"), 1, 1)
+            queue.acquire(key("greedy"), 1, 1)
     for number in range(keys - 1):
-        queue.enter(key(f"modest{number}"), 1, 1)
+        queue.acquire(key(f"modest{number}"), 1, 1)
     assert queue.reqs.total == 16
 
 
 def test_more_keys_than_places_share_all_of_them() -> None:
     queue = RequestLimits(16, 10**6, keys=17)
     for _ in range(16):
-        queue.enter(key("greedy"), 1, 1)
+        queue.acquire(key("greedy"), 1, 1)
     with pytest.raises(QueueFullError):
-        queue.enter(key("modest"), 1, 1)
+        queue.acquire(key("modest"), 1, 1)
 
 
 def test_a_ticket_keeps_nothing_of_the_work_that_it_waited_for() -> None:
@@ -130,15 +130,15 @@ def test_a_ticket_keeps_nothing_of_the_work_that_it_waited_for() -> None:
     async def play() -> None:
         work: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
         queue = RequestLimits(10, 100)
-        ticket = queue.enter(None, 1, 1)
-        ticket.stay(work)
+        ticket = queue.acquire(None, 1, 1)
+        ticket.hold_until(work)
         made = Ids([1] * 1000)
         gone = weakref.ref(made)
         work.set_result(made)
         await asyncio.sleep(0)
         del made, work
         assert gone() is None and queue.reqs.total == 1
-        ticket.leave()
+        ticket.release()
         assert queue.reqs.total == 0
 
     asyncio.run(play())
@@ -147,17 +147,17 @@ def test_a_ticket_keeps_nothing_of_the_work_that_it_waited_for() -> None:
 def test_limits_of_a_key() -> None:
     queue = RequestLimits(100, 1000, keys=1)
     mine = key("mine", max_num_queued_reqs=4, max_num_queued_tokens=50)
-    ticket = queue.enter(mine, 3, 10)
+    ticket = queue.acquire(mine, 3, 10)
     for reqs, tokens in ((2, 1), (1, 41)):
         with pytest.raises(QueueFullError) as full:
-            queue.enter(mine, reqs, tokens)
+            queue.acquire(mine, reqs, tokens)
         assert full.value.code == "rate_limit_exceeded"
     for reqs, tokens in ((5, 1), (1, 51)):
         with pytest.raises(HttpError) as never:
-            queue.enter(mine, reqs, tokens)
+            queue.acquire(mine, reqs, tokens)
         assert (never.value.status, never.value.code) == (400, "key_limit")
-    ticket.leave()
-    queue.enter(mine, 4, 50)
+    ticket.release()
+    queue.acquire(mine, 4, 50)
 
 
 def test_several_servers_share_the_bounds() -> None:
@@ -165,7 +165,7 @@ def test_several_servers_share_the_bounds() -> None:
     for queue in [RequestLimits(2000, 10**6, servers=3) for _ in range(3)]:
         for _ in range(2000):
             try:
-                queue.enter(None, 1, 1)
+                queue.acquire(None, 1, 1)
                 taken += 1
             except QueueFullError:
                 pass
@@ -177,49 +177,49 @@ def test_a_keys_limits_over_several_servers() -> None:
     queue = RequestLimits(2000, 10**6, keys=1, servers=4)
     mine = key("mine", max_num_queued_reqs=8, max_num_queued_tokens=400)
     for reqs, tokens in ((4, 1), (8, 400)):
-        ticket = queue.enter(mine, reqs, tokens)
+        ticket = queue.acquire(mine, reqs, tokens)
         with pytest.raises(QueueFullError) as full:
-            queue.enter(mine, 1, 1)
+            queue.acquire(mine, 1, 1)
         assert full.value.code == "rate_limit_exceeded"
-        ticket.leave()
+        ticket.release()
     for reqs, tokens in ((9, 1), (1, 401)):
         with pytest.raises(HttpError) as never:
-            queue.enter(mine, reqs, tokens)
+            queue.acquire(mine, reqs, tokens)
         assert (never.value.status, never.value.code) == (400, "key_limit")
-    queue.enter(mine, 1, 50)
-    queue.enter(mine, 1, 50)
+    queue.acquire(mine, 1, 50)
+    queue.acquire(mine, 1, 50)
     for reqs, tokens in ((1, 0), (0, 1)):
         with pytest.raises(QueueFullError):
-            queue.enter(mine, reqs, tokens)
+            queue.acquire(mine, reqs, tokens)
     one = key("one", max_num_queued_reqs=1)  # fewer than there are servers: one at each
-    ticket = queue.enter(one, 1, 1)
+    ticket = queue.acquire(one, 1, 1)
     with pytest.raises(QueueFullError):
-        queue.knock(one)
-    ticket.leave()
-    queue.enter(one, 1, 1)
+        queue.check(one)
+    ticket.release()
+    queue.acquire(one, 1, 1)
 
 
 def test_a_text_may_turn_out_longer_than_a_keys_part_of_a_server() -> None:
     queue = RequestLimits(2000, 10**6, keys=1, servers=4)
     mine = key("mine", max_num_queued_tokens=400)
-    ticket = queue.enter(mine, 1, 10)
-    ticket.settle(400)
+    ticket = queue.acquire(mine, 1, 10)
+    ticket.adjust(400)
     assert queue.tokens.total == 400
     with pytest.raises(HttpError) as never:
-        ticket.settle(401)
+        ticket.adjust(401)
     assert never.value.code == "key_limit"
-    ticket.leave()
+    ticket.release()
     assert queue.tokens.total == 0
 
 
 def test_retry_after_is_the_measured_drain() -> None:
     clock = Clock()
     queue = RequestLimits(100, 10**6, clock=clock)
-    tickets = [queue.enter(None, 1, 1) for _ in range(100)]
+    tickets = [queue.acquire(None, 1, 1) for _ in range(100)]
 
     def wait(reqs: int = 1) -> int:
         with pytest.raises(QueueFullError) as full:
-            queue.enter(None, reqs, 1)
+            queue.acquire(None, reqs, 1)
         return int(full.value.headers["retry-after"])
 
     assert wait() == FIRST_WAIT  # nothing has drained yet
@@ -227,8 +227,8 @@ def test_retry_after_is_the_measured_drain() -> None:
     assert wait() == LONGEST_WAIT  # nor in that time
     for _ in range(20):  # two a second for ten seconds
         clock.now += 0.5
-        tickets.pop().leave()
-        tickets.append(queue.enter(None, 1, 1))
+        tickets.pop().release()
+        tickets.append(queue.acquire(None, 1, 1))
     assert wait() == 5  # a tenth of the queue, at two a second
     assert wait(30) == 15
     clock.now += 100
@@ -240,16 +240,16 @@ def test_rest_says_nothing_of_the_drain() -> None:
     queue = RequestLimits(10, 10**6, clock=clock)
 
     def burst() -> tuple[list[Ticket], int]:
-        tickets = [queue.enter(None, 1, 1) for _ in range(10)]
+        tickets = [queue.acquire(None, 1, 1) for _ in range(10)]
         with pytest.raises(QueueFullError) as full:
-            queue.enter(None, 1, 1)
+            queue.acquire(None, 1, 1)
         return tickets, int(full.value.headers["retry-after"])
 
     clock.now += 1000  # at rest
     tickets, first = burst()
     for ticket in tickets:  # two a second
         clock.now += 0.5
-        ticket.leave()
+        ticket.release()
     clock.now += 1000
     assert (first, burst()[1]) == (FIRST_WAIT, 1)
 
@@ -263,18 +263,18 @@ def test_nothing_leaks_over_random_lives() -> None:
         if open_ and random.random() < 0.5:
             ticket = open_.pop(random.randrange(len(open_)))
             ticket.ended(random.randrange(3))
-            ticket.leave()
+            ticket.release()
         try:
-            ticket = queue.enter(random.choice(keys), random.randint(1, 9), random.randint(1, 60))
+            ticket = queue.acquire(random.choice(keys), random.randint(1, 9), random.randint(1, 60))
         except HttpError:
             continue
         try:
-            ticket.settle(random.randint(1, 80))
+            ticket.adjust(random.randint(1, 80))
             open_.append(ticket)
         except HttpError:
-            ticket.leave()
+            ticket.release()
     for ticket in open_:
-        ticket.leave()
+        ticket.release()
     for pool in (queue.reqs, queue.tokens):
         assert pool.total == 0 and not pool._held and pool.room("new") == pool._own + pool.most - 3 * pool._own
 

@@ -91,7 +91,7 @@ class App:
 
     async def _at_rest(self) -> None:
         """What batches do in the background is not what this request left."""
-        queue, intake = self.service.queue, self.service.intake
+        queue, intake = self.service.request_limits, self.service.intake
         left = queue.reqs.total, queue.tokens.total, intake.bytes, [s for s in self.engine.open if not s.background]
         assert left == (0, 0, 0, []), left
         self.engine.submitted.clear()

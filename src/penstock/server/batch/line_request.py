@@ -22,7 +22,7 @@ from penstock.server.batch.poison_lines import ALONE
 from penstock.server.online.active_call import ActiveCall
 from penstock.server.online.app_state import AppState
 from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
-from penstock.server.online.handlers import whole
+from penstock.server.online.handlers import buffer_answer
 from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
 from penstock.server.openai.forms import CompletionForm
 from penstock.server.openai.http_errors import ShuttingDownError, TooLateError, body_of, error_body, status_of
@@ -77,7 +77,7 @@ class LineRequest:
             self._streams = running.streams
             try:
                 async with asyncio.timeout(call.timeout):
-                    body = b"".join(await whole(service, running, answer, caller.wholes))
+                    body = b"".join(await buffer_answer(service, running, answer, caller.wholes))
             finally:
                 running.cancel()
         except NO_FAULTS:
@@ -115,7 +115,7 @@ class LinePreparer:
 
     def __init__(self, service: AppState) -> None:
         self.service = service
-        self.wholes = ResponseBudget(service.wholes.most)
+        self.wholes = ResponseBudget(service.responses.most)
         self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full

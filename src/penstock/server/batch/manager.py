@@ -40,7 +40,7 @@ class BatchManager:
         rows = service.client.facts.max_num_seqs
         self.state, self.limits = state, limits
         self.model, self.body_seconds = service.model, service.limits.body_seconds
-        self.arrivals = service.arrivals
+        self.arrivals = service.body_timeouts
         self._tools = BatchResources(LinePreparer(service), Gate(rows + max(8, rows // AHEAD), GATE_BYTES), limits)
         self._checks, self._turns = Turns(CHECKED_AT_ONCE), Turns(AT_ONCE)
         self._ended = False

@@ -6,7 +6,7 @@
 
 A route is the served path's pattern: what else stands in a path is the client's text. An error's answer adds its `code`
 and `param`, the name of a field. Probes and /metrics are left out. A line that cannot be written (a full disk) ends no
-request. It knows HTTP messages and a call's account; nothing of bodies.
+request. It knows HTTP messages and a call's metrics; nothing of bodies.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def line_of(
     key: Key | None,
     seconds: float,
     request_id: str | None = None,
-    account: CallMetrics | None = None,
+    metrics: CallMetrics | None = None,
     refused: tuple[str | None, str | None] | None = None,
 ) -> dict[str, Any]:
     """One request's. route: None where no path was asked that is served. refused: its error's code and param."""
@@ -96,14 +96,14 @@ def line_of(
         "key": None if key is None else key.name,
         "request_id": request_id,
     }
-    if account is not None:
+    if metrics is not None:
         line |= {
-            "stream": account.stream,
-            "n": account.n,
-            "prompt_tokens": account.prompt_tokens,
-            "output_tokens": account.made,
-            "first_token_seconds": None if account.first is None else round(account.first, 6),
-            "finish_reasons": account.ends,
+            "stream": metrics.stream,
+            "n": metrics.n,
+            "prompt_tokens": metrics.prompt_tokens,
+            "output_tokens": metrics.made,
+            "first_token_seconds": None if metrics.first is None else round(metrics.first, 6),
+            "finish_reasons": metrics.ends,
         }
     if refused is not None:
         line["code"], line["param"] = refused
@@ -112,7 +112,7 @@ def line_of(
 
 def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
     state = scope.get("state", {})
-    account: CallMetrics | None = state.get("account")
+    metrics: CallMetrics | None = state.get("call_metrics")
     # The parser takes methods of HTTP alone.
     method, route = scope["method"], getattr(scope.get("route"), "path", None)
-    return line_of(method, route, status, key_of(scope), seconds, request_id, account, state.get("refused"))
+    return line_of(method, route, status, key_of(scope), seconds, request_id, metrics, state.get("refused"))

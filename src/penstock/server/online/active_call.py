@@ -38,7 +38,7 @@ class ActiveCall:
         self, service: AppState, call: Call, ticket: Ticket | None = None, *, background: bool = False
     ) -> None:
         self.call, self.ticket = call, ticket
-        self.account = CallMetrics(service.metrics, call, background=background)
+        self.call_metrics = CallMetrics(service.metrics, call, background=background)
         self._open = True
         self.streams: list[Stream] = []
         try:
@@ -69,7 +69,7 @@ class ActiveCall:
                 yield step
         self._open = False
         self._leave()
-        self.account.close(self.streams)
+        self.call_metrics.close(self.streams)
 
     def cancel(self) -> None:
         """Ends what still runs; nothing after the last delta."""
@@ -77,7 +77,7 @@ class ActiveCall:
             for stream in self.streams:
                 stream.cancel()
             self._open = False
-            self.account.cut()
+            self.call_metrics.cut()
             self._leave()
 
     @property
@@ -86,10 +86,10 @@ class ActiveCall:
 
     def _leave(self) -> None:
         if self.ticket is not None:
-            self.ticket.leave()
+            self.ticket.release()
 
     def _note(self, at: int, deltas: Sequence[Delta]) -> None:
-        self.account.note(at, deltas)
+        self.call_metrics.note(at, deltas)
         for delta in deltas:
             if delta.error is not None:
                 raise SampleError(delta.error)

@@ -45,23 +45,25 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))
     servers: int = 1
     keys: Sequence[Key] = ()
-    queue: RequestLimits = field(init=False)
-    arrivals: BodyTimeouts = field(default_factory=BodyTimeouts, init=False)
+    request_limits: RequestLimits = field(init=False)
+    body_timeouts: BodyTimeouts = field(default_factory=BodyTimeouts, init=False)
     intake: Intake = field(init=False)
     spellings: TokenSpellings = field(init=False)
-    wholes: ResponseBudget = field(init=False)
+    responses: ResponseBudget = field(init=False)
     _tenants: dict[str, int] = field(init=False)
-    pace: Yielder = field(default_factory=Yielder, init=False)
+    yielder: Yielder = field(default_factory=Yielder, init=False)
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
 
     def __post_init__(self) -> None:
         self.spellings = TokenSpellings(self.client.tokenizer, self.client.facts.vocab_size)
-        self.intake = Intake(self.limits, self.arrivals, self.servers)
-        self.wholes = ResponseBudget(self.limits.max_answer_bytes // self.servers)
+        self.intake = Intake(self.limits, self.body_timeouts, self.servers)
+        self.responses = ResponseBudget(self.limits.max_answer_bytes // self.servers)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
-        self.queue = RequestLimits(reqs, QUEUED_TOKENS if tokens is None else tokens, len(self.keys), self.servers)
+        self.request_limits = RequestLimits(
+            reqs, QUEUED_TOKENS if tokens is None else tokens, len(self.keys), self.servers
+        )
         self._tenants = {key.name: key.number for key in self.keys}
 
     @property
@@ -81,7 +83,7 @@ class AppState:
     def close(self) -> None:
         """Whoever still waits hears of the end."""
         self.closing.set()
-        self.arrivals.close()
+        self.body_timeouts.close()
 
     def close_sandboxes(self) -> None:
         """Ends their processes, when nobody is left who waits for one."""

@@ -56,9 +56,9 @@ class AccessPolicy:
         return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
 
 
-def check_public(host: str, doors: AccessPolicy, *, allow_no_key: bool) -> None:
+def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None:
     """Refuses a server that others can reach and that asks for no key. Raises UsageError."""
-    if doors.keys or allow_no_key or is_loopback(host):
+    if access.keys or allow_no_key or is_loopback(host):
         return
     raise UsageError(
         f"others can reach --host {host}, and no API key is set: give --api-key or --api-key-file, serve on 127.0.0.1, "
@@ -93,12 +93,12 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
 class Authenticator:
     """Looks at the headers of a request: whose it is, and whether it may come in."""
 
-    def __init__(self, doors: AccessPolicy) -> None:
-        self._ring = KeyRing(doors.keys)
-        self._hosts = frozenset((*_OWN_NAMES, *doors.hosts))
-        self._asks_host = doors.asks_host
+    def __init__(self, access: AccessPolicy) -> None:
+        self._ring = KeyRing(access.keys)
+        self._hosts = frozenset((*_OWN_NAMES, *access.hosts))
+        self._asks_host = access.asks_host
 
-    def let_in(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
+    def authenticate(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
         """Its key; None where the server has none. may_lack_host: it speaks HTTP/1.0, which may leave Host out.
         Raises BadKeyError, BadHostError."""
         key = self._find_key(headers) if self._ring else None
@@ -131,14 +131,14 @@ class Authenticator:
 class AuthMiddleware:
     """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
 
-    def __init__(self, app: ASGIApp, doors: AccessPolicy) -> None:
-        self._app, self._keeper = app, Authenticator(doors)
+    def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
+        self._app, self._authenticator = app, Authenticator(access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 may_lack_host = scope["http_version"] == "1.0"
-                key = self._keeper.let_in(scope["headers"], may_lack_host=may_lack_host)
+                key = self._authenticator.authenticate(scope["headers"], may_lack_host=may_lack_host)
                 scope.setdefault("state", {})["key"] = key
             except HttpError as error:
                 scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log

@@ -50,24 +50,24 @@ class AnswerTooLargeError(HttpError):
 class BufferedBody:
     """The pieces of one body. Its bytes are counted from `put` to `take`, or to the end of its `with`."""
 
-    def __init__(self, wholes: ResponseBudget, pieces: list[bytes]) -> None:
-        self._wholes, self.pieces = wholes, pieces
+    def __init__(self, budget: ResponseBudget, pieces: list[bytes]) -> None:
+        self._budget, self.pieces = budget, pieces
         self.bytes = 0
         self.given_up = False
         self._taken = 0  # pieces
 
     def __enter__(self) -> BufferedBody:
-        self._wholes.add(self, sum(map(len, self.pieces)))
+        self._budget.add(self, sum(map(len, self.pieces)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._wholes.remove(self)
+        self._budget.remove(self)
 
     def put(self, at: int, piece: bytes) -> None:
         """Raises AnswerTooLargeError, also where it was given up since the last time."""
         self.check()
         self.pieces[at] = piece
-        self._wholes.add(self, len(piece))
+        self._budget.add(self, len(piece))
         self.check()
 
     def check(self) -> None:
@@ -83,14 +83,14 @@ class BufferedBody:
             self._taken += 1
         data = b"".join(self.pieces[begin : self._taken])
         self.pieces[begin : self._taken] = [b""] * (self._taken - begin)
-        self._wholes.add(self, -size)
+        self._budget.add(self, -size)
         return data, self._taken < len(self.pieces)
 
     def give_up(self) -> None:
         """Lets its bytes go, whoever still waits for them."""
         self.given_up = True
         self.pieces.clear()
-        self._wholes.remove(self)
+        self._budget.remove(self)
 
 
 class ResponseBudget:
@@ -149,13 +149,13 @@ class BufferedResponse(Response):
     """A body that is there in pieces, handed on as the connection takes them. One that is given up meanwhile stays
     without its end, and the connection is closed: its length was said."""
 
-    def __init__(self, wholes: ResponseBudget, pieces: list[bytes], request_id: str) -> None:
+    def __init__(self, budget: ResponseBudget, pieces: list[bytes], request_id: str) -> None:
         size = sum(map(len, pieces))
         super().__init__(media_type=JSON, headers={"content-length": str(size), "x-request-id": request_id})
-        self._wholes, self._pieces = wholes, pieces
+        self._budget, self._pieces = budget, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._wholes.hold(self._pieces) as held:
+        with self._budget.hold(self._pieces) as held:
             held.check()
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             more = True

@@ -1,13 +1,13 @@
 """One HTTP exchange: body in, a call run, answer out as one body or as events.
 
 It knows requests and responses; what bodies and answers look like is forms', translate's and answers', and what ends a
-call early is running's.
+call early is active_call's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
@@ -22,7 +22,7 @@ from penstock.server.online.buffered import JSON, PIECE, BufferedResponse, Respo
 from penstock.server.online.request_limits import Ticket
 from penstock.server.openai.answers import DONE, BaseAnswer, ChatAnswer, CompletionAnswer
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
-from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, body_of, names_of, status_of
+from penstock.server.openai.http_errors import FAILED, HttpError, body_of, names_of, status_of
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.prompt_ids import Sandboxed
 from penstock.server.openai.token_json import TokenSpellings
@@ -30,6 +30,8 @@ from penstock.server.openai.translate import Aside, Call, chat_call, completion_
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
+    from penstock.text.sandbox import Done
+    from penstock.text.sandbox_process import Job
     from penstock.text.tokenizer import Tokenizer
 
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
@@ -41,40 +43,40 @@ Form = TypeVar("Form", CompletionForm, ChatForm)
 class EventStream(Response):
     """Server-sent events of a running call: one `send` a step, as bytes, or one for about PIECE of them."""
 
-    def __init__(self, service: AppState, running: ActiveCall, answer: BaseAnswer, deadline: float | None) -> None:
+    def __init__(self, state: AppState, active: ActiveCall, answer: BaseAnswer, deadline: float | None) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"cache-control": "no-cache", "x-request-id": answer.id}
         )
         del self.headers["content-length"]  # not known ahead
-        self._service, self._running, self._answer = service, running, answer
+        self._state, self._active, self._answer = state, active, answer
         self._deadline = deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         last = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            last = await until_gone(self._write(send), receive, self._service.closing, self._deadline)
+            last = await until_gone(self._write(send), receive, self._state.closing, self._deadline)
         except PenstockError as error:  # the status is sent; the error comes as an event, as clients expect it
             last = b"data: " + body_of(error) + b"\n\n"
         except ClientGoneError:
             return
         except Exception:  # a fault of ours: said to this client, raised again for the log; no other request's matter
-            self._running.cancel()
+            self._active.cancel()
             last = b"data: " + body_of(FaultError(FAILED)) + b"\n\n"
             await send({"type": "http.response.body", "body": last, "more_body": False})
             raise
         finally:
-            self._running.cancel()
+            self._active.cancel()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _write(self, send: Send) -> bytes:
-        running, event = self._running, self._answer.event
-        n = running.call.sampling.n
-        async for step in running.steps():
+        active, event = self._active, self._answer.event
+        n = active.call.sampling.n
+        async for step in active.steps():
             pieces: list[bytes] = []
             size = 0
             for at, deltas in step:
-                positions = running.streams[at].prompt_logprobs
+                positions = active.streams[at].prompt_logprobs
                 for begin in range(0, len(deltas), PORTION):
                     made = [event(at * n + delta.index, delta, positions) for delta in deltas[begin : begin + PORTION]]
                     pieces += made
@@ -84,139 +86,126 @@ class EventStream(Response):
                         pieces, size = [], 0
             if size:
                 await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
-        if not running.call.include_usage:
+        if not active.call.include_usage:
             return DONE
-        return self._answer.usage_event(self._answer.usage(running.account.made, running.cached)) + DONE
+        return self._answer.usage_event(self._answer.usage(active.call_metrics.made, active.cached)) + DONE
 
 
-async def whole(
-    service: AppState, running: ActiveCall, answer: BaseAnswer, wholes: ResponseBudget | None = None
+async def buffer_answer(
+    state: AppState, active: ActiveCall, answer: BaseAnswer, responses: ResponseBudget | None = None
 ) -> list[bytes]:
-    """The body in pieces, counted among `wholes`, or the service's. A choice becomes bytes when its sample ends, so
-    that little is left to do at the last end. Raises PenstockError; AnswerTooLargeError where there is no room for what
-    is there of it."""
-    n, pace = running.call.sampling.n, service.pace
-    likely = 1 + (running.call.logprobs or 0)
-    with (wholes or service.wholes).hold([b""] * running.call.choices) as held:
-        async for step in running.steps():
+    """Returns the body in pieces, counted among `responses`, or the server's. A choice becomes bytes when its sample
+    ends, so that little is left to do at the last end. Raises PenstockError; AnswerTooLargeError where there is no room
+    for what is there of it."""
+    n, yielder = active.call.sampling.n, state.yielder
+    likely = 1 + (active.call.logprobs or 0)
+    with (responses or state.responses).hold([b""] * active.call.choices) as held:
+        async for step in active.steps():
             for at, deltas in step:
-                positions = running.streams[at].prompt_logprobs
+                positions = active.streams[at].prompt_logprobs
                 for delta in deltas:
                     choice = at * n + delta.index
                     held.put(choice, answer.choice(choice, delta, positions))
-                    await pace.spend(len(delta.token_ids) * likely)
+                    await yielder.spend(len(delta.token_ids) * likely)
         held.check()
-        return answer.body(held.pieces, answer.usage(running.account.made, running.cached))
+        return answer.body(held.pieces, answer.usage(active.call_metrics.made, active.cached))
 
 
-async def post_completions(service: AppState, request: Request) -> Response:
+async def post_completions(state: AppState, request: Request) -> Response:
     """POST /v1/completions. Raises PenstockError."""
-    return await _post(service, request, read_completion, completion_call, CompletionAnswer)
+    return await _post(state, request, read_completion, completion_call, CompletionAnswer)
 
 
-async def post_chat(service: AppState, request: Request) -> Response:
+async def post_chat(state: AppState, request: Request) -> Response:
     """POST /v1/chat/completions. Raises PenstockError."""
-    return await _post(service, request, read_chat, chat_call, ChatAnswer)
+    return await _post(state, request, read_chat, chat_call, ChatAnswer)
 
 
 async def _post(
-    service: AppState,
+    state: AppState,
     request: Request,
     read: Callable[[bytearray, HttpLimits], Form],
     call_of: Callable[[Form, EngineFacts, Tokenizer | None, Sandboxed, Aside], Awaitable[Call]],
     answer_of: Callable[[Call, str, TokenSpellings], BaseAnswer],
 ) -> Response:
-    """A request from its body on. The queue is asked before the body is read, and again before it is tokenised."""
+    """Serves a request from its body on. There must be room for it before the body is read, and before it is tokenised.
+    Raises PenstockError, ClientGoneError."""
     key = key_of(request.scope)
-    service.queue.knock(key)
-    with service.intake.place() as place:  # until all that is left of the body is token ids
-        form = read(await service.intake.read(request, place), service.limits)
-        deadline = service.deadline(form.timeout)
-        service.check_model(form.model)
-        ticket = service.queue.enter(key, *size_of(form))
-
-        async def waited(work: Awaitable[Result]) -> Result:
-            """Most work is done before it would be worth it to watch the client: that takes 0.2 ms."""
-            task = asyncio.ensure_future(work)
-            try:
-                await asyncio.wait((task,), timeout=UNWATCHED)
-            except BaseException:
-                task.cancel()
-                raise
-            if task.done():
-                return task.result()
-            return await until_gone(task, request.receive, service.closing, deadline)
-
-        try:
-            call = await call_of(
-                form,
-                service.client.facts,
-                service.client.tokenizer,
-                lambda jobs: waited(service.sandboxes.run(jobs)),
-                lambda work: waited(_in_thread(service, ticket, work)),
-            )
+    state.request_limits.check(key)
+    work = None
+    try:
+        with state.intake.place() as place:  # until all that is left of the body is token ids
+            form = read(await state.intake.read(request, place), state.limits)
+            state.check_model(form.model)
+            ticket = state.request_limits.acquire(key, *size_of(form))
+            work = _Work(state, request, ticket, state.deadline(form.timeout))
+            client = state.client
+            call = await call_of(form, client.facts, client.tokenizer, work.in_sandbox, work.in_thread)
             del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
             call.tenant = NO_TENANT if key is None else key.number
-            ticket.settle(call.size)
-        except ClientGoneError:
-            ticket.leave()
-            return Response(status_code=CLOSED_BY_CLIENT)
-        except BaseException:
-            ticket.leave()
-            raise
-    return await _answered(service, request, call, answer_of, ticket, deadline)
-
-
-async def _in_thread(service: AppState, ticket: Ticket, work: Callable[[], Result]) -> Result:
-    """Work that has begun goes on if nobody waits for it any more, and keeps its place in the queue; what hasn't is
-    dropped, and all that it holds: the threads' own line keeps what was cancelled until its turn comes."""
-    kept = [work]
-    job = service.threads.submit(lambda: kept.pop()())
-    del work
-    ticket.stay(thread := asyncio.wrap_future(job))
-    try:
-        return await asyncio.shield(thread)
-    finally:
-        if job.cancel():
-            kept.clear()
-
-
-async def _answered(
-    service: AppState,
-    request: Request,
-    call: Call,
-    answer_of: Callable[[Call, str, TokenSpellings], BaseAnswer],
-    ticket: Ticket,
-    deadline: float | None,
-) -> Response:
-    try:
-        answer = answer_of(call, service.model, service.spellings)
-        return await _respond(service, request, await _start(service, call, answer, ticket), answer, deadline)
-    except ClientGoneError:
-        ticket.leave()
-        return Response(status_code=CLOSED_BY_CLIENT)
+            ticket.adjust(call.size)
+        return await _answer(work, call, answer_of(call, state.model, state.spellings))
     except BaseException:
-        ticket.leave()
+        if work is not None:
+            work.ticket.release()
         raise
 
 
-async def _start(service: AppState, call: Call, answer: BaseAnswer, ticket: Ticket) -> ActiveCall:
+async def _answer(work: _Work, call: Call, answer: BaseAnswer) -> Response:
+    """Submits the call. Raises PenstockError, ClientGoneError."""
+    state, request = work.state, work.request
     if call.logprobs is not None:
-        await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
-    return ActiveCall(service, call, ticket)
-
-
-async def _respond(
-    service: AppState, request: Request, running: ActiveCall, answer: BaseAnswer, deadline: float | None
-) -> Response:
-    request.state.account = running.account  # for the access log
-    if running.call.stream:
-        return EventStream(service, running, answer, deadline)
+        await state.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
+    active = ActiveCall(state, call, work.ticket)
+    request.state.call_metrics = active.call_metrics  # for the access log
+    if call.stream:
+        return EventStream(state, active, answer, work.deadline)
     try:
-        pieces = await until_gone(whole(service, running, answer), request.receive, service.closing, deadline)
+        pieces = await work.while_client_stays(buffer_answer(state, active, answer))
     finally:
-        running.cancel()
-    return BufferedResponse(service.wholes, pieces, answer.id)
+        active.cancel()
+    return BufferedResponse(state.responses, pieces, answer.id)
+
+
+class _Work:
+    """What is done for one request before its answer begins. Its client's leaving, its deadline and the server's end
+    cut it short."""
+
+    def __init__(self, state: AppState, request: Request, ticket: Ticket, deadline: float | None) -> None:
+        self.state, self.request, self.ticket, self.deadline = state, request, ticket, deadline
+
+    def while_client_stays(self, work: Awaitable[Result]) -> Awaitable[Result]:
+        """Runs `work`; raises as until_gone."""
+        return until_gone(work, self.request.receive, self.state.closing, self.deadline)
+
+    async def in_sandbox(self, jobs: Sequence[Job]) -> list[Done]:
+        """Renders and tokenises in a sandbox."""
+        return await self._soon(self.state.sandboxes.run(jobs))
+
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Runs `work` in the pool of threads. If it has begun when nobody waits for it any more, it goes on, and the
+        request keeps its place until then; if it hasn't, it is dropped with all that it holds at once, where the
+        executor would keep a cancelled job until its turn comes."""
+        kept = [work]
+        job = self.state.threads.submit(lambda: kept.pop()())
+        del work
+        thread = asyncio.wrap_future(job)
+        self.ticket.hold_until(thread)
+        try:
+            return await self._soon(asyncio.shield(thread))
+        finally:
+            if job.cancel():
+                kept.clear()
+
+    async def _soon(self, work: Awaitable[Result]) -> Result:
+        """Runs `work`, and watches the client only past UNWATCHED: that takes 0.2 ms, and most work is done before."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task,), timeout=UNWATCHED)
+        except BaseException:
+            task.cancel()
+            raise
+        return task.result() if task.done() else await self.while_client_stays(task)
 
 
 def refuse(request: Request, error: PenstockError) -> Response:

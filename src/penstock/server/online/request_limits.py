@@ -1,4 +1,4 @@
-"""The queue before the engine: how much may be open at once, whose it is, and when to come again.
+"""How much may be open at once before the engine, whose it is, and when to come again.
 
 What is bounded is what was accepted and not yet answered, waiting or running: samples (n counts, and each prompt of a
 list), and prompt tokens (a prompt counts once, whatever n is). Half of each bound is shared out between the keys, so
@@ -118,7 +118,8 @@ class DrainRate:
 
 class RequestLimits:
     """Who may come in. Of several server processes each has one with its part of the bounds, so that together they
-    never accept more."""
+    never accept more. A request asks three times: `check` by its head, `acquire` once its body is read, `adjust` once
+    it is tokenised."""
 
     def __init__(
         self, reqs: int, tokens: int, keys: int = 0, servers: int = 1, clock: Callable[[], float] = time.monotonic
@@ -128,27 +129,21 @@ class RequestLimits:
         self.refused = 0
         self._servers = servers
 
-    def knock(self, key: Key | None) -> None:
-        """Before a body is read. Raises QueueFullError where there is no room for the smallest request."""
-        self._check(key, 1, 1)
+    def check(self, key: Key | None, reqs: int = 1, tokens: int = 1) -> None:
+        """Raises QueueFullError where there is no room, and HttpError for what the key's own limits never let in."""
+        self._check(self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples")
+        self.check_tokens(key, tokens)
 
-    def promise(self, key: Key | None, amount: int) -> None:
-        """Counts so many of the smallest requests as open, or, if it is negative, no more."""
-        name = NOBODY if key is None else key.name
-        self.reqs.add(name, amount)
-        self.tokens.add(name, amount)
+    def check_tokens(self, key: Key | None, tokens: int) -> None:
+        """Raises as check."""
+        self._check(self.tokens, key, tokens, None if key is None else key.max_num_queued_tokens, "prompt tokens")
 
-    def enter(self, key: Key | None, reqs: int, tokens: int) -> Ticket:
-        """Before a body's text is tokenised: `tokens` is about how many. Raises QueueFullError, and HttpError for what
-        the key's own limits never let in."""
-        self._check(key, reqs, tokens)
+    def acquire(self, key: Key | None, reqs: int, tokens: int) -> Ticket:
+        """Returns a request's place. `tokens` is about how many: its text isn't tokenised yet. Raises as check."""
+        self.check(key, reqs, tokens)
         return Ticket(self, key, reqs, tokens)
 
-    def _check(self, key: Key | None, reqs: int, tokens: int) -> None:
-        self.check(self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples")
-        self.check(self.tokens, key, tokens, None if key is None else key.max_num_queued_tokens, "prompt tokens")
-
-    def check(self, pool: Pool, key: Key | None, amount: int, limit: int | None, what: str) -> None:
+    def _check(self, pool: Pool, key: Key | None, amount: int, limit: int | None, what: str) -> None:
         name = NOBODY if key is None else key.name
         if limit is not None:
             if amount > limit:
@@ -166,23 +161,24 @@ class RequestLimits:
 
 
 class Ticket:
-    """One request's place in the queue. Leaving is idempotent."""
+    """One request's place. Releasing it is idempotent."""
 
-    def __init__(self, queue: RequestLimits, key: Key | None, reqs: int, tokens: int) -> None:
-        self._queue, self._key = queue, key
+    def __init__(self, limits: RequestLimits, key: Key | None, reqs: int, tokens: int) -> None:
+        self._limits, self._key = limits, key
         self._name = NOBODY if key is None else key.name
         self._reqs, self._tokens = reqs, tokens
         self._work: Future[Any] | None = None
-        queue.reqs.add(self._name, reqs)
-        queue.tokens.add(self._name, tokens)
+        limits.reqs.add(self._name, reqs)
+        limits.tokens.add(self._name, tokens)
 
-    def settle(self, tokens: int) -> None:
-        """The prompt tokens are known. Raises as RequestLimits.enter, where they are more than there is room for."""
-        pool, limit = self._queue.tokens, None if self._key is None else self._key.max_num_queued_tokens
-        pool.add(self._name, -self._tokens)
-        about, self._tokens = self._tokens, 0
+    def adjust(self, tokens: int) -> None:
+        """Takes the prompt tokens as they are now known. Raises as check, where they are more than there is room for;
+        none are held then."""
+        pool, about = self._limits.tokens, self._tokens
+        pool.add(self._name, -about)
+        self._tokens = 0
         if tokens > about:
-            self._queue.check(pool, self._key, tokens, limit, "prompt tokens")
+            self._limits.check_tokens(self._key, tokens)
         pool.add(self._name, tokens)
         self._tokens = tokens
 
@@ -191,10 +187,10 @@ class Ticket:
         samples = min(samples, self._reqs)
         self._reqs -= samples
         if samples:
-            self._queue.reqs.give_back(self._name, samples)
+            self._limits.reqs.give_back(self._name, samples)
 
-    def stay(self, work: Future[Any]) -> None:
-        """It leaves when this has ended, if it would leave before: work that goes on for nobody takes its place too."""
+    def hold_until(self, work: Future[Any]) -> None:
+        """Releases it when this has ended, if it would be before: work that goes on for nobody takes its place too."""
         self._work = work
         work.add_done_callback(lambda _: self._let_go(work))  # its result may be much longer than what is used of it
 
@@ -202,12 +198,12 @@ class Ticket:
         if self._work is work:
             self._work = None
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """It is answered, however that went."""
         if self._work is not None and not self._work.done():
-            self._work.add_done_callback(lambda _: self.leave())
+            self._work.add_done_callback(lambda _: self.release())
             return
         self.ended(self._reqs)
         tokens, self._tokens = self._tokens, 0
         if tokens:
-            self._queue.tokens.give_back(self._name, tokens)
+            self._limits.tokens.give_back(self._name, tokens)

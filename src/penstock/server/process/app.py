@@ -21,6 +21,7 @@ from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.routes import add_batch_routes
 from penstock.server.online import handlers
 from penstock.server.online.access_log import AccessLog
+from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import AccessPolicy, AuthMiddleware
 from penstock.server.online.buffered import JSON
@@ -30,7 +31,7 @@ from penstock.server.process.openapi import describe
 
 def build_app(
     service: AppState,
-    doors: AccessPolicy | None = None,
+    access: AccessPolicy | None = None,
     access_log: IO[bytes] | None = None,
     desk: BatchManager | None = None,
 ) -> FastAPI:
@@ -41,8 +42,8 @@ def build_app(
     add_batch_routes(app, desk)
     _add_health_routes(app, service)
     _add_error_shapes(app)
-    _add_description(app, service, doors or AccessPolicy())
-    app.add_middleware(AuthMiddleware, doors=doors or AccessPolicy())
+    _add_description(app, service, access or AccessPolicy())
+    app.add_middleware(AuthMiddleware, access=access or AccessPolicy())
     if access_log is not None:
         app.add_middleware(AccessLog, file=access_log)
     return app
@@ -113,8 +114,9 @@ def _add_error_shapes(app: FastAPI) -> None:
             response.headers["allow"] = _allowed(request)
         return response
 
+    @app.exception_handler(ClientGoneError)
     @app.exception_handler(ClientDisconnect)
-    async def on_gone(request: Request, error: ClientDisconnect) -> Response:
+    async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLOSED_BY_CLIENT)
 
     @app.exception_handler(Exception)
@@ -154,14 +156,14 @@ def _json(content: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
 
 
-def _add_description(app: FastAPI, service: AppState, doors: AccessPolicy) -> None:
+def _add_description(app: FastAPI, service: AppState, access: AccessPolicy) -> None:
     plain, facts = app.openapi, service.client.facts
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             described = plain()
             describe(
-                described, model=service.model, longest=facts.max_model_len, vocabulary=facts.vocab_size, doors=doors
+                described, model=service.model, longest=facts.max_model_len, vocabulary=facts.vocab_size, access=access
             )
         return plain()
 

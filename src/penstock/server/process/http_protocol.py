@@ -1,10 +1,10 @@
-"""A connection, with limits of its own before uvicorn's: bytes and seconds of a request's head, seconds that a reader
-may take nothing, seconds that are spent on a body nobody wants, requests one behind the other, and how many connections
-there are.
+"""A connection's limits before uvicorn's: bytes and seconds of a request's head, seconds that a reader may take
+nothing, and how many connections there are.
 
 uvicorn's protocol parses and answers; this one watches it, and ends what goes past a limit with an answer in OpenAI's
-shape where one can still be given. What the porter turns away is answered here too, by its head alone. It knows HTTP on
-the wire; no routes, no engine.
+shape where one can still be given. Requests that load shedding turns away are answered here too, by their heads alone.
+pyproject.toml bounds uvicorn to the versions whose protocol this was tried on. What a reverse proxy does beyond that is
+left to one (docs/design/given_up.md). It knows HTTP on the wire; no routes, no engine.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.load_shedding import LoadShedder
 
 SPARE = 64  # connections beyond the most: for probes, for those that haven't asked yet, and to tell the others
-LINGER = 2.0  # seconds that what a client still sends is read and thrown away, so that it gets to its answer
+LINGER = 1.0  # seconds that what a refused client still sends is read and thrown away
 OTHER_FILES = 256  # descriptors that are no connections
-MOST_BEHIND = 32  # requests that wait behind the one that is being answered
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
@@ -48,12 +47,6 @@ class HeadTooSlowError(HttpError):
     status, code = 408, "headers_too_slow"
 
 
-class ManyBehindError(HttpError):
-    """More requests one behind the other than the server holds."""
-
-    status, code = 400, "too_many_pipelined"
-
-
 class CrowdedError(HttpError):
     """More connections than the server takes."""
 
@@ -72,10 +65,10 @@ def most_connections(limits: HttpLimits, *, files: bool) -> int:
 
 
 def http_protocol(
-    limits: HttpLimits, porter: LoadShedder | None = None, *, files: bool = False
+    limits: HttpLimits, shedder: LoadShedder | None = None, *, files: bool = False
 ) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn. Without a porter every request comes to the application. files: as above."""
-    parts = {"limits": limits, "most": most_connections(limits, files=files), "porter": porter, "idle": {}}
+    """The protocol class for uvicorn. Without a shedder every request comes to the application. files: as above."""
+    parts = {"limits": limits, "most": most_connections(limits, files=files), "shedder": shedder, "idle": {}}
     return type("LimitedConnection", (HttpProtocol,), parts | {"__slots__": ()})
 
 
@@ -92,27 +85,25 @@ class HttpProtocol(HttpToolsProtocol):
 
     limits: HttpLimits
     most: int  # that may wait for an answer
-    porter: LoadShedder | None
+    shedder: LoadShedder | None
     idle: dict[HttpProtocol, None]  # those that wait for none; first the one that has for the longest
     # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each connection.
     __slots__ = (
-        "_answering", "_close_behind", "_dropping", "_end_timer", "_head_bytes", "_head_open", "_head_timer",
-        "_mixed", "_refused", "_upgrade", "_write_timer",
+        "_answering", "_dropping", "_head_bytes", "_head_open", "_head_timer", "_progress", "_refused", "_upgrade",
+        "_write_timer",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_open = True  # no head has come whole since the last request did
         self._head_bytes = 0  # of the head that is coming, or of what came since the body's last byte
-        self._mixed = False  # what is being parsed has more in it than a piece of one of these
+        self._progress = False  # what is being parsed has more in it than a piece of one of these
         self._refused = False  # answered by us: what still comes is thrown away
         self._upgrade = False  # the head asks for another protocol, which isn't served
-        self._dropping = False  # the porter turned this request away: its body is thrown away, the next is served
-        self._close_behind = False  # ... or none: the client asked for the end
+        self._dropping = False  # turned away by its head: its body is thrown away, the next request is served
         self._answering: RequestResponseCycle | None = None  # what was begun last; `cycle` is what was read last
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._end_timer: asyncio.TimerHandle | None = None
 
     # -- the transport's calls
 
@@ -121,41 +112,34 @@ class HttpProtocol(HttpToolsProtocol):
         # An answer is two writes. asyncio sets this for sockets that name their protocol, which not all do; without it
         # each answer on a kept connection took 44 ms (Nagle's algorithm against delayed acknowledgements).
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.transport = _Polite(transport, self)  # type: ignore[assignment]  # a transport but for its close()
         self.idle[self] = None
         self._wait_for_head()
         if len(self.connections) > self.most + SPARE:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._head_timer, self._write_timer, self._end_timer):
+        for timer in (self._head_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
         self.idle.pop(self, None)
         super().connection_lost(exc)
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True  # uvicorn tells the one that was read last
-            self._answering.message_event.set()
+        self._disconnect()
         # What is left must not hold itself together: it would lie there until the collector comes, which is seldom.
         self._unset_keepalive_if_required()
         for waiting, _ in self.pipeline:
             waiting.on_response = _nothing  # they are never begun
         self.pipeline.clear()
-        if isinstance(self.transport, _Polite):
-            self.transport.let_go()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._mixed = False
+        self._progress = False
         self._unset_keepalive_if_required()
         self._parse(data)
-        if self._dropping and self._end_timer is None:
-            self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
         if self._refused or self.transport.is_closing():
             return
         # Of a mixed read its part isn't known; a read is 256 KB at most, and the next counts whole.
-        if not self._mixed:
+        if not self._progress:
             self._head_bytes += len(data)
         if self._head_bytes > self.limits.max_header_bytes:
             self._refuse(self._too_large())
@@ -163,7 +147,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def _parse(self, data: bytes) -> None:
-        """All of it: behind a request that asks for another protocol the parser stops, and begins anew."""
+        """Parses all of it: behind a request that asks for another protocol the parser stops, and begins anew."""
         coming: list[bytes | memoryview] = [data]
         while coming and not self._refused:
             piece = coming.pop()
@@ -176,8 +160,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.limits.stall_seconds, self._stalled)
+        if self._write_timer is None:  # one that takes nothing is cancelled, as one that goes away
+            self._write_timer = self.loop.call_later(self.limits.stall_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -208,7 +192,7 @@ class HttpProtocol(HttpToolsProtocol):
         if (error := self._beyond()) is not None:
             self._refuse(error)
             return
-        self._head_open, self._head_bytes, self._mixed = False, 0, True
+        self._head_open, self._head_bytes, self._progress = False, 0, True
         if self.parser.should_upgrade():
             self._upgrade = True
         elif (unwanted := self._unwanted()) is not None:
@@ -219,85 +203,71 @@ class HttpProtocol(HttpToolsProtocol):
                 self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
-        self._head_bytes, self._mixed = 0, True
+        self._head_bytes, self._progress = 0, True
         if not (self._refused or self._upgrade or self._dropping):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._refused or self._upgrade:
             return
-        self._head_open, self._head_bytes, self._mixed = True, 0, True
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-            self._end_timer = None
+        self._head_open, self._head_bytes, self._progress = True, 0, True
         if not self._dropping:
             super().on_message_complete()
             return
         self._dropping = False
-        if self._close_behind:
+        if not self._is_kept():
             self.transport.close()
 
     def on_response_complete(self) -> None:
-        waited = bool(self.pipeline)  # then what is still coming is the last one's that waits, not the answered one's
-        if waited:
+        if self.pipeline:
             self._answering = self.pipeline[-1][0]
         else:
             self.idle[self] = None
         super().on_response_complete()
-        if not (waited or self._head_open or self.transport.is_closing()):  # answered before its body was here
-            self._end_timer = self.loop.call_later(self.limits.header_seconds, self.transport.close)
 
-    def must_linger(self) -> bool:
-        """Asked when the connection is to be closed: whether the client may still be sending. From here on what it
-        sends is thrown away."""
-        sending = self._refused or not self._head_open
-        self._refused = True
-        return sending
-
-    # -- what the porter turns away
+    # -- what load shedding turns away
 
     def _unwanted(self) -> HttpError | None:
-        """Why this request isn't begun. One behind another has to wait for its turn to be answered; one that asks
-        before it sends its body may then not send it, so that nobody knows where the next begins."""
-        if self.porter is None or self.expect_100_continue:
+        """Returns why this request isn't begun. One behind another has to wait for its turn to be answered; one that
+        asks before it sends its body may then not send it, so that nobody knows where the next begins."""
+        if self.shedder is None or self.expect_100_continue:
             return None
         if self.cycle is not None and not self.cycle.response_complete:
             return None
-        return self.porter(self.parser.get_method(), self.url, self.headers)
+        return self.shedder(self.parser.get_method(), self.url, self.headers)
 
     def _turn_away(self, error: HttpError) -> None:
         self._dropping = True
         self.idle[self] = None
         if self._write_timer is not None:  # it doesn't take its answers: more of them wait until it does
             self.flow.pause_reading()
-        self._close_behind = not self.parser.should_keep_alive() or self.parser.get_http_version() == "1.0"
-        self._answer(error, close=self._close_behind)
+        self._answer(error, close=not self._is_kept())
+
+    def _is_kept(self) -> bool:
+        """Whether the client goes on with this connection."""
+        return bool(self.parser.should_keep_alive()) and self.parser.get_http_version() != "1.0"
 
     # -- what goes past a limit
 
     def _beyond(self) -> HttpError | None:
-        """Why the head that is here is refused."""
+        """Returns why the head that is here is refused."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.max_header_bytes:
             return self._too_large()
-        if len(self.pipeline) >= MOST_BEHIND:
-            return ManyBehindError(f"more than {MOST_BEHIND} requests wait here for their answers: read some first")
         if len(self.connections) - len(self.idle) > self.most and not self.url.startswith(_PROBES):
             message = "the server has as many connections as it takes: send this again in a moment"
             return CrowdedError(message, headers={"retry-after": "1"})
         return None
 
     def _make_room(self) -> None:
-        """Ends the one that has waited for no answer for the longest; this one, where all others do. One whose reader
-        hasn't taken its answer yet comes last, but comes: it may never take it."""
-        taken = (each for each in self.idle if each is not self and not each.transport.get_write_buffer_size())
-        oldest = next(taken, next(iter(self.idle)))
+        """Ends the connection that has waited for no answer for the longest; this one, where all others wait."""
+        oldest = next((each for each in self.idle if each is not self), self)
         del self.idle[oldest]
         self.connections.discard(oldest)  # it goes when the loop has turned
         oldest.transport.abort()
 
     def _without_upgrade(self) -> bytes:
-        """The request's head again, as if it had not asked for another protocol, for a new parser: some clients
+        """Returns the request's head again, as if it had not asked for another protocol, for a new parser: some clients
         (Java's) always do, and their bodies are behind it. Nothing where it is refused."""
         if not self._upgrade or self._refused:
             return b""
@@ -323,10 +293,6 @@ class HttpProtocol(HttpToolsProtocol):
             seconds = f"{self.limits.header_seconds:g} s"
             self._refuse(HeadTooSlowError(f"the headers took longer than {seconds}: send them at once"))
 
-    def _stalled(self) -> None:
-        """A reader that took next to nothing in its time. What it asked for is cancelled, as for one that goes away."""
-        self.transport.abort()
-
     def _too_large(self) -> HeadTooLargeError:
         return HeadTooLargeError(f"the headers are larger than {self.limits.max_header_bytes} bytes: send fewer")
 
@@ -340,11 +306,18 @@ class HttpProtocol(HttpToolsProtocol):
         answered = self._dropping or (begun is not None and begun.response_complete and not self._head_open)
         if begun is not None and not begun.response_complete:
             answered = begun.response_started  # in the middle of an answer there is no place for another
-            begun.disconnected = True  # what was begun ends, and says nothing
-            begun.message_event.set()
+            self._disconnect()
         if not answered:
             self._answer(error, close=True)
-        self.transport.close()
+        # A close while the client still sends would take from it the answer that it hasn't read.
+        self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)
+
+    def _disconnect(self) -> None:
+        """Tells the request that was begun that nobody waits for it: uvicorn tells the one that was read last."""
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def _answer(self, error: HttpError, *, close: bool) -> None:
         body = body_of(error)
@@ -353,36 +326,3 @@ class HttpProtocol(HttpToolsProtocol):
             fields["connection"] = "close"
         lines = [f"{name}: {value}\r\n".encode() for name, value in fields.items()]
         self.transport.write(b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body)))
-
-
-class _Polite:
-    """A transport that doesn't close on a client that still sends: that would take from it the answer that it hasn't
-    read. It hears the end, and gets LINGER to come to it."""
-
-    def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:
-        self._transport = transport
-        self._connection: HttpProtocol | None = connection  # until it is lost
-        self._ending: asyncio.TimerHandle | None = None
-        self.write = transport.write
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def is_closing(self) -> bool:
-        return self._ending is not None or self._transport.is_closing()
-
-    def close(self) -> None:
-        if self._connection is None or self.is_closing():
-            return
-        if not self._connection.must_linger():
-            self._transport.close()
-            return
-        self._transport.resume_reading()
-        self._transport.write_eof()
-        self._ending = self._connection.loop.call_later(LINGER, self._transport.close)
-
-    def let_go(self) -> None:
-        """The connection is lost: nothing is asked of it any more."""
-        self._connection = None
-        if self._ending is not None:
-            self._ending.cancel()

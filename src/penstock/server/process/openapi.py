@@ -102,22 +102,22 @@ LINKS: dict[str, dict[str, Json]] = {
 }
 
 
-def describe(document: Json, *, model: str, longest: int, vocabulary: int, doors: AccessPolicy) -> None:
-    """Completes FastAPI's document in place, for a model of this name, context and vocabulary, behind these doors.
+def describe(document: Json, *, model: str, longest: int, vocabulary: int, access: AccessPolicy) -> None:
+    """Completes FastAPI's document in place, for a model of this name, context and vocabulary, with this access policy.
     Every operation must be in the table."""
     components = document.setdefault("components", {})
     components["schemas"] = request_schemas(model, longest, vocabulary) | ANSWERS
-    if doors.keys:
+    if access.keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             told = OPERATIONS[f"{method.upper()} {path}"]
-            operation["responses"] = _responses(told, path, doors)
+            operation["responses"] = _responses(told, path, access)
             if told.body is not None:
                 operation["requestBody"] = {"required": True, "content": told.body}
             if told.query:
                 operation["parameters"] = [*operation.get("parameters", ()), *told.query]
-            if doors.keys and path not in OPEN_PATHS:
+            if access.keys and path not in OPEN_PATHS:
                 operation["security"] = [{"key": []}]
     for source, links in LINKS.items():
         good = _operation(document, source)["responses"]["200"]
@@ -131,10 +131,10 @@ def _operation(document: Json, name: str) -> Json:
     return found
 
 
-def _responses(told: Told, path: str, doors: AccessPolicy) -> Json:
+def _responses(told: Told, path: str, access: AccessPolicy) -> Json:
     good = {"description": _STATUSES[200], "content": _content(told.answers)}
     found: Json = {"200": good}
-    for status in sorted({*_ANYWHERE, *told.statuses, *_at_the_door(path, doors)}):
+    for status in sorted({*_ANYWHERE, *told.statuses, *_access_statuses(path, access)}):
         found[str(status)] = {"description": _STATUSES[status], "content": _json(ref("Error"))}
     if told.again:
         found["503"] = {**good, "description": _STATUSES[503]}
@@ -143,11 +143,11 @@ def _responses(told: Told, path: str, doors: AccessPolicy) -> Json:
     return found
 
 
-def _at_the_door(path: str, doors: AccessPolicy) -> tuple[int, ...]:
+def _access_statuses(path: str, access: AccessPolicy) -> tuple[int, ...]:
     crowded = () if path.startswith(PROBES) else (429,)
     if path in OPEN_PATHS:
         return crowded
-    return (*((401,) if doors.keys else ()), *((403,) if doors.asks_host else ()), *crowded)
+    return (*((401,) if access.keys else ()), *((403,) if access.asks_host else ()), *crowded)
 
 
 def _content(answers: tuple[str, ...]) -> Json:

@@ -56,7 +56,7 @@ def serve(
     """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line at the start names.
 
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
-    process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and doors.py;
+    process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and access.py;
     PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
     served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
     own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that
@@ -71,10 +71,10 @@ def serve(
     limits = limits or HttpLimits()
     limits.check()
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
-    doors = AccessPolicy(keys=keys, hosts=check_hosts(allowed_hosts))
-    check_public(host, doors, allow_no_key=allow_no_key)
+    access = AccessPolicy(keys=keys, hosts=check_hosts(allowed_hosts))
+    check_public(host, access, allow_no_key=allow_no_key)
     with open_log(access_log):
-        site = Site(served_model_name or config.model.model, doors, limits, access_log)
+        site = Site(served_model_name or config.model.model, access, limits, access_log)
     if state_dir is not None and api_server_count > 1:
         message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
         raise UsageError(message, param="state_dir")

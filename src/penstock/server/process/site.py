@@ -47,7 +47,7 @@ class Site:
     """What a server is called and lets in, whatever engine is behind it."""
 
     name: str
-    doors: AccessPolicy
+    access: AccessPolicy
     limits: HttpLimits
     access_log: str | None = None
 
@@ -65,7 +65,7 @@ async def serve_engine(
     metrics = Metrics(client, site.name, board)
     servers = 1 if board is None else board.servers
     service = AppState(
-        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.doors.keys
+        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys
     )
     desk = None if state is None else BatchManager(service, state)
     if board is None or board.first:
@@ -76,8 +76,10 @@ async def serve_engine(
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
     with open_log(site.access_log) as log:
-        protocol = http_protocol(site.limits, LoadShedder(service.queue, site.doors, log), files=state is not None)
-        server = _Server(_uvicorn_config(build_app(service, site.doors, log, desk), protocol))
+        protocol = http_protocol(
+            site.limits, LoadShedder(service.request_limits, site.access, log), files=state is not None
+        )
+        server = _Server(_uvicorn_config(build_app(service, site.access, log, desk), protocol))
         begun = asyncio.create_task(_begin_sandboxes(service, say=board is None or board.first))
         try:
             await _run(service, desk, server, listener, stop, ready)

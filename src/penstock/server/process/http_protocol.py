@@ -24,7 +24,7 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.load_shedding import LoadShedder
 
 SPARE = 64  # connections beyond the most: for probes, for those that haven't asked yet, and to tell the others
-LINGER = 1.0  # seconds that what a refused client still sends is read and thrown away
+LINGER = 1.0  # seconds that what a client still sends is read and thrown away, so that it gets to its answer
 OTHER_FILES = 256  # descriptors that are no connections
 _PROBES = tuple(path.encode() for path in PROBES)
 
@@ -112,6 +112,7 @@ class HttpProtocol(HttpToolsProtocol):
         # An answer is two writes. asyncio sets this for sockets that name their protocol, which not all do; without it
         # each answer on a kept connection took 44 ms (Nagle's algorithm against delayed acknowledgements).
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.transport = _Lingering(transport, self)  # type: ignore[assignment]  # a transport but for its close()
         self.idle[self] = None
         self._wait_for_head()
         if len(self.connections) > self.most + SPARE:
@@ -129,6 +130,8 @@ class HttpProtocol(HttpToolsProtocol):
         for waiting, _ in self.pipeline:
             waiting.on_response = _nothing  # they are never begun
         self.pipeline.clear()
+        if isinstance(self.transport, _Lingering):
+            self.transport.connection = None
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -225,6 +228,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.idle[self] = None
         super().on_response_complete()
 
+    def still_sending(self) -> bool:
+        """Asked when the connection is to be closed: whether the client may still send. From here on that is thrown
+        away."""
+        sending = self._refused or not self._head_open
+        self._refused = True
+        return sending
+
     # -- what load shedding turns away
 
     def _unwanted(self) -> HttpError | None:
@@ -309,9 +319,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._disconnect()
         if not answered:
             self._answer(error, close=True)
-        # A close while the client still sends would take from it the answer that it hasn't read.
-        self.transport.write_eof()
-        self.loop.call_later(LINGER, self.transport.close)
+        self.transport.close()
 
     def _disconnect(self) -> None:
         """Tells the request that was begun that nobody waits for it: uvicorn tells the one that was read last."""
@@ -326,3 +334,31 @@ class HttpProtocol(HttpToolsProtocol):
             fields["connection"] = "close"
         lines = [f"{name}: {value}\r\n".encode() for name, value in fields.items()]
         self.transport.write(b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body)))
+
+
+class _Lingering:
+    """A transport that doesn't close on a client that still sends: that would take from it the answer that it hasn't
+    read. It hears the end, and gets LINGER to come to it."""
+
+    def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:
+        self._transport = transport
+        self.connection: HttpProtocol | None = connection  # until it is lost
+        self._ending = False
+        self.write = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._ending or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.connection is None or self.is_closing():
+            return
+        if not self.connection.still_sending():
+            self._transport.close()
+            return
+        self._ending = True
+        self._transport.resume_reading()
+        self._transport.write_eof()
+        self.connection.loop.call_later(LINGER, self._transport.close)

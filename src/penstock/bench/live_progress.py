@@ -13,15 +13,15 @@ import numpy as np
 
 from penstock.bench.point_planner import CLOSED, OPEN, PointPlan
 from penstock.bench.run_load import Load, LoadProgress
+from penstock.status_line import StatusLine
 
 EVERY = 0.5  # seconds between two lines on a terminal
 FIRSTS = 400  # of the last first-token times that the quantiles are of
-WIDE = 200
 
 
 class LiveProgress:
     def __init__(self, shape: str, out: TextIO) -> None:
-        self._shape, self._out = shape, out
+        self._shape, self._status = shape, StatusLine(out)
         self._plan: PointPlan | None = None
         self._begin = 0.0
         self._last = 0.0
@@ -30,7 +30,8 @@ class LiveProgress:
         self._points = 0
 
     def __enter__(self) -> LiveProgress:
-        self._say("starting" if self._out.isatty() else "")
+        if self._status.live:
+            self._status.show("starting")
         return self
 
     def __exit__(
@@ -46,15 +47,10 @@ class LiveProgress:
             self._points += 1
             return
         self._firsts = (self._firsts + now.firsts)[-FIRSTS:]
-        if self._out.isatty() and time.monotonic() - self._last > EVERY:
-            self._say(self._line(plan, load, now))
+        if self._status.live and time.monotonic() - self._last > EVERY:
+            self._status.show(self._line(plan, load, now))
             self._last = time.monotonic()
         self._before = now
-
-    def _say(self, line: str) -> None:
-        if line:
-            self._out.write("\r\x1b[K" + line)
-            self._out.flush()
 
     def _line(self, plan: PointPlan, load: Load, now: LoadProgress) -> str:
         rate = (now.output_tokens or now.events) / max(now.seconds, 1e-9)
@@ -67,7 +63,7 @@ class LiveProgress:
         return (
             f"{self._shape} point {self._points} {plan.name}: {rate:,.0f} tok/s  {first}"
             f"{now.in_flight} in flight  {counted}{failed}  {_left(plan, load, now)}"
-        )[:WIDE]
+        )
 
     def _done(self) -> None:
         if self._plan is None:
@@ -77,10 +73,7 @@ class LiveProgress:
         ended = f"{last.ended - last.unfinished} ended, {last.failed} failed" if last is not None else "no news"
         if last is not None and last.unfinished:
             ended += f", {last.unfinished} unfinished"
-        self._out.write(
-            ("\r\x1b[K" if self._out.isatty() else "") + f"{self._shape} {self._plan.name}: {ended}, {took:.1f} s\n"
-        )
-        self._out.flush()
+        self._status.keep(f"{self._shape} {self._plan.name}: {ended}, {took:.1f} s")
         self._plan = None
 
 

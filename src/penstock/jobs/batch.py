@@ -9,21 +9,18 @@ the screen; how they travel is remote's.
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from penstock.errors import UsageError
 from penstock.jobs.outputs import Landing
-from penstock.jobs.progress import duration
 from penstock.jobs.remote import Json, NoAnswerError, Remote, RemoteError, open_lines
+from penstock.status_line import StatusLine, duration
 
 OVER = ("completed", "failed", "cancelled", "expired")
 LOOK_EVERY = 2.0  # seconds
-SAY_EVERY = 10.0  # seconds between lines where nobody looks at a terminal
 LONGEST_LINE = 32 << 20  # bytes of the line that says the endpoint
 WAITS = {  # for what, in the words of our server
     "disk": "held up by the server's disk: its log says why",
@@ -81,26 +78,32 @@ def _endpoint_of(path: Path, endpoint: str | None) -> str:
 def watch(remote: Remote, batch_id: str, out: TextIO | None = None, every: float = LOOK_EVERY) -> Json:
     """Says how far a batch is until it is over, and gives it then; bad lines as soon as they are known. Raises
     RemoteError for what no waiting mends."""
-    screen = _Screen(out or sys.stderr)
+    screen = StatusLine(out)
     troubles: list[str] = []
+    said = ""  # the status that was shown last
+
+    def show(text: str) -> None:
+        nonlocal said
+        before, said = said, text.split(",")[0]
+        screen.show(text, anew=said != before)
+
     while True:
         try:
             batch = remote.batch(batch_id)
         except NoAnswerError:
-            if not screen.said:  # it never answered: the address is wrong
+            if not said:  # it never answered: the address is wrong
                 raise
-            screen.say("the server does not answer; its batches go on when it is started again")
+            show("the server does not answer; its batches go on when it is started again")
         except RemoteError as error:
             if error.status not in (429, 502, 503, 504):
                 raise
-            screen.say(str(error))
+            show(str(error))
         else:
-            over = batch.get("status") in OVER
-            screen.say(line_of(batch), last=over)
-            found = troubles_of(batch)
-            if found != troubles:
-                screen.tell(found)
-                troubles = found
+            found, over = troubles_of(batch), batch.get("status") in OVER
+            (screen.keep if over else show)(line_of(batch))
+            for line in found if found != troubles else ():
+                screen.keep(f"penstock: {line}")
+            troubles = found
             if over:
                 return batch
         time.sleep(every)
@@ -186,29 +189,3 @@ def _refuse_another_size(remote: Remote, file_id: str | None, place: Landing) ->
     size = place.size()
     if size and (file_id is None or remote.file(file_id).get("bytes") not in (size, None)):
         raise place.refuse()
-
-
-class _Screen:
-    """A line that changes in its place on a terminal; elsewhere a line now and then."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out, self._live = out, out.isatty()
-        self._last = ""
-        self._at = float("-inf")
-        self.said = False
-
-    def tell(self, texts: Iterable[str]) -> None:
-        """Lines that stay."""
-        for text in texts:
-            self._out.write(("\r\x1b[2K" if self._live else "") + f"penstock: {text}\n")
-        self._out.flush()
-
-    def say(self, text: str, *, last: bool = False) -> None:
-        self.said = True
-        now = time.monotonic()
-        if self._live:
-            self._out.write("\r\x1b[2K" + text + ("\n" if last else ""))
-        elif last or text.split(",")[0] != self._last.split(",")[0] or now - self._at >= SAY_EVERY:
-            self._out.write(text + "\n")
-            self._at, self._last = now, text
-        self._out.flush()

@@ -1,13 +1,11 @@
 """The live line of a long job: what is done, how fast it goes now, when it will end.
 
-On a terminal a line that moves; else a plain line every ten seconds, so that a log stays short. It writes to stderr
-and knows of the job only its counts and its journal. A thread of its own redraws, because a step can take longer than
-anybody waits.
+On a terminal a line that moves; else a plain line every ten seconds, so that a log stays short. It knows of the job
+only its counts and its journal. A thread of its own redraws, because a step can take longer than anybody waits.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -15,15 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn
-from rich.progress import Progress as RichProgress
-
 from penstock.journal import Journal
+from penstock.status_line import SELDOM, StatusLine, duration
 
 LIVE_SECONDS = 0.25
-PLAIN_SECONDS = 10.0
 WINDOW_SECONDS = 5.0  # "now" is the mean over the last five
+BAR = 12  # characters
 
 
 @dataclass(slots=True)
@@ -58,26 +53,13 @@ class Progress:
     def __init__(self, counts: list[Count], tokens: Callable[[], int]) -> None:
         self.counts = counts
         self._tokens = tokens
-        self._console = Console(stderr=True)
+        self._shown = StatusLine()
         self._start = time.monotonic()
         self._seen: deque[tuple[float, int]] = deque([(self._start, tokens())])
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="penstock-progress", daemon=True)
-        self._bar: RichProgress | None = None
-        self._task = TaskID(0)
 
     def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._bar = RichProgress(
-                BarColumn(28),
-                TextColumn("{task.description}"),
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-            )
-            main = self.counts[-1]
-            self._task = self._bar.add_task(self.line(), total=main.total, completed=main.before)
-            self._bar.start()
         self._thread.start()
         return self
 
@@ -86,8 +68,7 @@ class Progress:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        if self._bar is not None:
-            self._bar.stop()
+        self._shown.clear()
 
     @property
     def seconds(self) -> float:
@@ -117,20 +98,11 @@ class Progress:
         return f"about {duration(self.seconds / main.done * main.left)} left"
 
     def _redraw(self) -> None:
-        pause = LIVE_SECONDS if self._bar is not None else PLAIN_SECONDS
-        while not self._stop.wait(pause):
-            if self._bar is None:
-                print(f"penstock: {self.line()}", file=sys.stderr, flush=True)
-                continue
-            main = self.counts[-1]
-            self._bar.update(self._task, description=self.line(), completed=main.before + main.done)
-            self._bar.refresh()
+        while not self._stop.wait(LIVE_SECONDS if self._shown.live else SELDOM):
+            before = self._bar() if self._shown.live else "penstock:"
+            self._shown.show(f"{before} {self.line()}", anew=True)
 
-
-def duration(seconds: float) -> str:
-    """40 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    whole = round(seconds)
-    for big, small, unit, rest in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "min"), (60, 1, "min", "s")):
-        if whole >= big:
-            return f"{whole // big} {unit} {whole % big // small} {rest}"
-    return f"{whole} s"
+    def _bar(self) -> str:
+        main = self.counts[-1]
+        full = BAR * (main.before + main.done) // (main.total or 1)
+        return "━" * full + "·" * (BAR - full)

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.jobs.curve import interval, png, svg
 from penstock.jobs.outputs import write_whole
-from penstock.jobs.progress import duration
+from penstock.status_line import duration
 
 Summary = Mapping[str, Any]
 Rows = Callable[[], Iterator[dict[str, Any]]]

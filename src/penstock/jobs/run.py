@@ -20,10 +20,11 @@ from penstock.config import Config
 from penstock.errors import UsageError
 from penstock.jobs.open_llm import OpenLLM, identity, open_llm
 from penstock.jobs.outputs import check_writable
-from penstock.jobs.progress import Count, Progress, duration
+from penstock.jobs.progress import Count, Progress
 from penstock.jobs.rows import Id, Row, Survey, read_rows, survey
 from penstock.journal import Journal
 from penstock.request import CompletionOutput, PositionLogprobs
+from penstock.status_line import duration
 
 if TYPE_CHECKING:
     from penstock.llm import LLM, Finished, Prompt

@@ -586,5 +586,5 @@ def test_parquet_keeps_every_column_and_says_what_it_needs(tmp_path: Path, monke
     np.testing.assert_array_equal(np.concatenate(list(again.gaps)), np.concatenate(list(samples.gaps)))
     monkeypatch.setattr("penstock.almanac.samples.find_spec", lambda name: None)
     for call in (read_parquet, lambda path: write_parquet(samples, path)):
-        with pytest.raises(UsageError, match="pip install pyarrow"):
+        with pytest.raises(UsageError, match=r"pip install \"penstock\[parquet\]\""):
             call(tmp_path / "a.parquet")

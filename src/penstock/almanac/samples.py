@@ -123,7 +123,7 @@ def read_parquet(path: Path) -> Samples:
 def needs_pyarrow() -> None:
     """Raises UsageError where it is missing."""
     if find_spec("pyarrow") is None:
-        raise UsageError("Parquet files need a package that isn't here: pip install pyarrow")
+        raise UsageError('Parquet files need a package that isn\'t here: pip install "penstock[parquet]"')
 
 
 def _arrow(name: str, pa: Any) -> Any:

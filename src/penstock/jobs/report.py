@@ -7,7 +7,9 @@ the rows of samples.jsonl, no engine.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +62,14 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def write_reports(out: Path, summary: Summary, rows: Rows) -> None:
-    """Writes the three files, each whole or not at all. Raises JournalError or CapacityError as the journal does."""
+    """Writes the files, each whole or not at all; without matplotlib no picture, and a line that says so.
+
+    Raises JournalError or CapacityError as the journal does."""
     write_whole(out / "summary.json", (json.dumps(summary, ensure_ascii=False, indent=2) + "\n").encode())
     write_whole(out / "report.html", render(summary, rows()).encode())
+    if find_spec("matplotlib") is None:
+        print('penstock: coverage.png is left out: it needs pip install "penstock[plot]"', file=sys.stderr)
+        return
     write_whole(out / "coverage.png", png(summary["coverage"], title(summary)))
 
 

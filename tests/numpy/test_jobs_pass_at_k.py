@@ -110,7 +110,7 @@ def test_table_page_and_picture_show_the_interval_of_none_and_of_all(
         for i, each in enumerate(right)
     ]
     run = {"speed": {"samples": 0}, "settings": {"model": "demo", "n": 4}}
-    summary = {**add_up(tallies, Counter(stop=4 * len(right)), 4, 1).row(), **run}
+    summary = {**add_up(tallies, Counter(stop=4 * len(right)), 4, 1), **run}
     print_table(summary, tmp_path)
     assert capsys.readouterr().out.count(told) == 3
     page = render(summary, [])

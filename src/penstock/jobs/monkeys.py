@@ -106,8 +106,7 @@ def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_l
             if not any(len(tally.answers) == options.sampling.n for tally in tallies):
                 raise ContextLengthError(f"no problem could be sampled in full: {next(iter(errors.values()))}")
             totals = add_up(tallies, reasons, options.sampling.n, options.seed)
-            settings = _settings(config, options)
-            summary = {"settings": settings, **totals.row(), "speed": speed, "engine": engine}
+            summary = {"settings": _settings(config, options), **totals, "speed": speed, "engine": engine}
             write_reports(options.out, summary, journal.rows)
     except BaseException:
         if made and not any(options.out.iterdir()):

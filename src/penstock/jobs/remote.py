@@ -80,14 +80,11 @@ class Remote:
                 return _object(answer)
 
     def file(self, file_id: str) -> Json:
-        """A file's object. Raises RemoteError."""
-        with self._ask("GET", f"/files/{quote(file_id, safe='')}") as answer:
-            return _object(answer)
+        """Returns a file's object. Raises RemoteError, as all that follow."""
+        return self._object("GET", "files", file_id)
 
     def delete(self, file_id: str) -> Json:
-        """Raises RemoteError."""
-        with self._ask("DELETE", f"/files/{quote(file_id, safe='')}") as answer:
-            return _object(answer)
+        return self._object("DELETE", "files", file_id)
 
     def download(self, file_id: str, out: BinaryIO) -> int:
         """Writes a file's content and gives its bytes. Raises RemoteError, NoAnswerError where it broke off."""
@@ -103,22 +100,21 @@ class Remote:
     # --- batches
 
     def create(self, file_id: str, endpoint: str) -> Json:
-        """Raises RemoteError."""
         asked = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
         with self._ask("POST", "/batches", json.dumps(asked).encode(), {"Content-Type": "application/json"}) as answer:
             return _object(answer)
 
     def batch(self, batch_id: str) -> Json:
-        """Raises RemoteError."""
-        with self._ask("GET", f"/batches/{quote(batch_id, safe='')}") as answer:
-            return _object(answer)
+        return self._object("GET", "batches", batch_id)
 
     def cancel(self, batch_id: str) -> Json:
-        """Raises RemoteError."""
-        with self._ask("POST", f"/batches/{quote(batch_id, safe='')}/cancel", b"") as answer:
-            return _object(answer)
+        return self._object("POST", "batches", batch_id, "/cancel")
 
     # --- how
+
+    def _object(self, method: str, kind: str, name: str, what: str = "") -> Json:
+        with self._ask(method, f"/{kind}/{quote(name, safe='')}{what}", b"" if method == "POST" else None) as answer:
+            return _object(answer)
 
     @contextlib.contextmanager
     def _ask(

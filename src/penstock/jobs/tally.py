@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.jobs.pass_at_k import Coverage, coverage, majority, powers
+from penstock.jobs.pass_at_k import coverage, majority, powers
 from penstock.jobs.problems import Problem
 
 
@@ -47,37 +47,6 @@ class Tally:
         }
 
 
-@dataclass(slots=True)
-class Totals:
-    """All problems' samples together. `failed`: those that lack some (their prompt didn't fit, their logits broke)."""
-
-    tallies: list[Tally]
-    coverage: list[Coverage]
-    majority_vote: float
-    samples: int
-    output_tokens: int
-    prompt_tokens: int
-    longest: int
-    mean_length: float
-    finish_reasons: dict[str, int]
-    failed: list[Tally]
-
-    def row(self) -> dict[str, Any]:
-        return {
-            "problems": len(self.tallies),
-            "samples": self.samples,
-            "coverage": [asdict(point) for point in self.coverage],
-            "majority_vote": self.majority_vote,
-            "output_tokens": self.output_tokens,
-            "prompt_tokens": self.prompt_tokens,
-            "mean_length": round(self.mean_length, 2),
-            "longest": self.longest,
-            "finish_reasons": self.finish_reasons,
-            "failed": [{"problem": t.problem.index, "error": t.error} for t in self.failed],
-            "per_problem": [tally.row() for tally in self.tallies],
-        }
-
-
 def count_rows(
     problems: Iterable[Problem], rows: Iterable[Mapping[str, Any]], errors: Mapping[int, str]
 ) -> tuple[list[Tally], Counter[str]]:
@@ -93,20 +62,22 @@ def count_rows(
     return list(tallies.values()), reasons
 
 
-def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int) -> Totals:
-    """Coverage and vote are over the problems that have all n samples; there must be one."""
+def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int) -> dict[str, Any]:
+    """Returns what summary.json says of the samples. Coverage and vote are over the problems that have all n samples;
+    there must be one. failed: those that lack some (their prompt didn't fit, their logits broke)."""
     drawn = [tally for tally in tallies if tally.answers]
     whole = [tally for tally in drawn if len(tally.answers) == n]
     lengths = [length for tally in drawn for length in tally.lengths.values()]
-    return Totals(
-        tallies=tallies,
-        coverage=coverage([n] * len(whole), [t.right for t in whole], powers(n), seed),
-        majority_vote=sum(t.majority == t.problem.answer for t in whole) / len(whole),
-        samples=len(lengths),
-        output_tokens=sum(lengths),
-        prompt_tokens=sum(t.prompt_tokens for t in drawn),
-        longest=max(lengths),
-        mean_length=sum(lengths) / len(lengths),
-        finish_reasons=dict(sorted(reasons.items())),
-        failed=[tally for tally in tallies if tally.error is not None],
-    )
+    return {
+        "problems": len(tallies),
+        "samples": len(lengths),
+        "coverage": [asdict(point) for point in coverage([n] * len(whole), [t.right for t in whole], powers(n), seed)],
+        "majority_vote": sum(t.majority == t.problem.answer for t in whole) / len(whole),
+        "output_tokens": sum(lengths),
+        "prompt_tokens": sum(t.prompt_tokens for t in drawn),
+        "mean_length": round(sum(lengths) / len(lengths), 2),
+        "longest": max(lengths),
+        "finish_reasons": dict(sorted(reasons.items())),
+        "failed": [{"problem": t.problem.index, "error": t.error} for t in tallies if t.error is not None],
+        "per_problem": [tally.row() for tally in tallies],
+    }

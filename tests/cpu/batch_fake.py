@@ -21,7 +21,7 @@ from openai import OpenAI
 from server_fake import Running, running_server
 
 from penstock import journal
-from penstock.server.batch.input_file import BatchLimits
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import opened
 from penstock.server.online.app_state import AppState
@@ -30,6 +30,9 @@ from penstock.text.tokenizer import Tokenizer
 
 OVER = ("completed", "failed", "cancelled")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+QUICK = BatchLimits(commit_seconds=0.01, first_pause=0.01)
 
 
 class Batching:
@@ -65,7 +68,7 @@ class Batching:
 def batching(
     tokenizer: Tokenizer | None,
     folder: Path,
-    limits: BatchLimits | None = None,
+    limits: BatchLimits = QUICK,
     server_limits: HttpLimits | None = None,
     model: str = "fake",
     held: bool = False,
@@ -76,6 +79,7 @@ def batching(
     made: list[BatchManager] = []
 
     def manage(service: AppState) -> BatchManager:
+        assert state is not None
         service.model = model
         made.append(BatchManager(service, state, limits))
         return made[0]

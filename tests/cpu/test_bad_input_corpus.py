@@ -23,7 +23,7 @@ PATHS = ("/tmp", "site-packages", ".py", "Traceback", "penstock.server")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batching]:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tok"))
     folder = tmp_path_factory.mktemp("state")
-    with batching(tokenizer, folder, limits=None, server_limits=HttpLimits(max_body_bytes=MAX_BODY)) as running:
+    with batching(tokenizer, folder, server_limits=HttpLimits(max_body_bytes=MAX_BODY)) as running:
         yield running
 
 

@@ -15,8 +15,8 @@ import pytest
 from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server.batch.finalize import FEW, few_of, listed
-from penstock.server.batch.input_file import BatchLimits
+from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.finalize import FEW, error_list, few_of
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
 from penstock.text.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_pa
 
 
 def test_another_keys_owner_has_bounds_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    limits = BatchLimits(max_unfinished=1, max_files=1)
+    limits, doors = BatchLimits(max_unfinished=1, max_files=1), AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
     with batching(
         tokenizer, tmp_path, limits, access=AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
     ) as server:
@@ -197,7 +197,7 @@ def test_a_list_tells_a_few_errors_of_each(server: Batching) -> None:
 
 def test_a_list_of_errors_is_read_from_whatever_its_beginning_is() -> None:
     errors = [{"code": "x", "line": at, "message": 'a "]},{" \u2028 \U0001f600', "param": None} for at in range(4)]
-    whole = listed(errors)
+    whole = error_list(errors)
     seen = []
     for size in range(len('{"object":"list","data":['), len(whole) + 1):
         found = json.loads(few_of(whole[:size], "batch_x"))["data"]
@@ -224,7 +224,7 @@ def test_a_batch_on_its_way_keeps_no_errors_in_memory(tokenizer: Tokenizer, tmp_
         server.running.hold(True)
         batch_id = server.submit(bad_lines(20))
         server.running.wait_for(lambda: server.engine.open)
-        run = server.desk.run_of(batch_id)
+        run = server.desk.job_of(batch_id)
         assert run is not None and run._row.errors is None and run._row.total == 21
         assert len(server.openai.batches.retrieve(batch_id).errors.data) == 20  # type: ignore[union-attr, arg-type]
     with batching(tokenizer, tmp_path) as server:

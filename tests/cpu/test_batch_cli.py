@@ -24,7 +24,7 @@ from penstock.errors import JournalError, UsageError
 from penstock.jobs.batch import fetch, line_of, submit, troubles_of, watch
 from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
 from penstock.journal import Journal
-from penstock.server.batch.input_file import BatchLimits
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
 from penstock.text.tokenizer import Tokenizer

@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from batch_fake import COMPLETIONS, Batching, StuckDisk, StuckRead, batching, jsonl, line, points
+from batch_fake import Batching, StuckDisk, StuckRead, batching, jsonl, line, points
 from server_fake import make_tokenizer
 
-from penstock.errors import JournalError
-from penstock.server.batch import disk_retry, input_file, manager
+from penstock.errors import CapacityError, JournalError
+from penstock.server.batch import input_file
 from penstock.server.batch.batch_job import BatchJob
-from penstock.server.batch.database import BatchRow
-from penstock.server.batch.disk_retry import DamagedError, Patience, close_behind
-from penstock.server.batch.file_store import new_batch_id, new_file_id
-from penstock.server.batch.state_folder import StateFolder
+from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.disk_errors import is_damage, is_disk_fault
+from penstock.server.batch.file_store import close_behind
 from penstock.text.tokenizer import Tokenizer
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
 
 LINES = [line(str(number)) for number in range(30)]
 
@@ -62,13 +68,10 @@ def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tm
         assert {server.until_over(each).request_counts.completed for each in ids} == {2}
 
 
-def test_a_death_is_noted_though_the_disk_is_slow(
-    tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk) -> None:
     """The batch is told to end while it still writes what was done before: of those lines nothing is said."""
-    monkeypatch.setattr(manager, "HEARD_WITHIN", 0.1)
-    monkeypatch.setattr(manager, "DISK_SECONDS_DEAD", 30.0)
-    with batching(tokenizer, tmp_path) as server:
+    limits = BatchLimits(commit_seconds=0.01, death_notice=0.1, flush_seconds_dead=30.0)
+    with batching(tokenizer, tmp_path, limits) as server:
         server.engine.step_seconds = 0.05
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
         assert stuck.writing.wait(30)
@@ -92,7 +95,7 @@ def test_a_batch_that_finds_the_engine_dead_is_not_blamed(tokenizer: Tokenizer, 
     with batching(tokenizer, tmp_path) as server:
         server.engine.alive = False
         batch_id = server.submit(jsonl(LINES))
-        server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
+        server.running.wait_for(lambda: server.desk.job_of(batch_id) is None)
     assert points(tmp_path, batch_id) == {}
 
 
@@ -108,39 +111,37 @@ def test_a_write_under_way_ends_before_its_journal_is_closed(
         assert not ending.done() and len(stuck.writers) == 1
         stuck.going.set()
         ending.result(30)
-        assert server.desk.run_of(batch_id) is None
+        assert server.desk.job_of(batch_id) is None
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id)
 
 
-@pytest.mark.parametrize("bound", ["DISK_SECONDS", "HURRIED", "DISK_SECONDS_DEAD"])
+@pytest.mark.parametrize("bound", ["flush_seconds", "flush_seconds_hurried", "flush_seconds_dead"])
 def test_a_disk_that_does_not_answer_is_not_waited_for(
     tokenizer: Tokenizer,
     tmp_path: Path,
     stuck: StuckDisk,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     bound: str,
 ) -> None:
     """A signal, a second one, a death of the engine: each has its bound."""
-    for name in ("DISK_SECONDS", "HURRIED", "DISK_SECONDS_DEAD"):
-        monkeypatch.setattr(manager, name, 0.1 if name == bound else 1000.0)
-    monkeypatch.setattr(manager, "HEARD_WITHIN", 0.1)
-    with batching(tokenizer, tmp_path) as server:
+    seconds = dict.fromkeys(("flush_seconds", "flush_seconds_hurried", "flush_seconds_dead"), 1000.0)
+    limits = BatchLimits(commit_seconds=0.01, death_notice=0.1, **{**seconds, bound: 0.1})  # type: ignore[arg-type]
+    with batching(tokenizer, tmp_path, limits) as server:
         batch_id = server.submit(jsonl(LINES))
         assert stuck.writing.wait(30)
 
         async def end() -> None:
             hurry = asyncio.Event()
-            if bound == "HURRIED":
+            if bound == "flush_seconds_hurried":
                 asyncio.get_running_loop().call_later(0.1, hurry.set)
-            await server.desk.end(hurry, died=bound == "DISK_SECONDS_DEAD")
+            await server.desk.end(hurry, died=bound == "flush_seconds_dead")
 
         server.running.on_loop(end())
         assert "the state folder's disk takes too long" in capfd.readouterr().err
-        assert server.desk.run_of(batch_id) is not None
+        assert server.desk.job_of(batch_id) is not None
         stuck.going.set()
-        server.running.wait_for(lambda: server.desk.run_of(batch_id) is None)
+        server.running.wait_for(lambda: server.desk.job_of(batch_id) is None)
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id)
 
@@ -163,7 +164,7 @@ def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
                 assert batch.status == "cancelled" and batch.request_counts.total == len(LINES)
             else:
                 server.running.on_loop(server.desk.end())
-                assert server.desk.run_of(batch_id) is None
+                assert server.desk.job_of(batch_id) is None
             assert not stuck.closed
         finally:
             stuck.going.set()
@@ -188,70 +189,54 @@ def test_a_file_that_is_not_closed_well_is_told(capfd: pytest.CaptureFixture[str
     )
 
 
-def test_a_journal_without_its_folder_is_damaged() -> None:
-    """Nobody but us takes it away: it would be waited for until the next start, and a place with it."""
-    tries = 0
-
-    async def work() -> None:
-        nonlocal tries
-        tries += 1
-        if tries == 1:
-            raise JournalError("it cannot be written") from FileNotFoundError(errno.ENOENT, "No such file")
-
-    with pytest.raises(DamagedError):
-        asyncio.run(Patience("a batch").insist(work))
-
-
-def test_what_waits_for_a_disk_hears_of_the_end_though_there_is_room_now() -> None:
-    """Both are said in one turn of the loop, and the second must not be lost with the first."""
-
-    async def main() -> int:
-        patience, tries = Patience("a batch"), 0
-
-        async def work() -> None:
-            nonlocal tries
-            tries += 1
-            if tries == 1:
-                raise OSError(errno.ENOSPC, "no room")
-
-        insisting = asyncio.create_task(patience.insist(work))
-        await asyncio.sleep(0.05)
-        patience.end()
-        insisting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await insisting
-        return tries
-
-    assert asyncio.run(main()) == 1
+@pytest.mark.parametrize(
+    ("error", "fault", "damage"),
+    [
+        (OSError(errno.EIO, "Input/output error"), True, False),
+        (sqlite3.OperationalError("database or disk is full"), True, False),
+        (sqlite3.DatabaseError("database disk image is malformed"), False, False),
+        (FileNotFoundError(errno.ENOENT, "No such file"), False, True),
+        (JournalError("it was changed"), False, True),
+        (caused(JournalError("it cannot be written"), OSError(errno.EIO, "Input/output error")), True, False),
+        (caused(JournalError("it was moved"), FileNotFoundError("it is not there")), False, True),
+        (caused(CapacityError("the disk is full"), OSError(errno.ENOSPC, "No space left")), True, False),
+        (ValueError("a fault of ours"), False, False),
+    ],
+)
+def test_which_errors_pass_and_which_are_damage(error: Exception, fault: bool, damage: bool) -> None:
+    assert (is_disk_fault(error), is_damage(error)) == (fault, damage)
 
 
-def test_what_waits_for_a_disk_says_where_and_expects_no_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+GROWING = (1.25, 2.5, 5.0, 6.5)
+
+
+def test_pauses_grow_until_a_batch_gets_on(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_retry, "FIRST_PAUSE", 0.01)
-    row = BatchRow(
-        id=new_batch_id(), owner="", created_at=1, endpoint=COMPLETIONS, input_file_id=new_file_id(), total=9
-    )
+    """And a server's end waits for none."""
+    pauses: list[float] = []
+    plain, sleep = BatchJob.run, asyncio.sleep
 
-    async def main() -> list[int | None]:
-        run = BatchJob(SimpleNamespace(), state, row)  # type: ignore[arg-type]  # its tools are not used
-        run._progress.note(0)
-        await asyncio.sleep(0.01)
-        run._progress.note(3)
-        seen = [run.expected_end]
+    async def pause(seconds: float) -> None:
+        if seconds not in GROWING:  # somebody else's
+            return await sleep(seconds)
+        pauses.append(seconds)
+        await sleep(1000 if len(pauses) == 8 else 0)
 
-        async def work() -> None:
-            seen.append(run.expected_end)
-            if len(seen) == 3:
-                return
-            raise OSError(errno.ENOSPC, "No space left on device")
+    async def run(job: BatchJob) -> None:
+        if len(pauses) == 4:
+            await job._move("validating", "in_progress", total=len(LINES), model="fake")
+        raise OSError(errno.EIO, "Input/output error")
 
-        await run._disk.insist(work)
-        return [*seen, run.expected_end]
-
-    state = StateFolder(tmp_path / "state")
-    before, first, second, after = asyncio.run(main())
-    state.close()
-    assert None not in (before, first, after) and second is None
-    said = capfd.readouterr().err
-    assert f"(no space left on device): see to it, and make room in {tmp_path / 'state'} where it is full" in said
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    monkeypatch.setattr(BatchJob, "run", run)
+    with batching(tokenizer, tmp_path, BatchLimits(first_pause=GROWING[0], longest_pause=GROWING[-1])) as server:
+        batch_id = server.submit(jsonl(LINES))
+        server.running.wait_for(lambda: len(pauses) == 8)
+        assert pauses == [*GROWING, *GROWING]
+        batch: Any = server.openai.batches.retrieve(batch_id)
+        assert (batch.status, batch.waits_for, batch.expected_at) == ("in_progress", "disk", None)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(BatchJob, "run", plain)
+    with batching(tokenizer, tmp_path) as server:
+        check_whole(server, batch_id)

@@ -13,7 +13,7 @@ from typing import Any
 
 from batch_kills import sitting
 
-from penstock.server.batch import pipeline
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.database import BatchDatabase, BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.input_file import COMPLETIONS
@@ -22,7 +22,8 @@ from penstock.server.batch.state_folder import StateFolder, opened
 
 LINES = range(1, 41)
 DONE = range(1, 5)  # before the cancel
-FAST = 1e6  # lines a second
+RATE = 1e6  # lines a second
+FAST = BatchLimits(commit_seconds=0.005)
 
 
 def kind(number: int) -> str:
@@ -44,19 +45,19 @@ def make_batch(folder: Path, *, cancelled: bool) -> str:
     """One that waits in a fresh state folder; `cancelled` with DONE of its lines done."""
     with opened(folder) as state:
         assert state is not None
-        draft = state.shelf.draft(file_id := new_file_id())
+        draft = state.file_store.draft(file_id := new_file_id())
         draft.write(content := b"\n".join(map(line, LINES)))
         draft.keep()
         size = len(content)
-        state.store.add_file(FileRow(id=file_id, owner="", created_at=0, filename="in", purpose="batch", bytes=size))
+        state.database.add_file(FileRow(id=file_id, owner="", created_at=0, filename="in", purpose="batch", bytes=size))
         row = BatchRow(id=new_batch_id(), owner="", created_at=0, endpoint=COMPLETIONS, input_file_id=file_id)
-        state.store.add_batch(row)
+        state.database.add_batch(row)
         if cancelled:
-            assert state.store.move(row.id, ("validating",), "in_progress", total=len(LINES), model="fake")
-            results = BatchOutput(state.shelf.batch_folder(row.id), row.id)
+            assert state.database.move(row.id, ("validating",), "in_progress", total=len(LINES), model="fake")
+            results = BatchOutput(state.file_store.batch_folder(row.id), row.id)
             results.put([LineResult(f"row {number}", 200, "req", b"{}") for number in DONE])
             results.close()
-            assert state.store.move(row.id, ("in_progress",), "cancelling")
+            assert state.database.move(row.id, ("in_progress",), "cancelling")
         return row.id
 
 
@@ -64,7 +65,6 @@ def dies_at(touch: int) -> Callable[[], None]:
     """For a process of its own: the touch at which it is killed."""
 
     def stand_in_the_way() -> None:
-        hurry()
         count = itertools.count(1)
 
         def counted(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,19 +83,15 @@ def dies_at(touch: int) -> Callable[[], None]:
     return stand_in_the_way
 
 
-def hurry() -> None:
-    pipeline.GROUP_SECONDS = 0.005
-
-
 def kill_everywhere(folder: Path, check: Callable[[Path, str], None], *, cancelled: bool) -> int:
     """At how many moments it was killed, each amid a batch of its own, which then came to an end that `check` likes."""
     for touch in itertools.count(1, 2):
         place = folder / str(touch)
         place.mkdir()
         batch_id = make_batch(place / "state", cancelled=cancelled)
-        status = sitting(place / "state", batch_id, place / "log", FAST, first=dies_at(touch))
+        status = sitting(place / "state", batch_id, place / "log", RATE, first=dies_at(touch), limits=FAST)
         killed = os.WIFSIGNALED(status)
-        assert sitting(place / "state", batch_id, place / "log", FAST, first=hurry) == 0
+        assert sitting(place / "state", batch_id, place / "log", RATE, limits=FAST) == 0
         check(place / "state", batch_id)
         if not killed:
             assert status == 0
@@ -107,12 +103,12 @@ def results_of(folder: Path, batch_id: str, status: str) -> tuple[dict[int, Any]
     """Rows of output and errors, each by its line's number; none is there twice, and the counts are theirs."""
     state = StateFolder(folder)
     try:
-        row = state.store.batch(batch_id)
+        row = state.database.batch(batch_id)
         assert row is not None and row.status == status
         found = []
         for file_id in (row.output_file_id, row.error_file_id):
-            assert file_id is not None and state.store.file(file_id, "") is not None
-            content = state.shelf.path(file_id).read_bytes()
+            assert file_id is not None and state.database.file(file_id, "") is not None
+            content = state.file_store.path(file_id).read_bytes()
             rows = [json.loads(each) for each in content.removesuffix(b"\n").split(b"\n")]
             numbers = [_number(each) for each in rows]
             assert len(set(numbers)) == len(numbers)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_fake import Batching, batching, jsonl, line, note_points, points
+from batch_fake import QUICK, Batching, batching, jsonl, line, note_points, points
 from server_fake import Facts, FakeStream, make_tokenizer
 
 from penstock.engine.async_client import AsyncClient, SharedEngine
 from penstock.engine.channel import Failed, StepOutputs
 from penstock.errors import EngineError
 from penstock.request import Delta, SamplingParams
-from penstock.server.batch import pipeline
 from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, KILLER
 from penstock.text.tokenizer import Tokenizer
 
+AT_ONCE = replace(QUICK, settled_seconds=0.0)
 SLOW = 0.08  # seconds that a slow killer, or line, is at the engine; a few steps of others
 
 
@@ -43,8 +44,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             yield deltas
 
     monkeypatch.setattr(FakeStream, "__aiter__", run)
-    monkeypatch.setattr(pipeline, "GROUP_SECONDS", 0.01)
-    monkeypatch.setattr(pipeline, "SETTLED", 0.0)
     yield
 
 
@@ -53,7 +52,7 @@ class Lives:
     clients do in each."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
-        self._tokenizer, self._folder = tokenizer, folder
+        self._tokenizer, self._folder, self.limits = tokenizer, folder, AT_ONCE
         self.deaths = 0
 
     def submit(self, *prompts: list[str]) -> list[str]:
@@ -65,10 +64,10 @@ class Lives:
         self, ids: list[str], beside: Callable[[Batching], None] = lambda server: None, held: bool = False
     ) -> bool:
         """Whether the engine died."""
-        with batching(self._tokenizer, self._folder, held=held) as server:
+        with batching(self._tokenizer, self._folder, self.limits, held=held) as server:
             server.engine.step_seconds = 0.002
             beside(server)
-            server.running.wait_for(lambda: all(server.desk.run_of(each) is None for each in ids))
+            server.running.wait_for(lambda: all(server.desk.job_of(each) is None for each in ids))
             died = not server.engine.alive
         self.deaths += died
         return died
@@ -127,13 +126,13 @@ def test_all_else_runs_before_suspects_do(lives: Lives, tokenizer: Tokenizer, tm
     first, second = lives.submit(["slow"] * suspects + ["a"] * 50, ["a"] * 400)
     note_points(tmp_path, first, dict.fromkeys(range(1, suspects + 1), FEW_FROM))
     widths: list[tuple[int, int]] = []
-    with batching(tokenizer, tmp_path) as server:
+    with batching(tokenizer, tmp_path, AT_ONCE) as server:
         server.engine.step_seconds = 0.01
 
         def watch() -> bool:
             there = [len(stream.ids) for stream in server.engine.open]
             widths.append((there.count(len("slow")), there.count(len("a"))))
-            return server.desk.run_of(first) is None and server.desk.run_of(second) is None
+            return server.desk.job_of(first) is None and server.desk.job_of(second) is None
 
         server.running.wait_for(watch)
         begun = [len(stream.ids) for stream in server.engine.submitted]
@@ -150,7 +149,7 @@ def test_what_runs_alone_is_alone_and_others_run_again_after_it(
     first, second = lives.submit(["slow"] * 3, ["a"] * 300)
     note_points(tmp_path, first, {1: ALONE_FROM, 2: ALONE_FROM + 1, 3: ALONE_FROM})
     beside: list[tuple[int, int]] = []  # slow ones and others that are at the engine when one more comes
-    with batching(tokenizer, tmp_path) as server:
+    with batching(tokenizer, tmp_path, AT_ONCE) as server:
         server.engine.step_seconds = 0.03
         submit = server.engine.submit
 
@@ -161,7 +160,7 @@ def test_what_runs_alone_is_alone_and_others_run_again_after_it(
             return stream
 
         server.engine.submit = watched  # type: ignore[method-assign]
-        server.running.wait_for(lambda: all(server.desk.run_of(each) is None for each in (first, second)))
+        server.running.wait_for(lambda: all(server.desk.job_of(each) is None for each in (first, second)))
         batch = server.openai.batches.retrieve(first)
         order = [row["custom_id"] for row in server.rows(batch.output_file_id)]
     assert all(slow == 0 or (slow, others) == (1, 0) for slow, others in beside)
@@ -184,11 +183,11 @@ def test_a_good_line_beside_an_online_killer_is_not_blamed(
         server.running.hold(False)
         server.running.on_loop(server.desk.end(died=True))
 
-    monkeypatch.setattr(pipeline, "SETTLED", 1000.0)
+    lives.limits = replace(QUICK, settled_seconds=1000.0)
     for count in range(1, 6):
         assert lives.live(ids, ask, held=True)
         assert points(tmp_path, ids[0]) == {1: min(count, ALONE_FROM)}
-    monkeypatch.setattr(pipeline, "SETTLED", 0.0)
+    lives.limits = AT_ONCE
     assert not lives.live(ids)
     assert lives.killers(ids[0]) == {}
 
@@ -220,7 +219,7 @@ def test_suspects_of_a_cancelled_batch_are_told_as_its_other_lines_are(
     count = 300
     (batch_id,) = lives.submit(["slow"] * count)
     note_points(tmp_path, batch_id, {1: ALONE_FROM, 2: FEW_FROM})
-    with batching(tokenizer, tmp_path) as server:
+    with batching(tokenizer, tmp_path, AT_ONCE) as server:
         server.openai.batches.cancel(batch_id)
         batch: Any = server.until_over(batch_id)
         unrun = [row["custom_id"] for row in server.rows(batch.error_file_id)]

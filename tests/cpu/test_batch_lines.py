@@ -319,14 +319,14 @@ class _Counting(io.BufferedReader):
 
 def test_blank_lines_are_not_read_one_by_one() -> None:
     file = _Counting(io.BytesIO(b"a\n" + b"\n" * 3_000_000 + b"\r\n" * 1_000_000 + b" b"))  # type: ignore[arg-type]
-    assert _some_lines(file, 0, 4_096) == [(1, b"a"), (4_000_002, b" b")]
+    assert _some_lines(file, 0, LIMITS) == [(1, b"a"), (4_000_002, b" b")]
     assert file.calls < 2_000
 
 
 def test_short_lines_are_read_few_at_a_time() -> None:
     file = io.BufferedReader(io.BytesIO(b"x\n" * 10_000))  # type: ignore[arg-type]
     sizes, last = [], 0
-    while lines := _some_lines(file, last, 4_096):
+    while lines := _some_lines(file, last, LIMITS):
         sizes.append(len(lines))
         last = lines[-1][0]
     assert sum(sizes) == last == 10_000 and max(sizes) == READ_LINES

@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from batch_fake import StuckDisk
 from fuzz_bounds import in_memory
 from fuzz_inputs import SCALE
 
@@ -109,24 +107,6 @@ def test_a_line_without_a_custom_id_has_its_number_for_a_key(tmp_path: Path) -> 
     assert nameless.pop("id").startswith("batch_req_")
     said = {"code": "invalid_json_line", "message": "line 7: no"}
     assert nameless == {"custom_id": None, "response": None, "error": said}
-
-
-def test_of_two_threads_one_writes_and_one_waits_to_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "batch").mkdir()
-    disk, results = StuckDisk(monkeypatch), BatchOutput(tmp_path / "batch", BATCH)
-    with ThreadPoolExecutor() as threads:
-        writing = threads.submit(results.put, outcomes(20))
-        assert disk.writing.wait(30)
-        closing = threads.submit(results.close)
-        late = threads.submit(results.put, outcomes(30))
-        disk.going.set()
-        writing.result(30)
-        closing.result(30)
-        came = late.exception(30) is None  # before the close, or too late
-    with pytest.raises(JournalError, match="closed"):
-        results.put(outcomes(40))
-    assert len(rows_of(tmp_path / "batch")) == results.completed + results.failed == (30 if came else 20)
-    BatchOutput(tmp_path / "batch", BATCH).close()
 
 
 def test_keys_are_found_while_another_thread_adds_some() -> None:

@@ -15,7 +15,7 @@ import pytest
 from batch_fake import Batching, StuckDisk, batching, jsonl, line
 from server_fake import make_tokenizer
 
-from penstock.server.batch import manager, pipeline
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.input_file import BatchLine
 from penstock.server.batch.line_request import ID_BYTES, PREPARED_AT_ONCE, LinePreparer
 from penstock.server.batch.pipeline import LARGE_AT_ONCE
@@ -39,11 +39,6 @@ def size(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> int:
         return len(server.openai.files.content(batch.output_file_id).content)
 
 
-@pytest.fixture(autouse=True)
-def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "GROUP_SECONDS", 0.01)
-
-
 @contextlib.contextmanager
 def with_room(tokenizer: Tokenizer, folder: Path, room: float) -> Iterator[Batching]:
     with batching(tokenizer, folder, server_limits=HttpLimits(max_answer_bytes=int(room))) as server:
@@ -52,7 +47,7 @@ def with_room(tokenizer: Tokenizer, folder: Path, room: float) -> Iterator[Batch
 
 
 def answers_of(server: Batching) -> ResponseBudget:
-    return server.desk._tools.caller.wholes
+    return server.desk.shared.lines.answers
 
 
 def test_answers_that_find_no_room_beside_others_are_made_again(
@@ -153,7 +148,6 @@ def test_few_large_lines_of_batches_stand_before_the_gate(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all of their ids, which are many times as large as their texts."""
-    monkeypatch.setattr(pipeline, "LARGE", 0)
     plain, made = LinePreparer.prepare, []
 
     async def prepare(caller: LinePreparer, found: BatchLine, owner: str) -> Any:
@@ -161,7 +155,7 @@ def test_few_large_lines_of_batches_stand_before_the_gate(
         return await plain(caller, found, owner)
 
     monkeypatch.setattr(LinePreparer, "prepare", prepare)
-    with batching(tokenizer, tmp_path) as server:
+    with batching(tokenizer, tmp_path, BatchLimits(large_line=0)) as server:
         server.running.hold(True)
         first = server.submit(jsonl([line(str(number)) for number in range(40)]))
         server.running.wait_for(lambda: len(server.engine.open) == 24)
@@ -175,11 +169,8 @@ def test_few_large_lines_of_batches_stand_before_the_gate(
         assert {server.until_over(each).request_counts.failed for each in (first, *others)} == {0}
 
 
-def test_lines_at_the_engine_are_bounded_by_their_ids_too(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "GATE_BYTES", 3 * 100 * ID_BYTES)
-    with batching(tokenizer, tmp_path) as server:
+def test_lines_at_the_engine_are_bounded_by_their_ids_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, BatchLimits(in_flight_bytes=3 * 100 * ID_BYTES)) as server:
         server.running.hold(True)
         batch_id = server.submit(jsonl([line(str(number), prompt=[7] * 100) for number in range(9)]))
         server.running.wait_for(lambda: len(server.engine.open) == 2)

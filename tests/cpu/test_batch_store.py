@@ -55,27 +55,6 @@ def test_what_ended_first_goes_first(store: BatchDatabase, monkeypatch: pytest.M
     assert store.count_unfinished("one") == 1 and store.user_of(INPUT) == going
 
 
-def test_what_came_to_nothing_pushes_out_no_results(store: BatchDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bad batches are made in no time. What has files is forgotten only where it is more than half of all."""
-
-    def ended(second: int, **files: str) -> str:
-        monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: second))
-        batch_id = add(store)
-        assert store.move(batch_id, ("validating",), "completed" if files else "failed", **files)
-        return batch_id
-
-    good = [ended(1, output_file_id="a"), ended(2, error_file_id="b")]
-    bad = [ended(second) for second in range(3, 9)]
-    assert store.remove_over("one", 4) == bad[:4]
-    assert ids(store) == [*bad[:3:-1], *good[::-1]]
-    more = [ended(second, output_file_id="c") for second in (9, 10)]
-    assert store.remove_over("one", 4) == good, "of both kinds half are left: now what ended first goes"
-    assert ids(store) == [*more[::-1], *bad[:3:-1]]
-    late = ended(11)
-    assert store.remove_over("one", 4) == [bad[4]] and ids(store)[0] == late
-    assert store.remove_over("one", 2) == [bad[5]] and store.remove_over("one", 2) == [more[0]]
-
-
 def test_errors_are_read_by_who_tells_them_alone(store: BatchDatabase) -> None:
     """Half a megabyte each, and a thousand batches may wait in memory."""
     batch_id = add(store)
@@ -122,7 +101,7 @@ class Planned:
 
 
 def test_no_request_reads_a_whole_table(store: BatchDatabase) -> None:
-    """Nor sorts what it has read: one thread does all that is asked of the store."""
+    """Nor sorts what it has read: one thread does all that is asked of it."""
     over = add(store, status="completed")
     plain = store._db
     planned = Planned(plain)
@@ -141,15 +120,13 @@ def test_no_request_reads_a_whole_table(store: BatchDatabase) -> None:
     store.standing(over)
     store.errors(over)
     store.move(over, ("completed",), "completed", output_file_id=INPUT)
-    bare = add(store, status="failed")
-    assert store.remove_over("one", 1) == [bare]
-    assert store.remove_over("one", 0) == [over]
+    last = add(store, status="failed")
+    assert store.remove_over("one", 1) == [over] and store.remove_over("one", 0) == [last]
     store.remove_file(INPUT, "one")
     store._db = plain
     assert len(planned.plans) >= 14
     for statement, how in planned.plans:
         assert not how.startswith("SCAN ") and "TEMP B-TREE" not in how, (statement, how)
-        assert "error_file_id IS NULL" not in statement or "batches_bare" in how, (statement, how)
 
 
 @pytest.mark.parametrize(("version", "had"), [(2, {"batches_status"}), (3, None)])
@@ -164,14 +141,14 @@ def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version
     store.close()
     database = sqlite3.connect(path)
     new = indices(database)
-    for name in new - had if had is not None else {"batches_bare"}:
+    for name in new - had if had is not None else {"batches_over"}:
         database.execute(f"DROP INDEX {name}")
     database.execute("ALTER TABLE batches DROP COLUMN suspects")
     database.execute("ALTER TABLE files DROP COLUMN sha256")
     database.execute(f"PRAGMA user_version = {version}")
     database.close()
     store = BatchDatabase(path)
-    assert indices(store._db) == new and len(new) == 7 and ids(store) == [batch_id]
+    assert indices(store._db) == new and len(new) == 6 and ids(store) == [batch_id]
     store.close()
 
 
@@ -199,14 +176,14 @@ def _never_written(path: Path) -> None:
 def test_contents_without_their_database_are_left_alone(tmp_path: Path, kind: str, harm: Any) -> None:
     folder = tmp_path / "state"
     state = StateFolder(folder)
-    file_id, batch_id = new_file_id(), add(state.store)
+    file_id, batch_id = new_file_id(), add(state.database)
     if kind == "files":
-        state.shelf.path(file_id).write_bytes(b"kept")
-        state.store.add_file(
+        state.file_store.path(file_id).write_bytes(b"kept")
+        state.database.add_file(
             FileRow(id=file_id, owner="", created_at=1, filename="a", purpose="batch", bytes=len(b"kept"))
         )
     else:
-        (state.shelf.batch_folder(batch_id) / "output.jsonl").write_bytes(b"kept")
+        (state.file_store.batch_folder(batch_id) / "output.jsonl").write_bytes(b"kept")
     state.close()
     path = folder / "state.sqlite"
     database = path.read_bytes()

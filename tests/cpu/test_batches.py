@@ -21,7 +21,8 @@ from server_fake import make_tokenizer, running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
-from penstock.server.batch import batch_job, disk_retry, input_file, manager
+from penstock.server.batch import batch_job, input_file
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
@@ -181,7 +182,7 @@ def test_an_engine_that_dies_fails_no_line(tokenizer: Tokenizer, tmp_path: Path)
         first.running.wait_for(lambda: len(first.engine.open) == 2)
         first.engine.alive = False
         first.running.hold(False)
-        first.running.wait_for(lambda: first.desk.run_of(batch_id) is None)
+        first.running.wait_for(lambda: first.desk.job_of(batch_id) is None)
         assert first.openai.batches.retrieve(batch_id).status == "in_progress"
     with batching(tokenizer, tmp_path) as second:
         assert second.until_over(batch_id).request_counts.completed == 2
@@ -232,7 +233,7 @@ def test_a_batch_that_waits_for_its_turn_can_be_cancelled_before_it_is_checked(
 
 
 def test_an_input_that_cannot_be_read_holds_a_batch_up(
-    server: Batching, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plain, calls = input_file._some_lines, itertools.count()
     faults = {1: OSError(errno.EIO, "Input/output error"), 4: OSError(errno.EMFILE, "Too many open files")}
@@ -243,13 +244,13 @@ def test_an_input_that_cannot_be_read_holds_a_batch_up(
         return plain(*values)
 
     monkeypatch.setattr(input_file, "_some_lines", some)
-    monkeypatch.setattr(input_file, "READ_BYTES", 100)
-    monkeypatch.setattr(disk_retry, "FIRST_PAUSE", 0.01)
-    batch = server.until_over(server.submit(jsonl([line(str(i)) for i in range(40)])))
+    with batching(tokenizer, tmp_path, BatchLimits(read_bytes=100, first_pause=0.01)) as server:
+        batch = server.until_over(server.submit(jsonl([line(str(i)) for i in range(40)])))
     assert batch.status == "completed" and batch.errors is None, "what was read before the fault is no earlier line"
     assert batch.request_counts.completed == 40 and next(calls) > 80
     said = capfd.readouterr().err
-    assert said.count("waits for the state folder's disk (input/output error)") == 1
+    assert said.count("waits for the state folder's disk (input/output error): see to it, and make room in") == 1
+    assert f"{tmp_path} where it is full" in said
     assert said.count("goes on") == 1 and "Traceback" not in said
 
 
@@ -265,23 +266,20 @@ def test_a_server_that_ends_while_an_input_cannot_be_read_fails_no_batch(
     with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
         broken.setattr(input_file, "_some_lines", fails)
         batch_id = server.submit(jsonl([line("a")]))
-        server.running.wait_for(lambda: server.desk.run_of(batch_id).waits_for == "disk")
+        server.running.wait_for(lambda: server.desk.job_of(batch_id).waits_for == "disk")
         batch = server.openai.batches.retrieve(batch_id)
         assert tried and (batch.status, batch.waits_for) == ("validating", "disk")  # type: ignore[attr-defined]
     with batching(tokenizer, tmp_path) as server:
         assert server.until_over(batch_id).status == "completed"
 
 
-def test_a_batch_says_that_it_waits_for_its_turn(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manager, "AT_ONCE", 1)
-    with batching(tokenizer, tmp_path) as server:
+def test_a_batch_says_that_it_waits_for_its_turn(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, BatchLimits(running_batches=1)) as server:
         server.engine.step_seconds = 0.05
         first, second = (server.submit(jsonl([line(str(i)) for i in range(400)])) for _ in range(2))
         while server.openai.batches.retrieve(second).status != "in_progress":
             pass
-        server.running.wait_for(lambda: server.desk.run_of(second).waits_for == "turn")
+        server.running.wait_for(lambda: server.desk.job_of(second).waits_for == "turn")
         assert server.openai.batches.retrieve(second).waits_for == "turn"  # type: ignore[attr-defined]
         while not (batch := server.openai.batches.retrieve(first)).request_counts.completed:
             pass
@@ -370,7 +368,7 @@ def test_a_fault_that_shows_again_in_the_rows_still_ends_a_batch(
         raise ZeroDivisionError("again")
 
     monkeypatch.setattr(batch_job.BatchJob, "_name", breaks)
-    monkeypatch.setattr(batch_job, "lent", breaks)
+    monkeypatch.setattr(batch_job, "lend_output", breaks)
     batch = server.until_over(server.submit(jsonl([line("a")])))
     assert (batch.status, batch.output_file_id, batch.errors.data[0].code) == ("failed", None, "internal")
     assert "leaves its rows in the state folder (again)" in capfd.readouterr().err
@@ -393,7 +391,6 @@ def test_rows_of_a_failed_batch_find_their_way_where_links_fail(
         plain(*values)
 
     monkeypatch.setattr(batch_job.BatchJob, "_name", breaks)
-    monkeypatch.setattr(disk_retry, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(os, "link", link)
     batch = server.until_over(server.submit(jsonl([line("a"), line("bad", n=0), line("b")])))
     assert (batch.status, batch.errors.data[0].code) == ("failed", "internal")

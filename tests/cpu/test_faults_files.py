@@ -19,7 +19,6 @@ from server_fake import make_tokenizer
 
 from penstock.server.batch import file_store, files
 from penstock.server.batch.database import BatchDatabase
-from penstock.server.batch.disk_reserve import NAME, PIECE, SIZE, Reserve
 from penstock.server.batch.upload import WRITE_BYTES
 from penstock.text.tokenizer import Tokenizer
 
@@ -228,56 +227,6 @@ def test_content_that_breaks_off_is_known_by_its_length(
         server.http.get(f"/v1/files/{file_id}/content")
     assert "penstock: a file's content broke off on its way to a client" in capfd.readouterr().err
     assert server.http.get("/v1/files").status_code == 200
-
-
-def test_who_has_no_shell_gets_a_full_disk_free(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The database has no room for a write while the reserve is there; a cancel and a delete give it up."""
-    reserve = tmp_path / "state" / NAME
-    file_id = server.upload(jsonl([line("a")]))
-    server.running.hold(True)
-    batch_id = server.submit(jsonl([line("a")]))
-    while server.openai.batches.retrieve(batch_id).status != "in_progress":
-        pass
-
-    def full(name: str) -> Callable[..., Any]:
-        plain = getattr(BatchDatabase, name)
-
-        def write(*values: Any, **named: Any) -> Any:
-            if reserve.exists():
-                raise sqlite3.OperationalError("database or disk is full")
-            return plain(*values, **named)
-
-        return write
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchDatabase, "remove_file", full("remove_file"))
-        assert reserve.stat().st_size == SIZE
-        assert server.http.delete(f"/v1/files/{file_id}").status_code == 200
-        assert reserve.stat().st_size == SIZE  # there was room for it again
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchDatabase, "move", full("move"))
-        assert server.http.post(f"/v1/batches/{batch_id}/cancel").status_code == 200
-        assert not reserve.exists()  # the batch's own end needs it
-        patch.setattr(Reserve, "give", lambda self: False)
-        patch.setattr(BatchDatabase, "add_file", full("add_file"))
-        answer = post(server)
-        assert is_the_disks(answer, tmp_path) and "DELETE /v1/files/ID" in answer.json()["error"]["message"]
-    server.running.hold(False)
-    assert server.until_over(batch_id).status == "cancelled"
-
-
-def test_a_reserve_is_what_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve = Reserve(tmp_path)
-    assert not reserve.give()
-    with (tmp_path / NAME).open("wb") as file:
-        file.write(bytes(PIECE))  # of a disk that had no more
-    reserve.keep()
-    assert (tmp_path / NAME).stat().st_size == SIZE
-    assert reserve.give() and not (tmp_path / NAME).exists()
-    Reserve(tmp_path / "nowhere").keep()
-    assert not Reserve(tmp_path / "nowhere").give()
 
 
 def test_a_database_that_fails_is_said_so(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

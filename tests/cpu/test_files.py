@@ -15,7 +15,7 @@ from batch_fake import Batching, StuckRead, batching, jsonl, line
 from server_fake import make_tokenizer, read_error
 
 from penstock.server.batch import batches, files
-from penstock.server.batch.input_file import BatchLimits
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
@@ -115,7 +115,7 @@ def test_of_a_file_that_is_deleted_just_now_no_batch_is_made(server: Batching, m
 
     async def attempt(state: StateFolder, work: Any, *values: Any, **named: Any) -> Any:
         if work is batches._add:  # whatever was looked at before it
-            assert await plain(state, state.store.remove_file, file_id, "")
+            assert await plain(state, state.database.remove_file, file_id, "")
         return await plain(state, work, *values, **named)
 
     monkeypatch.setattr(StateFolder, "attempt", attempt)

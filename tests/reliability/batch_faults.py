@@ -28,7 +28,7 @@ from typing import Any
 
 from batch_kills import Report, make_batch, read_end, sitting
 
-from penstock.server.batch import disk_retry, pipeline
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.database import BatchDatabase
 from penstock.server.batch.output_files import BatchOutput, LineResult
 
@@ -45,7 +45,8 @@ KINDS = {  # and the touches that it makes sense at
 }
 WHILE = 5  # touches that fail in a row
 PIECE = 1024  # bytes of the input that a read gives: faults come amid its lines, too
-_FAST = 1e6  # lines a second: all of a small batch in one group
+_RATE = 1e6  # lines a second: all of a small batch in one group
+FAST = BatchLimits(first_pause=0.005, longest_pause=0.005, commit_seconds=0.02)
 _STORE = {
     **dict.fromkeys(("add_file", "add_batch", "move", "note", "finish"), "store"),
     **dict.fromkeys(("standing", "errors"), "look"),
@@ -121,7 +122,6 @@ class _File(io.FileIO):
 
 def stand_in_the_way(touches: Touches) -> None:
     """In this process for good: every way of a batch to the disk and back."""
-    hurry()
     _watch_opens(touches)
     fsync, rename, mkdir = os.fsync, os.rename, os.mkdir
     os.fsync = lambda handle: touches("sync", fsync, handle)
@@ -129,12 +129,6 @@ def stand_in_the_way(touches: Touches) -> None:
     os.mkdir = lambda *values: touches("folder", mkdir, *values)  # type: ignore[assignment, misc]
     for name, what in _STORE.items():
         _watch_store(name, what, touches)
-
-
-def hurry() -> None:
-    """In this process for good: waits are short."""
-    disk_retry.FIRST_PAUSE = disk_retry.LONGEST_PAUSE = 0.005
-    pipeline.GROUP_SECONDS = 0.02
 
 
 def _watch_opens(touches: Touches) -> None:
@@ -205,7 +199,7 @@ def _make_fresh(folder: Path, lines: int) -> str:
 def _make_half_done(folder: Path, lines: int) -> str:
     """Half of its rows are in the journals, and its server was killed."""
     batch_id = _make_fresh(folder, lines)
-    status = sitting(folder / "state", batch_id, folder / "log", _FAST, first=_die_half_way)
+    status = sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST, first=_die_half_way)
     assert os.WIFSIGNALED(status), "it was not killed"
     for name in ("output.jsonl", "errors.jsonl"):
         assert (folder / "state" / "batches" / batch_id / name).stat().st_size, f"nothing of {name} was journaled"
@@ -231,13 +225,13 @@ def _try(source: Path, batch_id: str, folder: Path, lines: int, kind: str, at: i
     # A folder that fails while it is opened refuses the start, in one line; a kill may come there too.
     moment = "first" if kind.startswith("kill") else "once_open"
     hook: Any = {moment: lambda: stand_in_the_way(touches)}
-    status = sitting(folder / "state", batch_id, folder / "log", _FAST, **hook)
+    status = sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST, **hook)
     touched = int.from_bytes(os.pread(count, 8, 0), "little")
     os.close(count)
     killed = os.WIFSIGNALED(status)
     assert killed == (kind.startswith("kill") and touched >= at) and (killed or status == 0), f"{kind} {at}: {status}"
     if killed:
-        assert sitting(folder / "state", batch_id, folder / "log", _FAST, first=hurry) == 0
+        assert sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST) == 0
     report = Report(lines=lines)
     read_end(folder / "state", batch_id, report)
     for name in ("lost", "doubled", "torn"):

@@ -1,6 +1,6 @@
 """kill -9 at random points of a batch, resumed each time: what came of its lines.
 
-Each sitting is a process of its own that is forked with all modules loaded, runs the real desk, store, shelf and
+Each sitting is a process of its own that is forked with all modules loaded, runs the real manager, state folder and
 journals over an engine that computes nothing, and is killed at a moment that nobody chose. It knows the server's batch
 files; no HTTP. `python tests/reliability/batch_kills.py [KILLS] [LINES]` prints one line of figures.
 """
@@ -24,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.request import Delta, SamplingParams
+from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.database import BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.input_file import COMPLETIONS
@@ -83,7 +84,7 @@ def make_batch(folder: Path, lines: int) -> str:
     with opened(folder) as state:
         assert state is not None
         content = b"".join(_line(number) for number in range(lines))
-        draft = state.shelf.draft(file_id := new_file_id())
+        draft = state.file_store.draft(file_id := new_file_id())
         draft.write(content)
         draft.keep()
         now = int(time.time())
@@ -91,9 +92,9 @@ def make_batch(folder: Path, lines: int) -> str:
             id=file_id, owner="", created_at=now, filename="in", purpose="batch", bytes=len(content),
             sha256=draft.sha256,
         )  # fmt: skip
-        state.store.add_file(made)
+        state.database.add_file(made)
         row = BatchRow(id=new_batch_id(), owner="", created_at=now, endpoint=COMPLETIONS, input_file_id=file_id)
-        state.store.add_batch(row)
+        state.database.add_batch(row)
         return row.id
 
 
@@ -104,18 +105,20 @@ def _line(number: int) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-async def _sit(folder: Path, batch_id: str, log: int, rate: float, once_open: Callable[[], None]) -> None:
+async def _sit(
+    folder: Path, batch_id: str, log: int, rate: float, once_open: Callable[[], None], limits: BatchLimits | None
+) -> None:
     """A server's life without HTTP: goes on with what is there until the batch is over."""
     with opened(folder) as state:
         assert state is not None
         once_open()
         client: Any = _Engine(log, rate)
         service = AppState(client=client, model="fake", metrics=Metrics(client, "fake"))
-        desk = BatchManager(service, state)
-        await desk.go_on()
-        while desk.run_of(batch_id) is not None:
+        manager = BatchManager(service, state, limits)
+        await manager.go_on()
+        while manager.job_of(batch_id) is not None:
             await asyncio.sleep(0.001)
-        await desk.end()
+        await manager.end()
 
 
 def _nothing() -> None:
@@ -130,6 +133,7 @@ def sitting(
     seconds: float = LAST,
     first: Callable[[], None] = _nothing,
     once_open: Callable[[], None] = _nothing,
+    limits: BatchLimits | None = None,
 ) -> int:
     """One process, killed after so many seconds; LAST: it ends by itself. `first` and `once_open` are called in it,
     before and after it opens the state folder. Gives what waitpid says of it."""
@@ -139,7 +143,7 @@ def sitting(
         try:
             handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             first()
-            asyncio.run(_sit(folder, batch_id, handle, rate, once_open))
+            asyncio.run(_sit(folder, batch_id, handle, rate, once_open, limits))
             code = 0
         except BaseException:  # noqa: BLE001 - the process ends here, whatever it is
             traceback.print_exc()
@@ -199,7 +203,7 @@ def _on_disk(folder: Path, batch_id: str, report: Report) -> set[int]:
     """Lines whose rows a kill left whole: what their journals vouch for."""
     with opened(folder) as state:
         assert state is not None
-        row = state.store.batch(batch_id)
+        row = state.database.batch(batch_id)
         assert row is not None
         report.statuses[row.status] += 1
         if row.over:
@@ -216,13 +220,13 @@ def read_end(folder: Path, batch_id: str, report: Report) -> None:
     """Counts what a batch that is over left."""
     state = StateFolder(folder)
     try:
-        row = state.store.batch(batch_id)
+        row = state.database.batch(batch_id)
         assert row is not None and row.status == "completed", "the batch did not come to its end"
         seen: Counter[int] = Counter()
         for file_id, good in ((row.output_file_id, True), (row.error_file_id, False)):
             assert file_id is not None
-            known = state.store.file(file_id, "")
-            content = state.shelf.path(file_id).read_bytes()
+            known = state.database.file(file_id, "")
+            content = state.file_store.path(file_id).read_bytes()
             assert known is not None and known.bytes == len(content)
             seen.update(_check(text, good, report) for text in content.removesuffix(b"\n").split(b"\n"))
         assert (row.completed, row.failed) == (sum(n % BAD != 0 for n in seen), sum(n % BAD == 0 for n in seen))

@@ -25,18 +25,16 @@ COMPLETIONS = "/v1/completions"
 
 def split(path: Path, data: bytes, longest: int, read: int) -> None:
     """Lines as the batches read them, `read` bytes at a time, against a reading of the whole."""
-    from penstock.server.batch import input_file
+    from penstock.server.batch.batch_limits import BatchLimits
+    from penstock.server.batch.input_file import read_lines
 
     async def found() -> list[tuple[int, bytes]]:
-        return [each async for each in input_file.read_lines(path, input_file.BatchLimits(max_line_bytes=longest))]
+        limits = BatchLimits(max_line_bytes=longest, read_bytes=read)
+        return [each async for each in read_lines(path, limits)]
 
     path.write_bytes(data)
-    usual, input_file.READ_BYTES = input_file.READ_BYTES, read
-    try:
-        with bounded():
-            got = asyncio.run(found())
-    finally:
-        input_file.READ_BYTES = usual
+    with bounded():
+        got = asyncio.run(found())
     whole = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     assert got == [(number, line[: longest + 1]) for number, line in enumerate(whole, 1) if line.strip()]
 
@@ -51,7 +49,8 @@ class LineCheck:
 
     def good(self, line: bytes, endpoint: str = COMPLETIONS) -> bool:
         """Whether a batch would run it; any other end than LineError is a fault."""
-        from penstock.server.batch.input_file import BatchLimits, LineCheck, LineError
+        from penstock.server.batch.batch_limits import BatchLimits
+        from penstock.server.batch.input_file import LineCheck, LineError
 
         with bounded():
             try:

@@ -4,9 +4,9 @@
         └─> in_progress --all lines done--> finalizing --files named--> completed
                  └─cancel─> cancelling --all told---------files named--> cancelled
 
-Each arrow is one transaction of the store, taken after what it says is on the disk; so a kill at any moment leaves a
-batch that this file takes up again. A disk that is full or fails holds a batch up, it doesn't end it. It knows the
-state folder; lines are pipeline's, HTTP and who asked are others'.
+Each arrow is one transaction of the database, taken after what it says is on the disk; so a kill at any moment leaves a
+batch that this file takes up again. A disk that is full or fails is a kill too: `run` raises, and is run again. It
+knows the state folder; lines are the pipeline's, HTTP and who asked are others'.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import contextlib
 import sqlite3
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.errors import EngineError, JournalError
+from penstock.errors import EngineError
 from penstock.server.batch.database import BatchRow, FileRow
-from penstock.server.batch.disk_retry import DamagedError, Patience, why
+from penstock.server.batch.disk_errors import FileDamagedError, describe, is_damage, is_disk_fault
 from penstock.server.batch.eta import Eta
-from penstock.server.batch.file_store import FileDamagedError, check_content, new_file_id
-from penstock.server.batch.finalize import NO_FILES, adopted, lent, listed, with_fault
+from penstock.server.batch.fair_semaphore import FairSemaphore
+from penstock.server.batch.file_store import check_content, new_file_id
+from penstock.server.batch.finalize import adopt_output, error_list, lend_output, with_fault
 from penstock.server.batch.input_file import LineCheck, survey
 from penstock.server.batch.line_request import NO_FAULTS
 from penstock.server.batch.output_files import BatchOutput
@@ -36,37 +37,24 @@ from penstock.server.openai.http_errors import ShuttingDownError
 
 
 class BatchJob:
-    """One batch: `until_served`, `check`, `run`, one after the other. It is over then, unless it was cancelled from
-    outside when the server ends. The last two raise EngineError where the engine is gone: the batch stays where it
-    is."""
+    """One batch that isn't over."""
 
-    def __init__(self, tools: BatchResources, state: StateFolder, row: BatchRow) -> None:
-        self._tools, self._state, self._row = tools, state, row
-        self._input = state.shelf.path(row.input_file_id)
-        self.stopped = asyncio.Event()  # set when a client has cancelled the batch
-        self._disk = Patience(row.id, state.folder)
+    def __init__(self, shared: BatchResources, state: StateFolder, row: BatchRow) -> None:
+        self._shared, self._state, self._row = shared, state, row
+        self._input = state.file_store.path(row.input_file_id)
+        self.cancelled = asyncio.Event()  # by a client
+        self.ending = False  # the server is: what fails now may be its doing, and the next start finds out
+        self.held_up = False  # by the disk, since it got on last
         self._running: Pipeline | None = None  # while lines are at the engine
         self._unserved = self._at_work = False
-        self._progress = Eta()
+        self._failure: tuple[str, str] | None = None  # code and message
+        self._lent_ids = new_file_id(), new_file_id()
+        self._eta = Eta()
         self.completed, self.failed = row.completed, row.failed
-        if row.status == "cancelling":
-            self.stopped.set()
 
     @property
     def id(self) -> str:
         return self._row.id
-
-    @property
-    def owner(self) -> str:
-        return self._row.owner
-
-    @property
-    def over(self) -> bool:
-        return self._row.over
-
-    @property
-    def unchecked(self) -> bool:
-        return self._row.status == "validating"
 
     @property
     def at_engine(self) -> bool:
@@ -77,76 +65,86 @@ class BatchJob:
     def expected_end(self) -> int | None:
         """Unix seconds, by the rate of the last minute and the scheduler's forecast; None where nothing is known: not
         yet, or not while the disk holds it up."""
-        if self.stopped.is_set() or self._disk.waits:
+        if self.cancelled.is_set() or self.held_up:
             return None
         if self._running is None:
-            return self._progress.expected_end(self._row.total)
-        forecast = self._tools.caller.service.client.stats().get("expected_seconds_left", 0.0)
-        return self._progress.expected_end(self._row.total, forecast, self._running.there)
+            return self._eta.expected_end(self._row.total)
+        forecast = self._shared.lines.service.client.stats().get("expected_seconds_left", 0.0)
+        return self._eta.expected_end(self._row.total, forecast, self._running.in_flight)
 
     @property
     def waits_for(self) -> str | None:
         """What holds it up, in a word: the state folder's disk, that this server has another model, or that others
         have all places; None while it goes on."""
-        if self._disk.waits:
+        if self.held_up:
             return "disk"
         if self._unserved:
             return "model"
         return None if self._at_work else "turn"
 
-    def end(self) -> None:
-        """The server ends: nothing is tried again. Whoever says it cancels `run` next."""
-        self._disk.end()
+    def hold_up(self, error: BaseException) -> None:
+        """Notes that the disk failed it, and says so for whoever runs the server; once until it goes on."""
+        if not self.held_up:
+            print(
+                f"penstock: {self.id} waits for the state folder's disk ({describe(error)}): see to it, and make room "
+                f"in {self._state.folder} where it is full; it is tried again until it works",
+                file=sys.stderr,
+            )
+        self.held_up = True
 
-    async def until_served(self) -> None:
-        """Waits, where this server has another model than the batch's, until a cancel: a later server may have it. What
-        only has to be named needs no model."""
-        model = self._model
-        if model == self._tools.caller.service.model or self._named or self.stopped.is_set():
-            return
-        print(f"penstock: {self.id} waits for a server of {model}", file=sys.stderr)
-        self._unserved = True
-        await self.stopped.wait()
-        self._unserved = False
-
-    async def check(self) -> None:
-        """Says which lines are bad; the batch goes on if any is good."""
-        await self._guarded(self._validate)
+    def _goes_on(self) -> None:
+        if self.held_up:
+            print(f"penstock: {self.id} goes on", file=sys.stderr)
+        self.held_up = False
 
     async def run(self) -> None:
-        await self._guarded(self._run)
-
-    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """One batch's fault is not the server's end."""
-        self._at_work = True
-        try:
-            await work()
-        except (EngineError, ShuttingDownError):
-            raise
-        except DamagedError as error:
-            print(f"penstock: {self.id} cannot go on: {error.__cause__ or error}", file=sys.stderr)
-            message = "what the server kept of this batch was damaged: upload the file and make the batch again"
-            await self._fail("state_damaged", message)
-        except FileDamagedError as error:
-            if self._disk.ended:  # as below
+        """Brings the batch to its end; it waits for its turn, and while this server has another model. Raises
+        EngineError where the engine is gone, ShuttingDownError, and the disk's faults: the batch stays where it is,
+        and run again it goes on. Every other fault is the batch's end, not the server's."""
+        if self._failure is None:
+            try:
+                await self._advance()
+            except (EngineError, ShuttingDownError, *NO_FAULTS):
                 raise
-            print(f"penstock: {self.id} cannot go on: of its input, {error}", file=sys.stderr)
-            await self._fail_with_rows("file_damaged", f"of the batch's input: {error}")
-        except NO_FAULTS:
-            raise
-        except BaseException as error:  # what a library in Rust raises when it panics, too
-            if self._disk.ended:  # it may be the end's doing: the next start finds out
-                raise
-            print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
-            traceback.print_exception(error)
-            await self._fail_with_rows("internal", "the server failed at this batch; its log says how")
-        finally:
-            self._at_work = False
+            except BaseException as error:  # what a library in Rust raises when it panics, too
+                if self.ending or is_disk_fault(error):
+                    raise
+                self._failure = self._judge(error)
+        if self._failure is not None:
+            await self._fail(*self._failure)
+        self._goes_on()
 
-    async def _run(self) -> None:
-        if not self._named:
-            await self._fill()
-        await self._finish()
+    async def _advance(self) -> None:
+        await self._look()
+        await self._until_served()
+        if self._row.status == "validating":
+            async with self._slot(self._shared.checks):
+                await self._validate()
+        if not self._row.over:
+            async with self._slot(self._shared.places):
+                if not self._named:
+                    await self._fill()
+                await self._finish()
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, places: FairSemaphore) -> AsyncIterator[None]:
+        """Waits for a place; a batch that is cancelled has nothing to run and needs none."""
+        async with places.slot(self._row.owner, self.cancelled):
+            self._at_work = True
+            try:
+                yield
+            finally:
+                self._at_work = False
+
+    async def _until_served(self) -> None:
+        """Waits, where this server has another model than the batch's, until a cancel: a later server may have it. What
+        only has to be named needs no model."""
+        if self._model == self._shared.lines.service.model or self._named or self.cancelled.is_set():
+            return
+        print(f"penstock: {self.id} waits for a server of {self._model}", file=sys.stderr)
+        self._unserved = True
+        await self.cancelled.wait()
+        self._unserved = False
 
     @property
     def _named(self) -> bool:
@@ -156,150 +154,142 @@ class BatchJob:
 
     @property
     def _model(self) -> str:
-        return self._row.model or self._tools.caller.service.model
+        return self._row.model or self._shared.lines.service.model
 
     def _new_check(self) -> LineCheck:
-        """It judges as the first one did, whatever is served now."""
-        facts = self._tools.caller.service.client.facts
-        return LineCheck(self._row.endpoint, self._model, facts, self._tools.limits)
+        """Returns a check that judges as the first one did, whatever is served now."""
+        facts = self._shared.lines.service.client.facts
+        return LineCheck(self._row.endpoint, self._model, facts, self._shared.limits)
 
     # --- the arrows
 
     async def _validate(self) -> None:
-        """One that a client cancels before its lines were told stays without any."""
-        if not self.stopped.is_set():
+        """Says which lines are bad; the batch goes on if any is good. One that a client cancels before stays without
+        any."""
+        if not self.cancelled.is_set():
             await self._check_input()
-            found = await self._disk.insist(lambda: survey(self._input, self._new_check(), self._tools.limits))
-            told: dict[str, Any] = {"errors": listed(found.errors) if found.errors else None}
+            found = await survey(self._input, self._new_check(), self._shared.limits)
+            values: dict[str, Any] = {"errors": error_list(found.errors) if found.errors else None}
             if found.good:
-                told |= {"total": found.lines, "model": self._model}
-            await self._move(("validating",), "in_progress" if found.good else "failed", **told)
+                values |= {"total": found.lines, "model": self._model}
+            await self._move("validating", "in_progress" if found.good else "failed", **values)
         await self._look()  # where a client cancelled it meanwhile, it is cancelling
 
     async def _fill(self) -> None:
-        """Every line gets its result; the results are closed, and get ids. Raises FileDamagedError where the input has
-        changed since it was checked: lines would be lost without a word."""
+        """Gives every line its result, closes the results and gives them ids. Raises FileDamagedError where the input
+        has changed since it was checked: lines would be lost without a word."""
         checked = self._row.in_progress_at is not None
         if checked:
             await self._check_input()
-        folder = await self._disk.insist(lambda: self._state.attempt(self._state.shelf.batch_folder, self.id))
+        folder = await self._state.attempt(self._state.file_store.batch_folder, self.id)
+        output = await asyncio.to_thread(BatchOutput, folder, self.id)
         try:
-            results = await self._disk.insist(lambda: asyncio.to_thread(BatchOutput, folder, self.id))
-        except JournalError as error:
-            raise DamagedError from error
-        try:
-            await self._count(results)
-            if not self.stopped.is_set():
-                await self._compute(results)
-            if self.stopped.is_set() and checked:
-                await self._disk.insist(lambda: self._computing(results, cancelled=True).run(asyncio.Event()))
+            await self._count(output)
+            if not self.cancelled.is_set():
+                await self._run_lines(output)
+            if self.cancelled.is_set() and checked:
+                await self._pipeline(output, cancelled=True).run(asyncio.Event())
         finally:
-            await self._disk.save(results.close)
-        if (done := results.completed + results.failed) != self._row.total:
+            await asyncio.to_thread(output.close)
+        if (done := output.completed + output.failed) != self._row.total:
             raise FileDamagedError(f"{done} of its {self._row.total} lines were found")
-        await self._name(results)
+        await self._name(output)
 
     async def _check_input(self) -> None:
         """Raises FileDamagedError where the input isn't what was uploaded."""
+        row = await self._state.attempt(self._state.database.file, self._row.input_file_id, self._row.owner)
+        if row is None:
+            raise FileDamagedError("it is not there")
+        await asyncio.to_thread(check_content, self._input, row.bytes, row.sha256)
 
-        async def check() -> None:
-            row = await self._state.attempt(self._state.store.file, self._row.input_file_id, self.owner)
-            if row is None:
-                raise FileDamagedError("it is not there")
-            await asyncio.to_thread(check_content, self._input, row.bytes, row.sha256)
-
-        await self._disk.insist(check)
-
-    def _computing(self, results: BatchOutput, suspects: str | None = None, *, cancelled: bool = False) -> Pipeline:
+    def _pipeline(self, output: BatchOutput, suspects: str | None = None, *, cancelled: bool = False) -> Pipeline:
         return Pipeline(
-            self._tools,
-            self._input,
-            self._new_check,
-            results,
-            self._disk.save,
-            partial(self._count, results),
-            suspects=PoisonLines(suspects),
-            owner=self.owner,
-            cancelled=cancelled,
-        )
+            self._shared, self._input, self._new_check, output, partial(self._count, output),
+            suspects=PoisonLines(suspects), owner=self._row.owner, cancelled=cancelled,
+        )  # fmt: skip
 
-    async def _compute(self, results: BatchOutput) -> None:
-        async def compute() -> None:
-            self._running = self._computing(results, self._row.suspects)
-            await self._running.run(self.stopped)
-
+    async def _run_lines(self, output: BatchOutput) -> None:
+        """Runs lines until all are done or the batch is cancelled. Where the engine dies it remembers which lines were
+        there, for the server that is started next."""
+        self._running = running = self._pipeline(output, self._row.suspects)
         try:
-            await self._disk.insist(compute)
+            await running.run(self.cancelled)
         finally:
-            if self._running is not None and self._running.evidence:
-                await self._note_death(self._running)
+            if running.evidence:
+                suspects = running.suspects.with_death(running.evidence)
+                with contextlib.suppress(sqlite3.Error, OSError):  # it is noted at the next one
+                    await self._state.attempt(self._state.database.note, self.id, suspects=suspects)
             self._running = None
 
-    async def _note_death(self, running: Pipeline) -> None:
-        """Remembers which lines were there when the engine died, for the server that is started next."""
-        suspects = running.suspects.with_death(running.evidence)
-        with contextlib.suppress(sqlite3.Error, OSError):  # it is noted at the next one
-            await self._state.attempt(self._state.store.note, self.id, suspects=suspects)
-
-    async def _name(self, results: BatchOutput) -> None:
-        """Closed results get the ids that their files will have."""
-        values: dict[str, Any] = {"completed": results.completed, "failed": results.failed}
-        values["output_file_id"] = new_file_id() if results.completed else None
-        values["error_file_id"] = new_file_id() if results.failed else None
-        if not await self._move(("in_progress",), "finalizing", **values):
-            await self._disk.insist(lambda: self._state.attempt(self._state.store.note, self.id, **values))
+    async def _name(self, output: BatchOutput) -> None:
+        """Gives closed results the ids that their files will have."""
+        values: dict[str, Any] = {"completed": output.completed, "failed": output.failed}
+        values["output_file_id"] = new_file_id() if output.completed else None
+        values["error_file_id"] = new_file_id() if output.failed else None
+        if not await self._move("in_progress", "finalizing", **values):
+            await self._state.attempt(self._state.database.note, self.id, **values)
         await self._look()
 
     async def _finish(self) -> None:
         """Names the files; then they are there and the batch is over, in one transaction."""
-        row, state = self._row, self._state
-        files = await self._disk.insist(lambda: state.attempt(adopted, state.shelf, row))
-        status = "cancelled" if row.status == "cancelling" else "completed"
-        await self._disk.insist(lambda: state.attempt(state.store.finish, self.id, status, files))
-        await state.attempt(state.shelf.remove_batch, self.id)
+        state, status = self._state, "cancelled" if self._row.status == "cancelling" else "completed"
+        files = await state.attempt(adopt_output, state.file_store, self._row)
+        await state.attempt(state.database.finish, self.id, status, files)
+        await state.attempt(state.file_store.remove_batch, self.id)
 
-    async def _fail(self, code: str, message: str, files: Sequence[FileRow] = (), **columns: Any) -> None:
-        """The end by a fault, of ours or the disk's."""
+    # --- faults
+
+    def _judge(self, error: BaseException) -> tuple[str, str]:
+        """Returns code and message of what ended the batch, and tells whoever runs the server."""
+        if isinstance(error, FileDamagedError):
+            print(f"penstock: {self.id} cannot go on: of its input, {error}", file=sys.stderr)
+            return "file_damaged", f"of the batch's input: {error}"
+        if is_damage(error):
+            print(f"penstock: {self.id} cannot go on: {error.__cause__ or error}", file=sys.stderr)
+            message = "what the server kept of this batch was damaged: upload the file and make the batch again"
+            return "state_damaged", message
+        print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
+        traceback.print_exception(error)
+        return "internal", "the server failed at this batch; its log says how"
+
+    async def _fail(self, code: str, message: str) -> None:
+        """Ends it by a fault, of ours or the disk's; what is done is its owner's all the same, unless that is what is
+        damaged."""
         state = self._state
-        errors = await self._disk.insist(lambda: state.attempt(state.store.errors, self.id))
-        values = {**NO_FILES, **columns, "errors": with_fault(errors, code, message)}
-        await self._disk.insist(lambda: state.attempt(state.store.finish, self.id, "failed", files, **values))
-        await self._look()
-
-    async def _fail_with_rows(self, code: str, message: str) -> None:
-        """By a fault of ours, or of the input on our disk: what is done is its owner's all the same."""
         files: Sequence[FileRow] = ()
         columns: dict[str, Any] = {}
-        if self._row.in_progress_at is not None and not self._named:
-            ids = (new_file_id(), new_file_id())  # the same ones, however often it is tried
+        if code != "state_damaged" and self._row.in_progress_at is not None and not self._named:
             try:
-                lend = partial(lent, self._state.shelf, self._row, ids)
-                files, columns = await self._disk.insist(lambda: asyncio.to_thread(lend))
+                files, columns = await asyncio.to_thread(lend_output, state.file_store, self._row, self._lent_ids)
             except Exception as error:
-                if self._disk.ended:
+                if self.ending or is_disk_fault(error):
                     raise
                 # The fault may show again in what it left.
-                print(f"penstock: {self.id} leaves its rows in the state folder ({why(error)})", file=sys.stderr)
-        await self._fail(code, message, files, **columns)
+                print(f"penstock: {self.id} leaves its rows in the state folder ({describe(error)})", file=sys.stderr)
+        errors = with_fault(await state.attempt(state.database.errors, self.id), code, message)
+        columns = {"output_file_id": None, "error_file_id": None, "errors": errors, **columns}
+        await state.attempt(state.database.finish, self.id, "failed", files, **columns)
 
     # --- how
 
-    async def _count(self, results: BatchOutput) -> None:
+    async def _count(self, output: BatchOutput) -> None:
         """Shows what is on the disk; the database has it first, so that no later server shows less."""
-        values = {"completed": results.completed, "failed": results.failed}
-        try:
-            await self._state.attempt(self._state.store.note, self.id, **values)
-        except (sqlite3.Error, OSError):
-            return  # the next one shows it; the journals are what counts
-        self.completed, self.failed = results.completed, results.failed
-        self._progress.note(self.completed + self.failed)
+        values = {"completed": output.completed, "failed": output.failed}
+        await self._state.attempt(self._state.database.note, self.id, **values)
+        if output.completed + output.failed > self.completed + self.failed:
+            self._goes_on()
+        self.completed, self.failed = output.completed, output.failed
+        self._eta.note(self.completed + self.failed)
 
-    async def _move(self, come_from: tuple[str, ...], status: str, **values: Any) -> bool:
-        return await self._disk.insist(
-            lambda: self._state.attempt(self._state.store.move, self.id, come_from, status, **values)
-        )
+    async def _move(self, come_from: str, status: str, **values: Any) -> bool:
+        moved = await self._state.attempt(self._state.database.move, self.id, (come_from,), status, **values)
+        if moved:
+            self._goes_on()
+        return moved
 
     async def _look(self) -> None:
-        row = await self._disk.insist(lambda: self._state.attempt(self._state.store.standing, self.id))
+        row = await self._state.attempt(self._state.database.standing, self.id)
         assert row is not None, "a batch is removed long after its end, if ever"
         self._row = row
+        if row.status == "cancelling":
+            self.cancelled.set()

@@ -1,4 +1,4 @@
-"""/v1/batches: create, get, list, cancel. OpenAI's objects over the store and the desk.
+"""/v1/batches: create, get, list, cancel. OpenAI's objects over the store and the manager.
 
 It knows HTTP and what a batch is asked to be; how it runs is batch_job's.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,37 +41,38 @@ class TooManyBatchesError(HttpError):
     status, code = 429, "too_many_batches"
 
 
-async def post_batch(desk: BatchManager, request: Request, owner: str) -> Response:
+async def post_batch(manager: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/batches. Raises HttpError."""
-    intake = Intake(_LIMITS, desk.arrivals)
+    intake = Intake(_LIMITS, manager.body_timeouts)
     with intake.place() as place:
         asked = unsupported_fields.sift(read_object(await intake.read(request, place)), _KNOWN, _FATES)
     endpoint, metadata = _check(asked)
     row = BatchRow(
         id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint,
         input_file_id=asked["input_file_id"], metadata=None if metadata is None else encoded(metadata),
-        model=desk.model,
+        model=manager.model,
     )  # fmt: skip
-    await desk.state.call(_add, desk, row)
-    desk.start(row)
-    return reply(batch_object(desk, row))
+    await manager.state.call(_add, manager, row)
+    manager.start(row)
+    return reply(batch_object(manager, row))
 
 
-def _add(desk: BatchManager, row: BatchRow) -> None:
-    """In the state's thread, so that nobody comes between: the file is there when the batch is. Raises HttpError."""
-    store, most = desk.state.store, desk.limits.max_unfinished
-    if file_in(store, row.input_file_id, row.owner, "input_file_id").purpose != "batch":
+def _add(manager: BatchManager, row: BatchRow) -> None:
+    """Adds a batch, in the state's thread, so that nobody comes between: the file is there when the batch is. Raises
+    HttpError."""
+    database, most = manager.state.database, manager.limits.max_unfinished
+    if file_in(database, row.input_file_id, row.owner, "input_file_id").purpose != "batch":
         raise HttpError("this file's purpose is not batch: upload the input with it", param="input_file_id")
-    if store.count_unfinished(row.owner) >= most:
+    if database.count_unfinished(row.owner) >= most:
         message = f"{most} batches of yours are not over, and no more are taken: wait for one to end, or cancel one"
         raise TooManyBatchesError(message, headers={"retry-after": str(LONGEST_WAIT)})
-    for batch_id in store.remove_over(row.owner, desk.limits.max_over):
-        desk.state.shelf.remove_batch(batch_id)  # of one that failed by a fault it has lain there
-    store.add_batch(row)
+    for batch_id in database.remove_over(row.owner, manager.limits.max_over):
+        manager.state.file_store.remove_batch(batch_id)  # of one that failed by a fault it has lain there
+    database.add_batch(row)
 
 
 def _check(asked: dict[str, Any]) -> tuple[str, dict[str, str] | None]:
-    """Endpoint and metadata. Raises HttpError."""
+    """Returns endpoint and metadata. Raises HttpError."""
     for name in ("input_file_id", "endpoint", "completion_window"):
         if name not in asked:
             raise HttpError(f"{name} is missing", param=name, code="missing_required_parameter")
@@ -102,57 +102,56 @@ def _metadata(given: Any) -> dict[str, str] | None:
     return given
 
 
-async def list_batches(desk: BatchManager, request: Request, owner: str) -> Response:
+async def list_batches(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/batches, with a few errors of each: all of a hundred may be 50 MB. Raises as list_files."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
-    rows = await desk.state.call(desk.state.store.list_batches, owner, asked.get("after"), limit + 1)
+    rows = await manager.state.call(manager.state.database.list_batches, owner, asked.get("after"), limit + 1)
     if rows is None:
         raise no_place("batch")
     for row in rows:
         row.errors = None if row.errors is None else few_of(row.errors, row.id)
-    return page([batch_object(desk, row) for row in rows], limit)
+    return page([batch_object(manager, row) for row in rows], limit)
 
 
-async def get_batch(desk: BatchManager, batch_id: str, owner: str) -> Response:
+async def get_batch(manager: BatchManager, batch_id: str, owner: str) -> Response:
     """GET /v1/batches/ID. Raises NotFoundError."""
-    return reply(batch_object(desk, await _known(desk, batch_id, owner)))
+    return reply(batch_object(manager, await _known(manager, batch_id, owner)))
 
 
-async def cancel_batch(desk: BatchManager, batch_id: str, owner: str) -> Response:
+async def cancel_batch(manager: BatchManager, batch_id: str, owner: str) -> Response:
     """POST /v1/batches/ID/cancel: what is done stays. Raises NotFoundError, ConflictError."""
-    state = desk.state
-    await _known(desk, batch_id, owner)
-    move = partial(state.store.move, batch_id, ("validating", "in_progress"), "cancelling")
-    if await state.make_room(move):  # its last words need room too: the reserve isn't kept again at once
-        run = desk.run_of(batch_id)
-        if run is not None:
-            run.stopped.set()
-    row = await _known(desk, batch_id, owner)
+    state = manager.state
+    await _known(manager, batch_id, owner)
+    if await state.call(state.database.move, batch_id, ("validating", "in_progress"), "cancelling"):
+        job = manager.job_of(batch_id)
+        if job is not None:
+            job.cancelled.set()
+    row = await _known(manager, batch_id, owner)
     if row.status not in ("cancelling", "cancelled"):
         raise ConflictError(f"a batch that is {row.status} cannot be cancelled", param="batch_id")
-    return reply(batch_object(desk, row))
+    return reply(batch_object(manager, row))
 
 
-async def _known(desk: BatchManager, batch_id: str, owner: str) -> BatchRow:
+async def _known(manager: BatchManager, batch_id: str, owner: str) -> BatchRow:
     row = None
     if BATCH_ID.fullmatch(batch_id) is not None:
-        row = await desk.state.call(desk.state.store.batch, batch_id, owner)
+        row = await manager.state.call(manager.state.database.batch, batch_id, owner)
     if row is None:
         raise NotFoundError("there is no batch of this id: GET /v1/batches lists them", param="batch_id")
     return row
 
 
-def batch_object(desk: BatchManager, row: BatchRow) -> dict[str, Any]:
-    """OpenAI's batch object, its counts as of now. Ours are `expected_at`, Unix seconds by the measured rate, and
-    `waits_for`, what holds it up: "disk", "model", "turn"."""
-    run = None if row.over else desk.run_of(row.id)
-    completed, failed = (row.completed, row.failed) if run is None else (run.completed, run.failed)
+def batch_object(manager: BatchManager, row: BatchRow) -> dict[str, Any]:
+    """Returns OpenAI's batch object, its counts as of now. Ours are `expected_at`, Unix seconds by the measured rate,
+    and `waits_for`, what holds it up: "disk", "model", "turn"."""
+    job = None if row.over else manager.job_of(row.id)
+    completed, failed = (row.completed, row.failed) if job is None else (job.completed, job.failed)
     return {
         "id": row.id,
         "object": "batch",
         "endpoint": row.endpoint,
-        "model": row.model or desk.model,
+        "model": row.model or manager.model,
         "errors": None if row.errors is None else msgspec.Raw(row.errors.encode()),
         "input_file_id": row.input_file_id,
         "completion_window": WINDOW,
@@ -170,6 +169,6 @@ def batch_object(desk: BatchManager, row: BatchRow) -> dict[str, Any]:
         "cancelled_at": row.cancelled_at,
         "request_counts": {"total": row.total, "completed": completed, "failed": failed},
         "metadata": None if row.metadata is None else json.loads(row.metadata),
-        "expected_at": None if run is None else run.expected_end,
-        "waits_for": None if run is None else run.waits_for,
+        "expected_at": None if job is None else job.expected_end,
+        "waits_for": None if job is None else job.waits_for,
     }

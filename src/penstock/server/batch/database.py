@@ -1,7 +1,7 @@
-"""The store: files and batches as rows of SQLite (WAL, synced at each commit). One thread calls it.
+"""Files and batches as rows of SQLite (WAL, synced at each commit). One thread calls it.
 
-It knows the tables; contents are the shelf's, results the journals'. A row changes in one transaction, so whatever is
-killed, a batch stands in exactly one status.
+It knows the tables; contents are the file store's, results the journals'. A row changes in one transaction, so whatever
+is killed, a batch stands in exactly one status.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the ot
 HEAD = 16 * 1024  # characters of a batch's errors that a list of batches reads
 AT_ONCE = 100  # batches that are removed in one go
 _ENDED = "coalesce(completed_at, failed_at, cancelled_at)"
-_BARE = f"status IN {OVER} AND output_file_id IS NULL AND error_file_id IS NULL"  # over, and nothing came of it
 
 _TABLES = """
 CREATE TABLE files (
@@ -46,7 +45,6 @@ CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner);
 CREATE INDEX IF NOT EXISTS batches_standing ON batches (owner, status);
 CREATE INDEX IF NOT EXISTS batches_input ON batches (input_file_id, status);
 CREATE INDEX IF NOT EXISTS batches_over ON batches (owner, {_ENDED}) WHERE status IN {OVER};
-CREATE INDEX IF NOT EXISTS batches_bare ON batches (owner, {_ENDED}) WHERE {_BARE};
 """
 # What makes tables of the next version of those of an earlier one.
 _ADD = "ALTER TABLE batches ADD COLUMN"
@@ -62,7 +60,7 @@ _CHANGES = {
 @dataclass(slots=True, kw_only=True)
 class FileRow:
     """One file. owner: the name of the key that it belongs to, "" where there are no keys. sha256: of what was
-    uploaded; None of results, and of what an earlier version took."""
+    uploaded; None for results, and for what an earlier version took."""
 
     number: int = 0
     id: str
@@ -161,21 +159,19 @@ class BatchDatabase:
     def list_files(
         self, owner: str, purpose: str | None, after: str | None, limit: int, order: str
     ) -> list[FileRow] | None:
-        """In the order of their making (`order` asc or desc), behind `after`; None where that is no file of theirs."""
-        where, values = "owner = ?", [owner]
-        if purpose is not None:
-            where, values = where + " AND purpose = ?", [*values, purpose]
-        return self._page(FileRow, "files", where, values, after, limit, order)
+        """Returns files in the order of their making (`order` asc or desc) behind `after`; None where that is no file
+        of this owner."""
+        return self._page(FileRow, "SELECT * FROM files", owner, after, limit, order, purpose)
 
     def remove_file(self, file_id: str, owner: str) -> bool:
-        """False where it isn't there."""
+        """Returns False where it isn't there."""
         return self._db.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount == 1
 
     def count_files(self, owner: str) -> int:
         return self._count("files WHERE owner = ?", owner)
 
     def user_of(self, file_id: str) -> str | None:
-        """A batch that isn't over and reads this file."""
+        """Returns a batch that isn't over and reads this file."""
         statement = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {ON_ITS_WAY}"
         found = self._db.execute(statement, (file_id,)).fetchone()
         return None if found is None else str(found["id"])
@@ -186,53 +182,48 @@ class BatchDatabase:
         self._insert("batches", [row])
 
     def batch(self, batch_id: str, owner: str | None = None) -> BatchRow | None:
-        """owner None: whoever's it is."""
+        """Returns a batch with its errors; owner None: whoever's it is."""
         if owner is None:
             return self._one(BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
         return self._one(BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner))
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow] | None:
-        """The youngest first, each with the first HEAD characters of its errors; None as of list_files."""
-        return self._page(BatchRow, "batches", "owner = ?", [owner], after, limit, "desc", _IN_PAGES)
+        """Returns the youngest first, each with the first HEAD characters of its errors; None as list_files."""
+        return self._page(BatchRow, f"SELECT {_IN_PAGES} FROM batches", owner, after, limit, "desc")
 
     def standing(self, batch_id: str) -> BatchRow | None:
-        """A batch without its errors, whoever's it is: for who keeps it as long as it goes on."""
+        """Returns a batch without its errors, whoever's it is: for who keeps it as long as it goes on."""
         return self._one(BatchRow, f"SELECT {_WITHOUT_ERRORS} FROM batches WHERE id = ?", (batch_id,))
 
     def errors(self, batch_id: str) -> str | None:
-        """A batch's, whoever's it is."""
+        """Returns a batch's errors, whoever's it is."""
         found = self._db.execute("SELECT errors FROM batches WHERE id = ?", (batch_id,)).fetchone()
         return None if found is None else found["errors"]
 
     def unfinished(self) -> list[BatchRow]:
-        """Those that aren't over, the oldest first, each without its errors."""
+        """Returns those that aren't over, the oldest first, each without its errors."""
         rows = self._db.execute(f"SELECT {_WITHOUT_ERRORS} FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number")
         return [_row(BatchRow, row) for row in rows]
 
     def count_unfinished(self, owner: str) -> int:
-        """Batches of an owner that aren't over."""
         return self._count(f"batches WHERE owner = ? AND status IN {ON_ITS_WAY}", owner)
 
     def remove_over(self, owner: str, most: int) -> list[str]:
-        """Takes away batches of an owner that are over and more than `most`, those that ended first, and gives their
-        ids; AT_ONCE of them, so that nobody waits for many. Those without files go alone while they are more than half
-        of `most`: they are made in no time, and would push out what took a night."""
+        """Takes away batches of an owner that are over and more than `most`, those that ended first, and returns their
+        ids; AT_ONCE of them, so that nobody waits for many."""
         over = f"batches WHERE owner = ? AND status IN {OVER}"
-        bare = f"batches INDEXED BY batches_bare WHERE owner = ? AND {_BARE}"
         beyond = self._count(over, owner) - most
         if beyond <= 0:
             return []
-        too_bare = self._count(bare, owner) - most // 2
-        where, count = (bare, min(beyond, too_bare)) if too_bare > 0 else (over, beyond)
         oldest = self._db.execute(
-            f"SELECT id FROM {where} ORDER BY {_ENDED}, number LIMIT ?", (owner, min(count, AT_ONCE))
+            f"SELECT id FROM {over} ORDER BY {_ENDED}, number LIMIT ?", (owner, min(beyond, AT_ONCE))
         )
         gone = [str(row["id"]) for row in oldest]
         self._db.execute(f"DELETE FROM batches WHERE id IN ({', '.join('?' for _ in gone)})", gone)
         return gone
 
     def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
-        """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. False where it doesn't."""
+        """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. Returns False where it doesn't."""
         values = {"status": status, f"{status}_at": int(time.time()), **values}
         sets = ", ".join(f"{name} = ?" for name in values)
         marks = ", ".join("?" for _ in come_from)
@@ -245,8 +236,7 @@ class BatchDatabase:
         self._db.execute(f"UPDATE batches SET {sets} WHERE id = ?", (*values.values(), batch_id))
 
     def finish(self, batch_id: str, status: str, files: Iterable[FileRow], **values: Any) -> None:
-        """The end of a batch: its files are there and it is over, or neither; of one that is over, nothing. values:
-        columns, as note's."""
+        """Ends a batch that isn't over: its files are there and it is over, or neither. values: columns of it."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             if self.move(batch_id, ON_ITS_WAY, status, **values):
@@ -258,16 +248,17 @@ class BatchDatabase:
             raise
 
     def known(self) -> tuple[set[str], set[str], set[str]]:
-        """Ids of all files, results that are being named among them; of the batches whose folders stay: those that
-        aren't over, and those that failed by a fault, for whoever looks into it; and of those whose folders don't."""
+        """Returns ids: of all files, results that are being named among them; of the batches whose folders stay, those
+        that aren't over and those that failed, for whoever looks into it; and of those whose folders don't."""
         files = {str(row["id"]) for row in self._db.execute("SELECT id FROM files")}
-        batches = {str(row["id"]) for row in self._db.execute("SELECT id FROM batches WHERE status = 'failed'")}
-        asked = f"SELECT id, output_file_id, error_file_id FROM batches WHERE status IN {ON_ITS_WAY}"
-        for batch_id, *named in self._db.execute(asked):
-            batches.add(str(batch_id))
-            files.update(str(name) for name in named if name is not None)
-        over = {str(row["id"]) for row in self._db.execute(f"SELECT id FROM batches WHERE status IN {OVER}")}
-        return files, batches, over - batches
+        kept, over = set[str](), set[str]()
+        for batch_id, status, *named in self._db.execute(
+            "SELECT id, status, output_file_id, error_file_id FROM batches"
+        ):
+            (kept if status in ON_ITS_WAY or status == "failed" else over).add(str(batch_id))
+            if status in ON_ITS_WAY:
+                files.update(str(name) for name in named if name is not None)
+        return files, kept, over
 
     # --- how
 
@@ -286,27 +277,23 @@ class BatchDatabase:
         return int(self._db.execute(f"SELECT count(*) FROM {what}", (owner,)).fetchone()[0])
 
     def _page(
-        self,
-        kind: type[Row],
-        table: str,
-        where: str,
-        values: list[str],
-        after: str | None,
-        limit: int,
-        order: str,
-        columns: str = "*",
-    ) -> list[Row] | None:
-        bound: list[Any] = [*values]
+        self, kind: type[Row], select: str, owner: str, after: str | None, limit: int, order: str,
+        purpose: str | None = None,
+    ) -> list[Row] | None:  # fmt: skip
+        where = "owner = ?"
+        values: list[Any] = [owner]
+        if purpose is not None:
+            where += " AND purpose = ?"
+            values.append(purpose)
         if after is not None:
-            place = self._db.execute(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", (after, values[0]))
-            found = place.fetchone()
-            if found is None:
+            table = select.rsplit(" ", 1)[1]
+            if self._db.execute(f"SELECT 1 FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone() is None:
                 return None
-            where += f" AND number {'>' if order == 'asc' else '<'} ?"
-            bound.append(found["number"])
-        direction = "ASC" if order == "asc" else "DESC"
-        statement = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY number {direction} LIMIT ?"
-        return [_row(kind, row) for row in self._db.execute(statement, (*bound, limit))]
+            behind = ">" if order == "asc" else "<"
+            where += f" AND number {behind} (SELECT number FROM {table} WHERE id = ?)"
+            values.append(after)
+        statement = f"{select} WHERE {where} ORDER BY number {'ASC' if order == 'asc' else 'DESC'} LIMIT ?"
+        return [_row(kind, row) for row in self._db.execute(statement, [*values, limit])]
 
 
 def _lost(path: Path) -> UsageError:
@@ -318,10 +305,10 @@ def _lost(path: Path) -> UsageError:
 
 
 def _row(kind: type[Row], row: sqlite3.Row) -> Row:
-    """Tables that an earlier version made have columns that nothing reads any more."""
+    # Tables that an earlier version made have columns that nothing reads any more.
     return kind(**{field.name: row[field.name] for field in fields(kind)})
 
 
 def encoded(value: Any) -> str:
-    """JSON for a column."""
+    """Returns JSON for a column."""
     return json.dumps(value, separators=(",", ":"))

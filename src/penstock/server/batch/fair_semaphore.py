@@ -1,114 +1,90 @@
-"""What bounds a batch's memory and its place beside others: lines at the engine, and outcomes on their way to the disk.
+"""A semaphore with weights that is fair between owners: batches that run side by side, and lines at the engine.
 
-It knows weights; no lines, no engine. All of it is one event loop's.
+It knows weights and owners; no batches, no lines. All of it is one event loop's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 
-class Gate:
-    """Room for so many sequences and bytes at once, over all batches; first come, first served.
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    owner: str
+    weight: tuple[int, int]
+    turn: asyncio.Future[None]
 
-    Of sequences the bound is passed by the last line that goes in: with lines of 300 and room for 576, a second one is
-    there before the first one's last samples end, so that the engine's rows don't drain line by line. Bytes are memory,
-    and theirs is kept: a line that is larger than all of the room goes in alone.
+
+class FairSemaphore:
+    """Room for so many places and bytes at once. What comes free goes to the owner who holds the fewest places, and
+    between equals to who came first; nobody passes the one whose turn it is.
+
+    The bound of places is passed by the last one that is let in: with lines of 300 samples and room for 576, a second
+    one is there before the first one's last samples end, so that the engine's rows don't drain line by line. Bytes are
+    memory, and their bound is kept; but whoever needs more than there is at all is let in alone.
     """
 
-    def __init__(self, sequences: int, bytes: int) -> None:
-        self.most = (sequences, bytes)
+    def __init__(self, places: int, bytes: int = 0) -> None:
+        self.capacity = (places, bytes)
         self._taken = (0, 0)
-        self._line: deque[tuple[tuple[int, int], asyncio.Future[None]]] = deque()
+        self._held: Counter[str] = Counter()  # places, by owner
+        self._waiting: list[_Waiter] = []  # empty while there is room for the next
 
-    async def enter(self, sequences: int, bytes: int) -> None:
-        """Waits for its place; who comes in has to `leave`."""
-        weight = (sequences, bytes)
-        if not self._line and self._fits(weight):
-            self._take(weight)
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append((weight, turn))
+    async def acquire(self, places: int = 1, bytes: int = 0, owner: str = "") -> None:
+        """Waits for room and takes it."""
+        waiter = _Waiter(owner, (places, bytes), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._let_in()
         try:
-            await turn
+            await waiter.turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was let in and left in the same moment
-                self.leave(*weight)
-            else:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
                 self._let_in()
+            else:  # let in and cancelled in the same moment
+                self.release(places, bytes, owner)
             raise
 
-    def leave(self, sequences: int, bytes: int) -> None:
-        self._taken = (self._taken[0] - sequences, self._taken[1] - bytes)
+    def release(self, places: int = 1, bytes: int = 0, owner: str = "") -> None:
+        self._add(owner, (-places, -bytes))
         self._let_in()
 
+    @contextlib.asynccontextmanager
+    async def slot(self, owner: str, waived: asyncio.Event) -> AsyncIterator[None]:
+        """Holds one place for the block; once `waived` is set, goes in without one."""
+        entering, waiving = asyncio.ensure_future(self.acquire(owner=owner)), asyncio.ensure_future(waived.wait())
+        held = False
+        try:
+            try:
+                await asyncio.wait((entering, waiving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiving.cancel()
+                held = not entering.cancel()
+            yield
+        finally:
+            if held:
+                self.release(owner=owner)
+
     def _let_in(self) -> None:
-        """Whoever has given up is passed over here, whether it knows of it by now or not."""
-        while self._line and (self._line[0][1].cancelled() or self._fits(self._line[0][0])):
-            weight, turn = self._line.popleft()
-            if not turn.cancelled():
-                self._take(weight)
-                turn.set_result(None)
+        while self._waiting:
+            first = min(self._waiting, key=lambda waiter: self._held[waiter.owner])
+            if not self._fits(first.weight):
+                return
+            self._waiting.remove(first)
+            self._add(first.owner, first.weight)
+            if not first.turn.done():
+                first.turn.set_result(None)
 
     def _fits(self, weight: tuple[int, int]) -> bool:
-        (sequences, bytes), (most_sequences, most_bytes) = self._taken, self.most
-        return self._taken == (0, 0) or (sequences < most_sequences and bytes + weight[1] <= most_bytes)
+        (places, bytes), (most_places, most_bytes) = self._taken, self.capacity
+        return self._taken == (0, 0) or (places < most_places and bytes + weight[1] <= most_bytes)
 
-    def _take(self, weight: tuple[int, int]) -> None:
+    def _add(self, owner: str, weight: tuple[int, int]) -> None:
         self._taken = (self._taken[0] + weight[0], self._taken[1] + weight[1])
-
-
-class Sized(Protocol):
-    """What an outbox holds."""
-
-    @property
-    def body(self) -> bytes: ...
-
-
-Item = TypeVar("Item", bound=Sized)
-
-
-class Outbox(Generic[Item]):
-    """Outcomes between those who compute and the one who writes; who brings more than fits waits."""
-
-    def __init__(self, bytes: int) -> None:
-        self._most = bytes
-        self._items: list[Item] = []
-        self._bytes = 0
-        self._closed = False
-        self._changed = asyncio.Condition()
-
-    async def put(self, item: Item) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._bytes < self._most)
-            self._items.append(item)
-            self._bytes += len(item.body)
-            self._changed.notify_all()
-
-    async def close(self) -> None:
-        """No more will come."""
-        async with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    async def some(self, patience: float) -> bool:
-        """Waits until there are some, and `patience` seconds more for others, so that they share a sync. False: none
-        are there and none will come."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._items or self._closed)
-            full = lambda: self._closed or self._bytes >= self._most  # noqa: E731 - it is said once, here
-            try:
-                await asyncio.wait_for(self._changed.wait_for(full), patience)
-            except TimeoutError:
-                pass
-            return bool(self._items)
-
-    async def take(self) -> Sequence[Item]:
-        """All of them; room is made by it."""
-        async with self._changed:
-            items, self._items, self._bytes = self._items, [], 0
-            self._changed.notify_all()
-            return items
+        self._held[owner] += weight[0]
+        if not self._held[owner]:
+            del self._held[owner]

@@ -1,15 +1,17 @@
-"""The shelf: contents of files on disk, whole or not there at all. It knows a folder; no database, no HTTP.
+"""Contents of files on disk, whole or not there at all. It knows a folder; no database, no HTTP.
 
     DIR/files/file-...          finished contents, each synced before it got its name
     DIR/files/file-....part     what is being written; swept away at a start
     DIR/batches/batch_.../      what a batch has written so far: two journals (journal.py)
     DIR/unknown/DATE-.../       contents and folders that a start found and no row knew
 
-Names are made by the server and checked here again: nothing that a client sends becomes a path.
+Names are made by the server and checked here again: nothing that a client sends becomes a path. Everything here blocks,
+so threads call it; each part of one content one at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -20,48 +22,21 @@ import shutil
 import stat
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from penstock.disk import sync_folder
-from penstock.errors import PenstockError
-from penstock.server.batch.disk_reserve import is_full
-from penstock.server.batch.disk_retry import why
-from penstock.server.openai.http_errors import HttpError
+from penstock.server.batch.disk_errors import FileDamagedError, describe
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 _PART = ".part"  # ends the name of a content that is being written
 _DRAFT = re.compile(FILE_ID.pattern + re.escape(_PART))
-COPY_BYTES = 1 << 20
-NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of a filesystem that gives a file one name
-_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # of opening a link, a folder, a socket
-
-
-FULL = (
-    "the disk of the server's state folder is full: delete files of yours (DELETE /v1/files/ID), or ask "
-    "whoever runs it to make room"
-)
-
-
-class StorageError(HttpError):
-    """The state folder's disk is full, or fails."""
-
-    status, code = 507, "storage"
-
-
-class FileDamagedError(HttpError):
-    """What the disk has of a content is not what was kept there; to ask for it again is no use."""
-
-    status, code = 500, "file_damaged"
-
-    def __init__(self, how: str) -> None:
-        message = f"this file is damaged on the server's disk ({how}): upload it again, or tell whoever runs the server"
-        super().__init__(message, headers={"x-should-retry": "false"})
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # a filesystem that gives a file one name
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # opening a link, a folder, a socket
 
 
 def new_file_id() -> str:
@@ -73,11 +48,10 @@ def new_batch_id() -> str:
 
 
 class FileStore:
-    """The contents of one state folder."""
+    """The contents of one state folder. Its methods raise OSError."""
 
     def __init__(self, folder: Path) -> None:
-        self.files, self.batches = folder / "files", folder / "batches"
-        self._unknown = folder / "unknown"
+        self._folder, self.files, self.batches = folder, folder / "files", folder / "batches"
         for each in (self.files, self.batches):
             each.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder)
@@ -87,33 +61,21 @@ class FileStore:
         return not any(any(each.iterdir()) for each in (self.files, self.batches))
 
     def path(self, file_id: str) -> Path:
-        """Where a file's content lies."""
+        """Returns where a file's content lies."""
         if FILE_ID.fullmatch(file_id) is None:
             raise ValueError("no id of a file")
         return self.files / file_id
 
     def draft(self, file_id: str) -> ContentDraft:
-        """A content that is being written. Raises StorageError."""
+        """Opens a content that is to be written."""
         return ContentDraft(self.path(file_id))
 
-    def adopt(self, source: Path, file_id: str) -> int:
-        """Gives a synced file its name on the shelf and says its bytes; it may have it already. Raises OSError."""
+    def adopt(self, source: Path, file_id: str, *, keep_source: bool = False) -> int:
+        """Makes a synced file the content of this id, which it may be already, and returns its bytes. keep_source: it
+        keeps its own name too."""
         target = self.path(file_id)
         if not target.exists():
-            os.rename(source, target)
-        sync_folder(self.files)
-        return target.stat().st_size
-
-    def lend(self, source: Path, file_id: str) -> int:
-        """As adopt, of a file that is left its own name too. Raises OSError."""
-        target = self.path(file_id)
-        if not target.exists():
-            try:
-                os.link(source, target)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                _copy(source, target)
+            (_link if keep_source else os.rename)(source, target)
         sync_folder(self.files)
         return target.stat().st_size
 
@@ -122,7 +84,7 @@ class FileStore:
         _take_away(self.path(file_id))
 
     def batch_folder(self, batch_id: str) -> Path:
-        """Where a batch writes; it is made where it isn't. Raises OSError."""
+        """Returns where a batch writes; makes it where it isn't."""
         if BATCH_ID.fullmatch(batch_id) is None:
             raise ValueError("no id of a batch")
         folder = self.batches / batch_id
@@ -134,10 +96,9 @@ class FileStore:
         """Takes away what a batch wrote on its way; what stays by a fault goes at the next start."""
         shutil.rmtree(self.batches / batch_id, ignore_errors=True)
 
-    def sweep(self, files: Collection[str], batches: Collection[str], over: Collection[str]) -> tuple[int, Path] | None:
+    def sweep(self, files: Collection[str], batches: Collection[str], over: Collection[str]) -> None:
         """Removes what a kill left: drafts, and folders of batches that are `over`. Whatever else is in neither list
-        is moved aside, since a database that was put back from a copy knows less than there is: gives how many, and
-        where they are. Raises OSError."""
+        is moved aside, and said, since a database that was put back from a copy knows less than there is."""
         strange = []
         for path in self.files.iterdir():
             if _DRAFT.fullmatch(path.name) and not path.is_dir():
@@ -146,23 +107,72 @@ class FileStore:
                 strange.append(path)
         for path in self.batches.iterdir():
             if path.name in over:
-                shutil.rmtree(path, ignore_errors=True)
+                self.remove_batch(path.name)
             elif path.name not in batches:
                 strange.append(path)
-        return (len(strange), self._move_aside(strange)) if strange else None
+        if strange:
+            self._move_aside(strange)
 
-    def _move_aside(self, paths: Sequence[Path]) -> Path:
-        """The new folder in which they are, each below its folder's name. Raises OSError."""
-        self._unknown.mkdir(mode=0o700, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d-", time.gmtime()), dir=self._unknown))
+    def _move_aside(self, paths: Sequence[Path]) -> None:
+        """Moves them to a new folder, each below its folder's name."""
+        unknown = self._folder / "unknown"
+        unknown.mkdir(mode=0o700, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d-", time.gmtime()), dir=unknown))
         for path in paths:
             (place / path.parent.name).mkdir(mode=0o700, exist_ok=True)
             os.rename(path, place / path.parent.name / path.name)
-        return place
+        print(
+            f"penstock: {len(paths)} files or batches in {self._folder} that its state.sqlite doesn't know (was an "
+            f"older one put back?) were moved to {place}",
+            file=sys.stderr,
+        )
+
+
+class ContentDraft:
+    """A file's content on its way to the disk. Left without `keep`, it goes. Its methods raise OSError."""
+
+    def __init__(self, target: Path) -> None:
+        self._target, self._part = target, _part_of(target)
+        self.size = 0
+        self._hash = hashlib.sha256()
+        self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115 - closed by keep or drop
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self._hash.update(data)
+        self.size += len(data)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of what was written."""
+        return self._hash.hexdigest()
+
+    def sync(self) -> None:
+        """Does what takes long of `keep`, where that is called in a thread that others wait for."""
+        os.fsync(self._file.fileno())
+
+    def keep(self) -> None:
+        """Leaves it synced, named, and the name synced; or nothing of it there."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.rename(self._part, self._target)
+        try:
+            sync_folder(self._target.parent)
+        except BaseException:
+            _take_away(self._target)
+            raise
+
+    def drop(self) -> None:
+        """Takes away what was written, unless it was kept."""
+        with contextlib.suppress(OSError):  # what could not be written is not wanted any more
+            self._file.close()
+        _take_away(self._part)
 
 
 def open_content(path: Path, size: int | None = None) -> BufferedReader:
-    """A content to be read; of a link nothing is, nor of a pipe. size: bytes that it must have. Raises
+    """Opens a content to be read; no link is followed, and no pipe. size: bytes that it must have. Raises
     FileDamagedError, OSError."""
     try:
         file = open(path, "rb", opener=_open_no_link)  # noqa: SIM115 - the caller closes it
@@ -184,10 +194,6 @@ def open_content(path: Path, size: int | None = None) -> BufferedReader:
     return file
 
 
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
 def check_content(path: Path, size: int, sha256: str | None) -> None:
     """Raises FileDamagedError where a content isn't the one that was kept; by its bytes' count alone where no hash of
     them is known. OSError where it can't be read."""
@@ -196,80 +202,37 @@ def check_content(path: Path, size: int, sha256: str | None) -> None:
             raise FileDamagedError("its bytes are others than were kept")
 
 
-class ContentDraft:
-    """A file's content on its way to the disk. Left without `keep`, it goes.
-
-    Its calls block, so threads make them; one at a time, since a request may end while a thread still writes for it.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self._target, self._part = target, target.with_name(target.name + _PART)
-        self.size = 0
-        self._hash = hashlib.sha256()
-        self._turn = threading.Lock()
-        with _told():
-            self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115 - closed by keep or drop
-
-    def write(self, data: bytes) -> None:
-        """Raises StorageError."""
-        view = memoryview(data)
-        with self._turn, _told():
-            while view:
-                view = view[self._file.write(view) :]
-            self._hash.update(data)
-        self.size += len(data)
-
-    @property
-    def sha256(self) -> str:
-        """Of what was written."""
-        return self._hash.hexdigest()
-
-    def sync(self) -> None:
-        """What takes long of `keep`, where that is called in a thread that others wait for. Raises StorageError."""
-        with self._turn, _told():
-            os.fsync(self._file.fileno())
-
-    def keep(self) -> None:
-        """Synced, named, and the name synced; or nothing of it is there. Raises StorageError."""
-        with self._turn, _told():
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.rename(self._part, self._target)
-            try:
-                sync_folder(self._target.parent)
-            except BaseException:
-                _take_away(self._target)
-                raise
-
-    def drop(self) -> None:
-        """Takes away what was written, unless it was kept."""
-        with self._turn:
-            with contextlib.suppress(OSError):  # what could not be written is not wanted any more
-                self._file.close()
-            _take_away(self._part)
+def close_behind(file: BinaryIO) -> None:
+    """Closes what was read, behind a read that is under way: a disk may never answer that, so a thread waits for it."""
+    closing = asyncio.get_running_loop().run_in_executor(None, file.close)
+    closing.add_done_callback(_tell_unclosed)
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Raises StorageError for what the disk raises."""
+def _tell_unclosed(closing: asyncio.Future[None]) -> None:
+    error = None if closing.cancelled() else closing.exception()
+    if error is not None:
+        print(f"penstock: the state folder's disk failed as a file was closed ({describe(error)})", file=sys.stderr)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + _PART)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Gives a file a second name, or a copy where the filesystem gives it one alone."""
     try:
-        yield
+        os.link(source, target)
     except OSError as error:
-        raise storage_error(error) from error
-
-
-def _copy(source: Path, target: Path) -> None:
-    """A file under another name, whole or not at all. Raises OSError."""
-    part = target.with_name(target.name + _PART)
-    try:
-        with source.open("rb") as there, part.open("wb") as here:
-            shutil.copyfileobj(there, here, COPY_BYTES)
-            here.flush()
-            os.fsync(here.fileno())
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, part := _part_of(target))
+        with part.open("rb") as copy:
+            os.fsync(copy.fileno())
         os.rename(part, target)
-    except BaseException:
-        _take_away(part)
-        raise
 
 
 def _take_away(path: Path) -> None:
@@ -277,18 +240,11 @@ def _take_away(path: Path) -> None:
     until the next start's sweep."""
     try:
         if path.suffix != _PART:
-            path = path.rename(path.with_suffix(_PART))
+            path = path.rename(_part_of(path))
         path.unlink()
     except FileNotFoundError:
         return
     except OSError as error:
-        print(f"penstock: {path.name} stays in the state folder until the next start ({why(error)})", file=sys.stderr)
-
-
-def storage_error(error: OSError) -> PenstockError:
-    """What a client hears of a disk's fault: no path of ours is in it."""
-    if is_full(error):
-        return StorageError(FULL)
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return StorageError("the server has as many files open as it may: try again, with less at once")
-    return StorageError("the server's disk failed at this: try again, and tell whoever runs it")
+        print(
+            f"penstock: {path.name} stays in the state folder until the next start ({describe(error)})", file=sys.stderr
+        )

@@ -1,4 +1,4 @@
-"""/v1/files: upload, list, get, content, delete. OpenAI's objects over the store and the shelf.
+"""/v1/files: upload, list, get, content, delete. OpenAI's objects over the database and the file store.
 
 It knows HTTP and the state folder; no batches but for the question whether one still reads a file.
 """
@@ -18,16 +18,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from penstock.server.batch.database import BatchDatabase, FileRow
-from penstock.server.batch.disk_retry import close_behind
-from penstock.server.batch.file_store import (
-    FILE_ID,
-    ContentDraft,
-    FileDamagedError,
-    StorageError,
-    new_file_id,
-    open_content,
-    storage_error,
-)
+from penstock.server.batch.disk_errors import FileDamagedError, StorageError, storage_errors
+from penstock.server.batch.file_store import FILE_ID, ContentDraft, close_behind, new_file_id, open_content
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.upload import Upload, UploadParser, one_more, receive, too_large
 from penstock.server.online.buffered import JSON, PIECE
@@ -56,67 +48,67 @@ class TooManyFilesError(HttpError):
     code = "too_many_files"
 
 
-async def post_file(desk: BatchManager, request: Request, owner: str) -> Response:
+async def post_file(manager: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/files. Raises HttpError, StorageError; nothing is left on the disk then."""
-    most = desk.limits.max_file_bytes
+    most = manager.limits.max_file_bytes
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise too_large(most)
     parser = UploadParser(request.headers.get("content-type", ""), most)
-    with one_more(desk.state.uploads, owner, desk.limits.max_uploads):
-        return reply(file_object(await _take(desk, request, parser, owner)))
+    with one_more(manager.state.uploads, owner, manager.limits.max_uploads):
+        return reply(file_object(await _take(manager, request, parser, owner)))
 
 
-async def _take(desk: BatchManager, request: Request, parser: UploadParser, owner: str) -> FileRow:
-    """Content and row of an upload, or nothing of it. Raises HttpError, StorageError."""
-    state, file_id = desk.state, new_file_id()
-    draft = await state.call(_draft, desk, file_id, owner)
+async def _take(manager: BatchManager, request: Request, parser: UploadParser, owner: str) -> FileRow:
+    """Leaves content and row of an upload, or nothing of it. Raises HttpError, StorageError."""
+    state, file_id = manager.state, new_file_id()
+    draft = await state.call(_draft, manager, file_id, owner)
     try:
-        filename = _check_upload(await _receive(desk, request, parser, draft))
+        filename = _check_upload(await _receive(manager, request, parser, draft))
         row = FileRow(
             id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size,
             sha256=draft.sha256,
         )  # fmt: skip
-        await asyncio.to_thread(draft.sync)
-        await state.call(_land, desk, draft, row)
+        with storage_errors():
+            await asyncio.to_thread(draft.sync)
+        await state.call(_land, manager, draft, row)
     finally:
-        await asyncio.to_thread(draft.drop)
+        await state.attempt(draft.drop)
     return row
 
 
 # In the state's thread, which nobody stops amid these.
 
 
-def _draft(desk: BatchManager, file_id: str, owner: str) -> ContentDraft:
-    """Raises TooManyFilesError, StorageError."""
-    _check_room(desk, owner)
-    desk.state.reserve.keep()
-    return desk.state.shelf.draft(file_id)
+def _draft(manager: BatchManager, file_id: str, owner: str) -> ContentDraft:
+    """Raises TooManyFilesError, OSError."""
+    _check_room(manager, owner)
+    return manager.state.file_store.draft(file_id)
 
 
-def _land(desk: BatchManager, draft: ContentDraft, row: FileRow) -> None:
-    """Content and row, or neither. Raises TooManyFilesError, StorageError, sqlite3.Error."""
-    _check_room(desk, row.owner)  # others may have come meanwhile
+def _land(manager: BatchManager, draft: ContentDraft, row: FileRow) -> None:
+    """Leaves content and row, or neither. Raises TooManyFilesError, OSError, sqlite3.Error."""
+    _check_room(manager, row.owner)  # others may have come meanwhile
     draft.keep()
     try:
-        desk.state.store.add_file(row)
+        manager.state.database.add_file(row)
     except BaseException:
-        desk.state.shelf.remove(row.id)
+        manager.state.file_store.remove(row.id)
         raise
 
 
-def _check_room(desk: BatchManager, owner: str) -> None:
+def _check_room(manager: BatchManager, owner: str) -> None:
     """Raises TooManyFilesError."""
-    most = desk.limits.max_files
-    if desk.state.store.count_files(owner) >= most:
+    most = manager.limits.max_files
+    if manager.state.database.count_files(owner) >= most:
         raise TooManyFilesError(f"you keep {most} files here, results among them, and no more are taken: delete some")
 
 
-async def _receive(desk: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> Upload:
+async def _receive(manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> Upload:
     """The body's form, its file in the draft. Raises HttpError, StorageError, ShuttingDownError."""
-    most = desk.limits.max_file_bytes
-    async with desk.arrivals.within(desk.body_seconds, "the file") as more_time:
-        return await receive(_bounded(request, most, more_time), parser, draft, asyncio.to_thread)
+    most = manager.limits.max_file_bytes
+    async with manager.body_timeouts.within(manager.body_seconds, "the file") as more_time:
+        return await receive(_bounded(request, most, more_time), parser, draft, manager.state.call)
 
 
 async def _bounded(request: Request, most: int, more_time: Callable[[int], None]) -> AsyncIterator[bytes]:
@@ -148,7 +140,7 @@ def _check_upload(upload: Upload) -> str:
     return upload.filename
 
 
-async def list_files(desk: BatchManager, request: Request, owner: str) -> Response:
+async def list_files(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/files. Raises HttpError, NotFoundError for an `after` that isn't there."""
     asked = query(request, {"after", "limit", "order", "purpose"})
     limit = limit_of(asked, MOST_LISTED, MOST_LISTED)
@@ -156,34 +148,33 @@ async def list_files(desk: BatchManager, request: Request, owner: str) -> Respon
     if order not in ("asc", "desc"):
         raise HttpError("order must be asc or desc", param="order")
     after, purpose = asked.get("after"), asked.get("purpose")
-    rows = await desk.state.call(desk.state.store.list_files, owner, purpose, after, limit + 1, order)
+    rows = await manager.state.call(manager.state.database.list_files, owner, purpose, after, limit + 1, order)
     if rows is None:
         raise no_place("file")
     return page([file_object(row) for row in rows], limit)
 
 
-async def get_file(desk: BatchManager, file_id: str, owner: str) -> Response:
+async def get_file(manager: BatchManager, file_id: str, owner: str) -> Response:
     """GET /v1/files/ID. Raises NotFoundError."""
-    return reply(file_object(await known_file(desk, file_id, owner)))
+    return reply(file_object(await known_file(manager, file_id, owner)))
 
 
-async def get_content(desk: BatchManager, file_id: str, owner: str) -> Response:
+async def get_content(manager: BatchManager, file_id: str, owner: str) -> Response:
     """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError, FileDamagedError, StorageError."""
-    row = await known_file(desk, file_id, owner)
+    row = await known_file(manager, file_id, owner)
     try:
-        file, first = await asyncio.to_thread(_begin, desk.state.shelf.path(row.id), row.bytes)
+        with storage_errors():
+            file, first = await asyncio.to_thread(_begin, manager.state.file_store.path(row.id), row.bytes)
     except FileDamagedError:
-        await known_file(desk, file_id, owner)  # somebody may have deleted it just now
+        await known_file(manager, file_id, owner)  # somebody may have deleted it just now
         raise
-    except OSError as error:
-        raise storage_error(error) from error
     headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.id}"'}
     return _Content(_pieces(file, first, row.bytes), media_type="application/octet-stream", headers=headers)
 
 
 def _begin(path: Path, size: int) -> tuple[BinaryIO, bytes]:
-    """An open file and its first piece: a disk that gives none, or has another size, is found out before a status is
-    sent. Raises FileDamagedError, OSError."""
+    """Opens a file and reads its first piece: a disk that gives none, or has another size, is found out before a status
+    is sent. Raises FileDamagedError, OSError."""
     file = open_content(path, size)
     try:
         return file, file.read(PIECE)
@@ -193,14 +184,13 @@ def _begin(path: Path, size: int) -> tuple[BinaryIO, bytes]:
 
 
 async def _pieces(file: BinaryIO, piece: bytes, left: int) -> AsyncIterator[bytes]:
-    """Raises StorageError where the disk fails, or has less than was told."""
+    """Yields the file to its end. Raises StorageError where the disk fails, or has less than was told."""
     try:
         while piece:
             left -= len(piece)
             yield piece
-            piece = await asyncio.to_thread(file.read, PIECE)
-    except OSError as error:
-        raise storage_error(error) from error
+            with storage_errors():
+                piece = await asyncio.to_thread(file.read, PIECE)
     finally:
         close_behind(file)
     if left:
@@ -217,39 +207,38 @@ class _Content(StreamingResponse):
             print(f"penstock: a file's content broke off on its way to a client: {error}", file=sys.stderr)
 
 
-async def delete_file(desk: BatchManager, file_id: str, owner: str) -> Response:
+async def delete_file(manager: BatchManager, file_id: str, owner: str) -> Response:
     """DELETE /v1/files/ID. Raises NotFoundError, ConflictError."""
-    state = desk.state
+    state = manager.state
 
     def remove() -> str | None:
-        user = state.store.user_of(file_id)
-        if user is None and state.store.remove_file(file_id, owner):
-            state.shelf.remove(file_id)
+        user = state.database.user_of(file_id)
+        if user is None and state.database.remove_file(file_id, owner):
+            state.file_store.remove(file_id)
         return user
 
-    await known_file(desk, file_id, owner)
-    user = await state.make_room(remove)
-    await state.call(state.reserve.keep)
+    await known_file(manager, file_id, owner)
+    user = await state.call(remove)
     if user is not None:
         raise ConflictError(f"{user} reads this file and is not over: cancel it first", param="file_id")
     return reply({"id": file_id, "object": "file", "deleted": True})
 
 
-async def known_file(desk: BatchManager, file_id: str, owner: str) -> FileRow:
-    """The row of a file. Raises NotFoundError."""
-    return await desk.state.call(file_in, desk.state.store, file_id, owner)
+async def known_file(manager: BatchManager, file_id: str, owner: str) -> FileRow:
+    """Returns the row of a file. Raises NotFoundError."""
+    return await manager.state.call(file_in, manager.state.database, file_id, owner)
 
 
-def file_in(store: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:
-    """As known_file, in the state's thread."""
-    row = store.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
+def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:
+    """Does the same in the state's thread."""
+    row = database.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
     if row is None:
         raise NotFoundError("there is no file of this id: GET /v1/files lists them", param=param)
     return row
 
 
 def file_object(row: FileRow) -> dict[str, Any]:
-    """OpenAI's file object."""
+    """Returns OpenAI's file object."""
     return {
         "id": row.id,
         "object": "file",
@@ -271,7 +260,7 @@ def reply(content: dict[str, Any]) -> Response:
 
 
 def page(found: list[dict[str, Any]], limit: int) -> Response:
-    """A list of at most `limit`; `found` has one more where there are more."""
+    """Answers with a list of at most `limit`; `found` has one more where there are more."""
     shown = found[:limit]
     ids = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     more = len(found) > limit
@@ -279,12 +268,12 @@ def page(found: list[dict[str, Any]], limit: int) -> Response:
 
 
 def no_place(kind: str) -> NotFoundError:
-    """Of a list behind something that was taken away, or never was: an empty one would look like its end."""
+    """Returns the 404 for a page's cursor that doesn't exist: an empty page would look like the last."""
     return NotFoundError(f"there is no {kind} of this id to go on behind: list from the start again", param="after")
 
 
 def query(request: Request, known: set[str]) -> dict[str, str]:
-    """The query's values. Raises HttpError for one that isn't known."""
+    """Returns the query's values. Raises HttpError for one that isn't known."""
     for name in request.query_params:
         if name not in known:
             shown = name[:80]

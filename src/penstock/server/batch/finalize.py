@@ -1,7 +1,7 @@
 """The end of a batch: what it has written becomes files of its owner, and what ended it is said in its errors.
 
-It knows a batch's folder and row, and the shelf; how often it is tried, and what follows, is batch_job's. `adopted` and
-`lent` block: they are called in a thread.
+It knows a batch's folder and row, and the file store; what follows is the batch job's. `adopt_output` and
+`lend_output` block: they are called in a thread.
 """
 
 from __future__ import annotations
@@ -15,48 +15,46 @@ from penstock.server.batch.database import BatchRow, FileRow, encoded
 from penstock.server.batch.file_store import FileStore
 from penstock.server.batch.output_files import ERRORS, OUTPUT, BatchOutput
 
-NO_FILES: dict[str, Any] = {"output_file_id": None, "error_file_id": None}
 FEW = 10  # errors of one batch that a list of batches tells
-_OPENING = '{"object":"list","data":['  # of what `listed` gives
+_OPENING = '{"object":"list","data":['  # what `error_list` begins with
 
 
-def adopted(shelf: FileStore, row: BatchRow) -> list[FileRow]:
-    """The files of closed results, under the ids that they have got; again, where a kill came between. Raises
-    OSError."""
-    folder = shelf.batch_folder(row.id)
+def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
+    """Makes closed results the files of the ids that the row has; again, where a kill came between. Raises OSError."""
+    folder = store.batch_folder(row.id)
     named = ((row.output_file_id, OUTPUT), (row.error_file_id, ERRORS))
-    return [_file(row, file_id, name, shelf.adopt(folder / name, file_id)) for file_id, name in named if file_id]
+    return [_file(row, file_id, name, store.adopt(folder / name, file_id)) for file_id, name in named if file_id]
 
 
-def lent(shelf: FileStore, row: BatchRow, ids: tuple[str, str]) -> tuple[list[FileRow], dict[str, Any]]:
-    """Files, under these ids, of what is done of a batch that fails by a fault of ours, and the columns of its row that
-    say so; again, where the disk failed before. What it wrote stays in its folder too, for whoever looks into it.
-    Raises OSError, PenstockError."""
-    folder = shelf.batch_folder(row.id)
-    results = BatchOutput(folder, row.id)
-    results.close()
-    files, columns = [], {**NO_FILES, "completed": results.completed, "failed": results.failed}
-    named = (("output_file_id", OUTPUT, results.completed), ("error_file_id", ERRORS, results.failed))
+def lend_output(store: FileStore, row: BatchRow, ids: tuple[str, str]) -> tuple[list[FileRow], dict[str, Any]]:
+    """Makes files, under these ids, of what is done of a batch that fails, and returns them and the columns that say
+    so; again, where the disk failed before. What it wrote stays in its folder too, for whoever looks into it. Raises
+    OSError, PenstockError."""
+    folder = store.batch_folder(row.id)
+    output = BatchOutput(folder, row.id)
+    output.close()
+    files, columns = [], dict[str, Any](completed=output.completed, failed=output.failed)
+    named = (("output_file_id", OUTPUT, output.completed), ("error_file_id", ERRORS, output.failed))
     for (column, name, count), file_id in zip(named, ids, strict=True):
         if count:
             columns[column] = file_id
-            files.append(_file(row, file_id, name, shelf.lend(folder / name, file_id)))
+            files.append(_file(row, file_id, name, store.adopt(folder / name, file_id, keep_source=True)))
     return files, columns
 
 
-def listed(errors: Sequence[dict[str, Any]]) -> str:
-    """OpenAI's list of a batch's errors, for its column."""
+def error_list(errors: Sequence[dict[str, Any]]) -> str:
+    """Returns OpenAI's list of a batch's errors, for its column."""
     return encoded({"object": "list", "data": errors})
 
 
 def with_fault(errors: str | None, code: str, message: str) -> str:
-    """As listed: one error of the whole batch before those of its lines."""
+    """Returns such a list with one error of the whole batch before those of its lines."""
     earlier = [] if errors is None else json.loads(errors)["data"]
-    return listed([{"code": code, "line": None, "message": message, "param": None}, *earlier])
+    return error_list([{"code": code, "line": None, "message": message, "param": None}, *earlier])
 
 
 def few_of(head: str, batch_id: str) -> str:
-    """Of a list of errors, whose beginning this is, the first; then, where it has more, where all are told."""
+    """Parses the beginning of a list of errors and returns the first FEW; then, where there are more, where all are."""
     found: list[Any] = []
     at = len(_OPENING) - 1  # the sign before the next one
     while len(found) < FEW and head[at : at + 1] != "]":
@@ -68,7 +66,7 @@ def few_of(head: str, batch_id: str) -> str:
     if head[at : at + 1] != "]":
         message = f"a list of batches tells the first errors of each: GET /v1/batches/{batch_id} has them all"
         found.append({"code": "more_errors", "line": None, "message": message, "param": None})
-    return listed(found)
+    return error_list(found)
 
 
 def _file(row: BatchRow, file_id: str, name: str, size: int) -> FileRow:

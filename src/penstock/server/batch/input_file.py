@@ -24,8 +24,8 @@ import msgspec
 
 from penstock.errors import PenstockError
 from penstock.journal import KeySet
-from penstock.server.batch.disk_retry import close_behind
-from penstock.server.batch.file_store import open_content
+from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.file_store import close_behind, open_content
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
 from penstock.server.openai.http_errors import HttpError, ModelNotFoundError
 from penstock.server.openai.line_numbers import LineNumbers
@@ -36,30 +36,11 @@ if TYPE_CHECKING:
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)
-READ_BYTES = 1 << 20  # read from the disk at a time
 READ_LINES = 4_096  # at a time: of a file of two bytes a line, what stands for them in memory is fifty times as large
 SLICE = 0.002  # seconds of checking in one turn of the loop
 LONGEST_ID = 512  # characters of a custom_id
 LONGEST_MESSAGE = 300  # characters of what is said of one line
 _BOM = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits:
-    """Of one input file, and of one owner (a key's name). max_line_bytes: also what a body over HTTP may have, by
-    limits.Limits' default. max_unfinished: an owner's batches that aren't over; each is taken up at every start.
-    max_files: what an owner keeps, results among them: as many as one page lists. max_over: an owner's batches that are
-    over; of more those that ended first are forgotten, and their files stay. max_uploads: an owner's at once."""
-
-    max_lines: int = 50_000
-    max_file_bytes: int = 200_000_000
-    max_line_bytes: int = 32 * 1024 * 1024
-    max_errors: int = 1_000  # told in full; of those beyond, the numbers alone
-    max_error_bytes: int = 256 * 1024  # of those told in full, about
-    max_unfinished: int = 1_000
-    max_files: int = 10_000
-    max_over: int = 10_000
-    max_uploads: int = 64
 
 
 class LineError(HttpError):
@@ -89,7 +70,7 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
     def form(self) -> CompletionForm | ChatForm:
-        """The body's form. Raises HttpError."""
+        """Reads the body's form. Raises HttpError."""
         return (read_completion if self.url == COMPLETIONS else read_chat)(bytes(self.body))
 
 
@@ -128,7 +109,7 @@ def parse_line(line: bytes) -> BatchLine:
 
 
 def _name_in(line: bytes) -> str | None:
-    """The custom_id of a line whose form is bad otherwise."""
+    """Returns the custom_id of a line whose form is bad otherwise."""
     try:
         return _names.decode(line).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -136,12 +117,12 @@ def _name_in(line: bytes) -> str | None:
 
 
 async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int, bytes]]:
-    """(number, line without its end) of the lines that hold anything; read in a thread, some at a time. A line that is
-    too long comes cut, one byte past the limit. Raises OSError, FileDamagedError."""
+    """Yields (number, line without its end) of the lines that hold anything; read in a thread, some at a time. A
+    line that is too long comes cut, one byte past the limit. Raises OSError, FileDamagedError."""
     file = await asyncio.to_thread(_opened, path)
     try:
         last = 0
-        while lines := await asyncio.to_thread(_some_lines, file, last, limits.max_line_bytes):
+        while lines := await asyncio.to_thread(_some_lines, file, last, limits):
             for line in lines:
                 yield line
             last = lines[-1][0]
@@ -150,7 +131,7 @@ async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int
 
 
 def _opened(path: Path) -> BufferedReader:
-    """A file behind the mark that some editors begin one with: it counts for no line's length."""
+    """Opens a file behind the mark that some editors begin one with: it counts for no line's length."""
     file = open_content(path)
     try:
         if file.read(len(_BOM)) != _BOM:
@@ -161,17 +142,17 @@ def _opened(path: Path) -> BufferedReader:
     return file
 
 
-def _some_lines(file: BufferedReader, last: int, longest: int) -> list[tuple[int, bytes]]:
-    """The next lines that hold anything, with their numbers: about READ_BYTES together, and READ_LINES at most. None
-    where none is left. last: the number of the line before."""
+def _some_lines(file: BufferedReader, last: int, limits: BatchLimits) -> list[tuple[int, bytes]]:
+    """Reads the next lines that hold anything, with their numbers: about limits.read_bytes together, and READ_LINES at
+    most; none where none is left. last: the number of the line before."""
     lines: list[tuple[int, bytes]] = []
-    size = 0
-    while size < READ_BYTES and len(lines) < READ_LINES and (line := file.readline(longest + 2)):
+    size, longest = 0, limits.max_line_bytes
+    while size < limits.read_bytes and len(lines) < READ_LINES and (line := file.readline(longest + 2)):
         last += 1
         blank = line.isspace()
         if len(line) == longest + 2 and not line.endswith(b"\n"):
             line = line[: longest + 1]
-            while rest := file.readline(READ_BYTES):
+            while rest := file.readline(limits.read_bytes):
                 blank = blank and rest.isspace()
                 if rest.endswith(b"\n"):
                     break
@@ -194,15 +175,14 @@ def _skip_blank(file: BufferedReader) -> int:
 
 
 class LineCheck:
-    """What makes a line of one batch good: `endpoint` and `model`, by the server's name of it, are the batch's. It
-    judges each line of one file once, in their order."""
+    """Judges each line of one batch's file once, in their order. endpoint, model: the batch's, by the server's name."""
 
     def __init__(self, endpoint: str, model: str, facts: EngineFacts, limits: BatchLimits) -> None:
         self._endpoint, self._model, self._facts, self._limits = endpoint, model, facts, limits
         self._taken = KeySet()
 
     def line(self, data: bytes) -> BatchLine:
-        """The line, if it can be run. Raises LineError."""
+        """Returns the line, if it can be run. Raises LineError."""
         if len(data) > self._limits.max_line_bytes:
             raise LineError(f"the line is longer than {self._limits.max_line_bytes} bytes", code="line_too_long")
         try:
@@ -223,7 +203,7 @@ class LineCheck:
         return line
 
     def _take(self, custom_id: str) -> LineError | None:
-        """Makes a custom_id this line's; gives what stands against it."""
+        """Makes a custom_id this line's; returns what stands against it."""
         if not 0 < len(custom_id) <= LONGEST_ID:
             message = f"custom_id must have 1 to {LONGEST_ID} characters"
             return LineError(message, code="invalid_custom_id", param="custom_id")
@@ -248,7 +228,7 @@ class LineCheck:
             raise LineError(str(error), code=code, param=param, answer=error) from error
 
     def _place(self, form: CompletionForm | ChatForm) -> None:
-        """What a body may say of where and how it is run. Raises HttpError."""
+        """Raises HttpError for what a body may not say of where and how it is run."""
         if form.model is None:
             raise HttpError("model is missing", param="model", code="missing_required_parameter")
         if form.model != self._model:
@@ -262,7 +242,7 @@ class LineCheck:
 async def verdicts(
     path: Path, check: LineCheck, limits: BatchLimits
 ) -> AsyncIterator[tuple[int, BatchLine | LineError]]:
-    """(number, the line or why it is bad) of every line, a little in each turn of the loop. Raises OSError."""
+    """Yields (number, the line or why it is bad) for every line, a little in each turn of the loop. Raises OSError."""
     turn = time.perf_counter()
     async for number, data in read_lines(path, limits):
         found: BatchLine | LineError
@@ -277,7 +257,7 @@ async def verdicts(
 
 
 def _without_frames(error: LineError) -> LineError:
-    """The error and those it came from, without their tracebacks: frames that hold an error which holds them stay, and
+    """Takes the tracebacks off an error and those it came from: frames that hold an error which holds them stay, and
     the whole check with them, until the garbage collector comes, and that comes seldom."""
     each: BaseException | None = error
     while each is not None:
@@ -312,7 +292,7 @@ async def survey(path: Path, check: LineCheck, limits: BatchLimits) -> InputSurv
 
 
 def told(error: LineError, longest: int = LONGEST_MESSAGE) -> str:
-    """What is said of a line, of bounded length."""
+    """Returns what is said of a line, of bounded length."""
     message = str(error)
     return message if len(message) <= longest else message[: longest - 3] + "..."
 

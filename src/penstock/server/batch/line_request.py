@@ -1,4 +1,4 @@
-"""One line of a batch as a request: line in, outcome out. The routes' own forms, calls and answers, without HTTP.
+"""One line of a batch as a request: line in, result out. The routes' own forms, calls and answers, without HTTP.
 
 It knows the service and its engine's client; no files, no database. Lines run in the background: the engine's
 scheduler lets online requests go first (schedule/admission.py).
@@ -45,8 +45,8 @@ Result = TypeVar("Result")
 class LineRequest:
     """A line that is ready for the engine."""
 
-    def __init__(self, caller: LinePreparer, line: BatchLine, call: Call, answer: type[BaseAnswer]) -> None:
-        self._caller, self._line, self._call, self._answer = caller, line, call, answer
+    def __init__(self, preparer: LinePreparer, line: BatchLine, call: Call, answer: type[BaseAnswer]) -> None:
+        self._preparer, self._line, self._call, self._answer = preparer, line, call, answer
         self._streams: list[Stream] = []  # of the last `outcome`
 
     @property
@@ -59,8 +59,8 @@ class LineRequest:
         return len(self._line.body) + ID_BYTES * self._call.prompt_tokens
 
     def evidence(self) -> int:
-        """What the engine's death says against this line, in points of poison_lines."""
-        client = self._caller.service.client
+        """Returns what the engine's death says against this line, in points of poison_lines."""
+        client = self._preparer.service.client
         if client.open_at_death.isdisjoint(self._streams):
             return 0
         return ALONE if client.open_at_death.issubset(self._streams) and not client.cut_before_death else 1
@@ -69,7 +69,7 @@ class LineRequest:
         """Runs it. None where there is no room for its answer beside others': it can be run again. alone: there are no
         others, so an answer without room is too large. Raises EngineError where the engine died, ShuttingDownError
         where the server ends: then the line has had no outcome. Every other fault is the line's own."""
-        caller, service, call = self._caller, self._caller.service, self._call
+        preparer, service, call = self._preparer, self._preparer.service, self._call
         self._streams = []
         try:
             answer = self._answer(call, service.model, service.spellings)
@@ -77,45 +77,45 @@ class LineRequest:
             self._streams = running.streams
             try:
                 async with asyncio.timeout(call.timeout):
-                    body = b"".join(await buffer_answer(service, running, answer, caller.wholes))
+                    body = b"".join(await buffer_answer(service, running, answer, preparer.answers))
             finally:
                 running.cancel()
         except NO_FAULTS:
             raise
         except TimeoutError:  # the engine gives none: it is the line's own timeout
-            return caller.failed(self._line, TooLateError())
+            return preparer.failed(self._line, TooLateError())
         except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
             if isinstance(error, AnswerTooLargeError) and not alone:
                 return None
-            return caller.failed(self._line, error)
+            return preparer.failed(self._line, error)
         return LineResult(self._line.custom_id, 200, answer.id, body)
 
 
-def outcome_of_killer(custom_id: str) -> LineResult:
-    """The outcome of a line with which the engine died, again and again."""
+def result_of_killer(custom_id: str) -> LineResult:
+    """Returns the outcome of a line with which the engine died, again and again."""
     message = "the engine died each time that this line ran: change it, and tell whoever runs the server"
     return LineResult(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
 
 
-def outcome_of_bad(error: LineError, number: int) -> LineResult | UnrunLine:
-    """The outcome of a line that the check found bad: the route's answer, where there is a custom_id to give it to."""
+def result_of_bad(error: LineError, number: int) -> LineResult | UnrunLine:
+    """Returns the outcome of a line that the check found bad: the route's answer, where it has a custom_id."""
     if error.custom_id is None:
         return UnrunLine(number, error.code, f"line {number}: {told(error)}")
     return LineResult(error.custom_id, status_of(error.answer), _request_id(), body_of(error.answer))
 
 
-def outcome_of_cancelled(custom_id: str) -> UnrunLine:
-    """The outcome of a good line that a cancel came before."""
+def result_of_cancelled(custom_id: str) -> UnrunLine:
+    """Returns the outcome of a good line that a cancel came before."""
     return UnrunLine(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
 
 
 class LinePreparer:
-    """Makes calls of lines. wholes: their answers, from the first sample's end until they are on the disk; they have as
+    """Makes requests of lines. answers: theirs, from the first sample's end until they are on the disk; they have as
     much room as online ones have, and of their own, so that neither costs the others theirs."""
 
     def __init__(self, service: AppState) -> None:
         self.service = service
-        self.wholes = ResponseBudget(service.responses.most)
+        self.answers = ResponseBudget(service.responses.most)
         self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
@@ -143,16 +143,16 @@ class LinePreparer:
         return LineRequest(self, line, call, answer)
 
     async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Done]:
-        """A few lines at a time: so few that their ids fit into memory, and that online texts come in between."""
+        """Tokenises a few lines at a time, so that their ids fit into memory, and that online texts come in between."""
         async with self._sandboxed:
             return await self.service.sandboxes.run(jobs)
 
     def _aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """In a thread of lines alone, so that online work finds its own free."""
+        """Runs work in a thread of lines alone, so that online work finds its own free."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def failed(self, line: BatchLine, error: BaseException) -> LineResult:
-        """The outcome of a line that ended in an error; those of the engine and the server are raised again."""
+        """Returns the outcome of a line that ended in an error; those of the engine and the server are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
         request_id = _request_id()

@@ -2,20 +2,18 @@
 
 A line's key is its custom_id; where it has none of its own, its number: as a JSON value no custom_id can be that. The
 journals' data files hold the very lines that clients fetch in the end, so finishing is giving them a name. It knows the
-lines' shape and the journal; no engine, no database. Everything here blocks: it is called in threads.
+lines' shape and the journal; no engine, no database. Everything here blocks: it is called in threads, one at a time.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from penstock.errors import JournalError
 from penstock.journal import Journal
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
@@ -40,7 +38,7 @@ class LineResult:
         return self.status == 200
 
     def line(self) -> bytes:
-        """The line of the output or error file, without its end."""
+        """Returns the line of the output or error file, without its end."""
         response = b'{"status_code":%d,"request_id":' % self.status + _encode(self.request_id)
         return _line(self.custom_id, response + b',"body":' + self.body + b"}", b"null")
 
@@ -61,7 +59,7 @@ class UnrunLine:
         return _encode({"code": self.code, "message": self.message})
 
     def line(self) -> bytes:
-        """As LineResult's."""
+        """Returns the line of the error file, without its end."""
         return _line(self.key if isinstance(self.key, str) else None, b"null", self.body)
 
 
@@ -76,14 +74,10 @@ def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
 
 
 class BatchOutput:
-    """Opens where a killed server left off. Raises JournalError, CapacityError.
-
-    Threads write and close, one at a time: a batch may be stopped while one of them still waits for the disk. What is
-    brought after the end is refused, since nobody would ever write it.
-    """
+    """Opens where a killed server left off. Every method raises JournalError, CapacityError; after either it is closed,
+    and opened again it goes on: what was committed is there, once."""
 
     def __init__(self, folder: Path, batch_id: str) -> None:
-        self._turn, self._closed = threading.Lock(), False
         self._output = Journal(folder / OUTPUT, {"batch": batch_id, "holds": "output"})
         try:
             self._errors = Journal(folder / ERRORS, {"batch": batch_id, "holds": "errors"})
@@ -93,28 +87,21 @@ class BatchOutput:
         self.completed, self.failed = len(self._output), len(self._errors)
 
     def has(self, key: str | int) -> bool:
-        """While another thread writes, too."""
+        """Returns whether a line has its outcome; while another thread writes, too."""
         return key in self._output or key in self._errors
 
     def put(self, outcomes: Sequence[LineResult | UnrunLine]) -> None:
-        """Brings outcomes to the disk, and counts them then. Called again with the same ones after an error, it goes
-        on: none is written twice. Raises JournalError, CapacityError."""
-        with self._turn:
-            if self._closed:
-                raise JournalError("the results are closed: these outcomes came too late, and are computed again")
-            for outcome in outcomes:
-                journal = self._output if outcome.good else self._errors
-                if outcome.key not in journal:
-                    journal.add_json(outcome.key, outcome.line())
-            for journal in (self._output, self._errors):
-                journal.commit()
-            self.completed, self.failed = len(self._output), len(self._errors)
+        """Brings outcomes to the disk, and counts them then; none that is there is written again."""
+        for outcome in outcomes:
+            journal = self._output if outcome.good else self._errors
+            if outcome.key not in journal:
+                journal.add_json(outcome.key, outcome.line())
+        for journal in (self._output, self._errors):
+            journal.commit()
+        self.completed, self.failed = len(self._output), len(self._errors)
 
     def close(self) -> None:
-        """Behind whoever writes. Raises as put."""
-        with self._turn:
-            self._closed = True
-            try:
-                self._output.close()
-            finally:
-                self._errors.close()
+        try:
+            self._output.close()
+        finally:
+            self._errors.close()

@@ -1,11 +1,12 @@
 """The middle of a batch: lines without a result go to the engine, outcomes to the disk, until none is left.
 
-    input --check--> line --prepare--> gate --> engine --> outbox --group commit--> journals, then counts
+    input --check--> line --prepare--> room --> engine --> outbox --group commit--> journals, then counts
                │                        ↑          └─ no room for its answer: again, with more of the room
                └─ bad, or the batch is cancelled ───────────┘
 
-It is killed at any line of this without harm: what was not committed is computed again. Lines with which the engine
-died before come behind the others (poison_lines). It knows lines, gate and journals; no database, no status.
+It is killed at any line of this without harm, and a disk that fails ends it: what was not committed is computed again.
+Lines with which the engine died before come behind the others (poison_lines). It knows lines, room and journals; no
+database, no status.
 """
 
 from __future__ import annotations
@@ -15,80 +16,94 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import EngineError
-from penstock.server.batch.fair_semaphore import Gate, Outbox
-from penstock.server.batch.input_file import BatchLimits, BatchLine, LineCheck, LineError, verdicts
+from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.fair_semaphore import FairSemaphore
+from penstock.server.batch.input_file import BatchLine, LineCheck, LineError, verdicts
 from penstock.server.batch.line_request import (
     LinePreparer,
     LineRequest,
-    outcome_of_bad,
-    outcome_of_cancelled,
-    outcome_of_killer,
+    result_of_bad,
+    result_of_cancelled,
+    result_of_killer,
 )
+from penstock.server.batch.outbox import Outbox
 from penstock.server.batch.output_files import BatchOutput, LineResult, UnrunLine
 from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, PoisonLines
+from penstock.server.online.app_state import AppState
 
-GROUP_SECONDS = 0.1  # that outcomes wait for others to share a sync with
-OUTBOX_BYTES = 32 << 20
-MORE_ROOM = 4  # times as much of the gate, for a line that is tried again since its answer had no room
+AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
+MORE_ROOM = 4  # times as much room, for a line that is tried again since there was none for its answer
 MEAN_OF = 16  # lines, about, whose answers say how large the next ones may be
-LARGE, LARGE_AT_ONCE = 1 << 20, 2  # bytes of a line; how many such ones stand before the gate, with all of their ids
-SETTLED = 60.0  # seconds before a suspect runs alone: an engine that dies sooner has died of something else
+LARGE_AT_ONCE = 2  # large lines that wait for room, with all of their ids
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchResources:
-    """What all batches of a server share."""
+    """What all batches of a server share. checks, places: batches that are checked, and run, at once. room: sequences
+    and bytes of lines at the engine."""
 
-    caller: LinePreparer
-    gate: Gate
     limits: BatchLimits
-    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_AT_ONCE))
+    lines: LinePreparer
+    checks: FairSemaphore
+    places: FairSemaphore
+    room: FairSemaphore
+    large: asyncio.Semaphore
+
+    @classmethod
+    def of(cls, service: AppState, limits: BatchLimits) -> BatchResources:
+        rows = service.client.facts.max_num_seqs
+        return cls(
+            limits,
+            LinePreparer(service),
+            checks=FairSemaphore(limits.checked_batches),
+            places=FairSemaphore(limits.running_batches),
+            room=FairSemaphore(rows + max(8, rows // AHEAD), limits.in_flight_bytes),
+            large=asyncio.Semaphore(LARGE_AT_ONCE),
+        )
 
 
 class Pipeline:
-    """Gives each line of `path` that `results` doesn't have its outcome. new_check: a check with the batch's own
-    measure. save: brings outcomes to the disk, however often it has to try; counted is called after each time.
-    suspects: of earlier deaths. cancelled: good lines aren't run any more. owner: whose the rows are, in the engine's
-    line.
+    """Gives each line of `path` that `output` doesn't have its outcome. new_check: makes a check with the batch's own
+    measure. counted: called each time that outcomes are on the disk. suspects: of earlier deaths. cancelled: good lines
+    aren't run any more. owner: whose the rows are, in the engine's queue.
 
     evidence: once the engine has died, what that says against lines that were there, by their numbers."""
 
     def __init__(
         self,
-        tools: BatchResources,
+        shared: BatchResources,
         path: Path,
         new_check: Callable[[], LineCheck],
-        results: BatchOutput,
-        save: Callable[[Callable[[], None]], Awaitable[None]],
+        output: BatchOutput,
         counted: Callable[[], Awaitable[None]],
         *,
         suspects: PoisonLines,
         owner: str = "",
         cancelled: bool = False,
     ) -> None:
-        self._tools, self._path, self._new_check, self._results = tools, path, new_check, results
-        self._save, self._counted = save, counted
-        self._outbox: Outbox[LineResult | UnrunLine] = Outbox(OUTBOX_BYTES)
+        self._shared, self._path, self._new_check = shared, path, new_check
+        self._output, self._counted = output, counted
+        self._outbox: Outbox[LineResult | UnrunLine] = Outbox(shared.limits.outbox_bytes)
         self._owner, self._cancelled = owner, cancelled
         self._answer_bytes = 0.0  # of a sequence, in the mean
         self._kept = 0  # bytes of outcomes that are not on the disk
         self._stage = 0  # of the suspects, whose turn it is
-        self._there: dict[int, LineRequest] = {}  # at the engine
+        self._at_engine: dict[int, LineRequest] = {}  # by their lines' numbers
         self.suspects, self.evidence = suspects, dict[int, int]()
 
     @property
-    def there(self) -> int:
+    def in_flight(self) -> int:
         """Lines at the engine."""
-        return len(self._there)
+        return len(self._at_engine)
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Until all lines have a result, or `stopped`. However it ends, what was computed is written first, if that
-        can be. Raises EngineError where the engine died."""
+        """Runs until all lines have a result, or `stopped`. However it ends, what was computed is written first, if
+        that can be. Raises EngineError where the engine died, and what the disk raises."""
         writing = asyncio.create_task(self._write())
         feeding = asyncio.create_task(self._feed())
         stopping = asyncio.create_task(stopped.wait())
@@ -109,28 +124,28 @@ class Pipeline:
         self._let_go(self._kept)
 
     async def _feed(self) -> None:
-        """Returns when the last line has its outcome."""
+        """Brings every line to its outcome."""
         begun = time.monotonic()
         stage: int | None = 0
         while stage is not None:
             if stage >= ALONE_FROM:
-                await asyncio.sleep(begun + SETTLED - time.monotonic())
+                await asyncio.sleep(begun + self._shared.limits.settled_seconds - time.monotonic())
             self._stage = stage
             await self._pass()
             stage = self.suspects.stage_after(stage)
 
     async def _pass(self) -> None:
-        """All lines of this stage."""
+        """Does the same for all lines of this stage."""
         try:
             async with asyncio.TaskGroup() as rows:
-                async for number, found in verdicts(self._path, self._new_check(), self._tools.limits):
+                async for number, found in verdicts(self._path, self._new_check(), self._shared.limits):
                     if self._due(number, found):
                         await self._begin(rows, number, found)
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
     def _due(self, number: int, found: BatchLine | LineError) -> bool:
-        if self._results.has(number if found.custom_id is None else found.custom_id):
+        if self._output.has(number if found.custom_id is None else found.custom_id):
             self.suspects.forget(number)
             return False
         return self.suspects.stage(number) == self._stage
@@ -138,85 +153,87 @@ class Pipeline:
     async def _begin(self, rows: asyncio.TaskGroup, number: int, found: BatchLine | LineError) -> None:
         """Brings a line to the engine, or its outcome to the outbox where that is known without."""
         if isinstance(found, LineError):
-            await self._bring(outcome_of_bad(found, number))
+            await self._bring(result_of_bad(found, number))
         elif self._cancelled:
-            await self._bring(outcome_of_cancelled(found.custom_id))
+            await self._bring(result_of_cancelled(found.custom_id))
         elif self.suspects.is_killer(number):
-            await self._bring(outcome_of_killer(found.custom_id))
+            await self._bring(result_of_killer(found.custom_id))
         else:
-            async with self._tools.large if len(found.body) > LARGE else contextlib.nullcontext():
-                call = await self._tools.caller.prepare(found, self._owner)
-                if isinstance(call, LineResult):
-                    await self._bring(call)
+            large = len(found.body) > self._shared.limits.large_line
+            async with self._shared.large if large else contextlib.nullcontext():
+                request = await self._shared.lines.prepare(found, self._owner)
+                if isinstance(request, LineResult):
+                    await self._bring(request)
                     return
                 inside = asyncio.Event()
-                rows.create_task(self._row(number, call, inside))
+                rows.create_task(self._row(number, request, inside))
                 await inside.wait()
 
-    async def _row(self, number: int, call: LineRequest, inside: asyncio.Event) -> None:
-        """A line from the gate to its outcome; `inside` is set once it is at the engine, and the next one may come."""
+    async def _row(self, number: int, request: LineRequest, inside: asyncio.Event) -> None:
+        """Runs a line until it has its outcome; `inside` is set once it is at the engine, and the next one may come."""
         tries = 0
-        while not await self._ran(number, call, tries, inside):
+        while not await self._ran(number, request, tries, inside):
             tries += 1
 
-    async def _ran(self, number: int, call: LineRequest, tries: int, inside: asyncio.Event) -> bool:
-        """Whether it has an outcome. Its place at the engine is free once that has one in the outbox, so a slow disk
-        slows the engine down; while many answers wait for the disk, no line is added."""
-        gate, wholes = self._tools.gate, self._tools.caller.wholes
-        weight = self._weight(call, tries)
-        alone = tries > 0 and weight == gate.most
-        await gate.enter(*weight)
+    async def _ran(self, number: int, request: LineRequest, tries: int, inside: asyncio.Event) -> bool:
+        """Returns whether it has an outcome. Its room is free once that is in the outbox, so a slow disk slows the
+        engine down; while many answers wait for the disk, no line is added."""
+        room, answers = self._shared.room, self._shared.lines.answers
+        weight = self._weight(request, tries)
+        alone = tries > 0 and weight == room.capacity
+        await room.acquire(*weight)
         try:
-            await wholes.until_kept(0 if alone else wholes.most // 2)
+            await answers.until_kept(0 if alone else answers.most // 2)
             inside.set()
-            self._there[number] = call
-            outcome = await call.outcome(alone=alone)
+            self._at_engine[number] = request
+            outcome = await request.outcome(alone=alone)
             if outcome is not None:
-                self._answer_bytes += (len(outcome.body) / call.sequences - self._answer_bytes) / MEAN_OF
+                self._answer_bytes += (len(outcome.body) / request.sequences - self._answer_bytes) / MEAN_OF
                 await self._bring(outcome)
             return outcome is not None
         except EngineError:  # the first line that hears of it; the others are cancelled then
             if not self.evidence:
-                self.evidence = {each: points for each, there in self._there.items() if (points := there.evidence())}
+                found = {each: there.evidence() for each, there in self._at_engine.items()}
+                self.evidence = {each: points for each, points in found.items() if points}
             raise
         finally:
-            self._there.pop(number, None)
-            gate.leave(*weight)
+            self._at_engine.pop(number, None)
+            room.release(*weight)
 
-    def _weight(self, call: LineRequest, tries: int) -> tuple[int, int]:
-        """How much of the gate it takes: its sequences, or more, so that if all of the gate were full of answers twice
-        as large as they are here, there would be room for them. One that had no room for its own takes more with each
-        try, and all of the gate in the end; so do suspects."""
-        gate, most = self._tools.gate, self._tools.caller.wholes.most
-        share = max(1.0, 2 * self._answer_bytes * gate.most[0] / most) * MORE_ROOM**tries
-        sequences = math.ceil(call.sequences * share)
+    def _weight(self, request: LineRequest, tries: int) -> tuple[int, int]:
+        """Returns how much of the room a line takes: its sequences, or more, so that if all of the room were full of
+        answers twice as large as they are here, there would be memory for them. One that had none for its own takes
+        more with each try, and all of the room in the end; so do suspects."""
+        capacity, most = self._shared.room.capacity, self._shared.lines.answers.most
+        share = max(1.0, 2 * self._answer_bytes * capacity[0] / most) * MORE_ROOM**tries
+        sequences = math.ceil(request.sequences * share)
         if self._stage >= FEW_FROM:
-            sequences = max(sequences, math.ceil(gate.most[0] / FEW))
-        if self._stage >= ALONE_FROM or (tries and sequences >= gate.most[0]):
-            return gate.most
-        return sequences, call.size
+            sequences = max(sequences, math.ceil(capacity[0] / FEW))
+        if self._stage >= ALONE_FROM or (tries and sequences >= capacity[0]):
+            return capacity
+        return sequences, request.size
 
     async def _bring(self, outcome: LineResult | UnrunLine) -> None:
-        """It counts until it is on the disk, or given up with the whole of this."""
+        """Puts it into the outbox; it counts until it is on the disk, or given up with the whole of this."""
         size = len(outcome.body)
         self._kept += size
-        self._tools.caller.wholes.keep(size)
+        self._shared.lines.answers.keep(size)
         await self._outbox.put(outcome)
 
     def _let_go(self, size: int) -> None:
         self._kept -= size
-        self._tools.caller.wholes.let_go(size)
+        self._shared.lines.answers.let_go(size)
 
     async def _write(self) -> None:
-        while await self._outbox.some(GROUP_SECONDS):
-            outcomes = await self._outbox.take()
-            await self._save(lambda outcomes=outcomes: self._results.put(outcomes))  # type: ignore[misc]
+        """Brings outcomes to the disk, some at a time, until the outbox is closed."""
+        while outcomes := await self._outbox.take(self._shared.limits.commit_seconds):
+            await asyncio.to_thread(self._output.put, outcomes)
             self._let_go(sum(len(outcome.body) for outcome in outcomes))
             await self._counted()
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Does it to its end; a cancel that comes amid it goes on then. Who waits for a thread that writes must not go
+    """Runs work to its end; a cancel that comes amid it is raised then. Who waits for a thread that writes must not go
     while it writes."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():

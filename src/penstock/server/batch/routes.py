@@ -1,6 +1,6 @@
 """The routes of files and batches, three lines each. Without a state folder each says how to get one.
 
-It knows FastAPI and the desk; the work is files' and batches'.
+It knows FastAPI and the manager; the work is files' and batches'.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ NO_STATE = "this server keeps no files and no batches: start it with --state-dir
 
 
 def add_batch_routes(app: FastAPI, batches_of: BatchManager | None) -> None:
-    """/v1/files and /v1/batches; None: there is no state folder."""
+    """Adds /v1/files and /v1/batches; None: there is no state folder."""
 
-    def desk() -> BatchManager:
+    def manager() -> BatchManager:
         if batches_of is None:
             raise NotServedError(NO_STATE, code="not_served")
         return batches_of
 
     @app.post("/v1/files")
     async def post_file(request: Request) -> Response:
-        return await files.post_file(desk(), request, owner_of(request))
+        return await files.post_file(manager(), request, owner_of(request))
 
     @app.get("/v1/files")
     async def list_files(request: Request) -> Response:
-        return await files.list_files(desk(), request, owner_of(request))
+        return await files.list_files(manager(), request, owner_of(request))
 
     @app.get("/v1/files/{file_id}")
     async def get_file(file_id: str, request: Request) -> Response:
-        return await files.get_file(desk(), file_id, owner_of(request))
+        return await files.get_file(manager(), file_id, owner_of(request))
 
     @app.get("/v1/files/{file_id}/content")
     async def get_content(file_id: str, request: Request) -> Response:
-        return await files.get_content(desk(), file_id, owner_of(request))
+        return await files.get_content(manager(), file_id, owner_of(request))
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(file_id: str, request: Request) -> Response:
-        return await files.delete_file(desk(), file_id, owner_of(request))
+        return await files.delete_file(manager(), file_id, owner_of(request))
 
     @app.post("/v1/batches")
     async def post_batch(request: Request) -> Response:
-        return await batches.post_batch(desk(), request, owner_of(request))
+        return await batches.post_batch(manager(), request, owner_of(request))
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
-        return await batches.list_batches(desk(), request, owner_of(request))
+        return await batches.list_batches(manager(), request, owner_of(request))
 
     @app.get("/v1/batches/{batch_id}")
     async def get_batch(batch_id: str, request: Request) -> Response:
-        return await batches.get_batch(desk(), batch_id, owner_of(request))
+        return await batches.get_batch(manager(), batch_id, owner_of(request))
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(batch_id: str, request: Request) -> Response:
-        return await batches.cancel_batch(desk(), batch_id, owner_of(request))
+        return await batches.cancel_batch(manager(), batch_id, owner_of(request))
 
 
 def owner_of(request: Request) -> str:
-    """Whose files and batches a request may see: its key's; where there are no keys, everybody's."""
+    """Returns whose files and batches a request may see: its key's; where there are no keys, everybody's."""
     key = key_of(request.scope)
     return NOBODY if key is None else key.name

@@ -1,6 +1,6 @@
 """Multipart bodies: parts to fields and one file, which goes to the disk as it comes. Nothing of it is held.
 
-It knows HTTP's form and the shelf's drafts; not what the fields mean. Parsing is python-multipart's (RFC 7578).
+It knows HTTP's form and the file store's drafts; not what the fields mean. Parsing is python-multipart's (RFC 7578).
 """
 
 from __future__ import annotations

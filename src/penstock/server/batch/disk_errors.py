@@ -1,0 +1,75 @@
+"""What may go wrong with the state folder's disk: which faults pass, which are damage, and what clients are told.
+
+It knows errors; no file, no database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sqlite3
+from collections.abc import Iterator
+
+from penstock.errors import CapacityError, JournalError, PenstockError
+from penstock.server.openai.http_errors import HttpError
+
+_FULL = (
+    "the disk of the server's state folder is full: delete files of yours (DELETE /v1/files/ID), or ask "
+    "whoever runs it to make room"
+)
+
+
+class StorageError(HttpError):
+    """The state folder's disk is full, or fails."""
+
+    status, code = 507, "storage"
+
+
+class FileDamagedError(HttpError):
+    """What the disk has of a content is not what was kept there; to ask for it again is no use."""
+
+    status, code = 500, "file_damaged"
+
+    def __init__(self, how: str) -> None:
+        message = f"this file is damaged on the server's disk ({how}): upload it again, or tell whoever runs the server"
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+def is_disk_fault(error: BaseException) -> bool:
+    """Returns whether the disk or the database failed in a way that may pass: trying again can help."""
+    cause = error.__cause__ if isinstance(error, CapacityError | JournalError) else error
+    return isinstance(cause, OSError | sqlite3.OperationalError) and not isinstance(cause, FileNotFoundError)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Returns whether what a batch wrote is gone, or isn't what its journals say: nobody but us touches those files."""
+    missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
+    return missing or (isinstance(error, JournalError) and error.__cause__ is None)
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """Raises StorageError for what the disk or the database raises in the block; no path of ours is in it."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise _storage_error(error) from error
+
+
+def _storage_error(error: OSError | sqlite3.Error) -> StorageError:
+    if isinstance(error, sqlite3.Error):
+        if "is full" in str(error):
+            return StorageError(_FULL)
+        return StorageError(f"the server's database failed at this ({describe(error)}): try again")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(_FULL)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StorageError("the server has as many files open as it may: try again, with less at once")
+    return StorageError("the server's disk failed at this: try again, and tell whoever runs it")
+
+
+def describe(error: BaseException) -> str:
+    """Returns an error in a few words; a journal's by its cause, since it tells the user of a command what to do."""
+    cause = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
+    words = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return " ".join(words.split()).lower()[:100]

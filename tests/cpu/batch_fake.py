@@ -38,8 +38,8 @@ QUICK = BatchLimits(commit_seconds=0.01, first_pause=0.01)
 class Batching:
     """A running server, and the official client of it."""
 
-    def __init__(self, running: Running, desk: BatchManager) -> None:
-        self.running, self.engine, self.url, self.desk = running, running.engine, running.url, desk
+    def __init__(self, running: Running, manager: BatchManager) -> None:
+        self.running, self.engine, self.url, self.manager = running, running.engine, running.url, manager
         self.openai = OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0)
         self.http = httpx.Client(base_url=running.url, timeout=60)
 

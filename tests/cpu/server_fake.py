@@ -269,7 +269,7 @@ def running_server(
             keys=access_.keys,
             sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
-        app = build_app(service, access_, desk=batches and batches(service))
+        app = build_app(service, access_, manager=batches and batches(service))
         protocol = http_protocol(service.limits, LoadShedder(service.request_limits, access_))
         config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)

@@ -72,10 +72,8 @@ def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_pa
 
 
 def test_another_keys_owner_has_bounds_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    limits, doors = BatchLimits(max_unfinished=1, max_files=1), AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
-    with batching(
-        tokenizer, tmp_path, limits, access=AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
-    ) as server:
+    limits, access = BatchLimits(max_unfinished=1, max_files=1), AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+    with batching(tokenizer, tmp_path, limits, access=access) as server:
         server.running.hold(True)
         for key in ("one", "two"):
             client = server.openai.with_options(api_key=key)
@@ -140,10 +138,10 @@ def uploading(server: Batching, key: str) -> Iterator[None]:
         f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 1000\r\n"
         "Content-Type: multipart/form-data; boundary=e\r\n\r\n--e\r\n"
     )
-    before = sum(server.desk.state.uploads.values())
+    before = sum(server.manager.state.uploads.values())
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(head.encode())
-        server.running.wait_for(lambda: sum(server.desk.state.uploads.values()) == before + 1)
+        server.running.wait_for(lambda: sum(server.manager.state.uploads.values()) == before + 1)
         yield
 
 
@@ -158,9 +156,9 @@ def test_uploads_at_once_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> No
                 assert refused.value.code == "too_many_uploads"
                 assert refused.value.response.headers["retry-after"] == "1"
                 other.files.create(file=("in", b"x"), purpose="batch")
-            server.running.wait_for(lambda: sum(server.desk.state.uploads.values()) == 1)
+            server.running.wait_for(lambda: sum(server.manager.state.uploads.values()) == 1)
             mine.files.create(file=("in", b"x"), purpose="batch")
-        server.running.wait_for(lambda: not sum(server.desk.state.uploads.values()))
+        server.running.wait_for(lambda: not sum(server.manager.state.uploads.values()))
         assert len(list(mine.files.list())) == len(list(other.files.list())) == 1
 
 
@@ -224,7 +222,7 @@ def test_a_batch_on_its_way_keeps_no_errors_in_memory(tokenizer: Tokenizer, tmp_
         server.running.hold(True)
         batch_id = server.submit(bad_lines(20))
         server.running.wait_for(lambda: server.engine.open)
-        run = server.desk.job_of(batch_id)
+        run = server.manager.job_of(batch_id)
         assert run is not None and run._row.errors is None and run._row.total == 21
         assert len(server.openai.batches.retrieve(batch_id).errors.data) == 20  # type: ignore[union-attr, arg-type]
     with batching(tokenizer, tmp_path) as server:

@@ -60,7 +60,7 @@ def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tm
         async def die() -> None:
             server.engine.alive = False
             asyncio.get_running_loop().call_later(0.2, server.engine.going.set)
-            await server.desk.end(died=True)
+            await server.manager.end(died=True)
 
         server.running.on_loop(die())
     assert [points(tmp_path, each) for each in ids] == [{1: 1, 2: 1}] * 8 + [{}] * 2
@@ -82,7 +82,7 @@ def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path
             server.engine.alive = False
             server.engine.going.set()
             asyncio.get_running_loop().call_later(0.3, stuck.going.set)
-            await server.desk.end(died=True)
+            await server.manager.end(died=True)
             return there
 
         there = server.running.on_loop(die())
@@ -95,7 +95,7 @@ def test_a_batch_that_finds_the_engine_dead_is_not_blamed(tokenizer: Tokenizer, 
     with batching(tokenizer, tmp_path) as server:
         server.engine.alive = False
         batch_id = server.submit(jsonl(LINES))
-        server.running.wait_for(lambda: server.desk.job_of(batch_id) is None)
+        server.running.wait_for(lambda: server.manager.job_of(batch_id) is None)
     assert points(tmp_path, batch_id) == {}
 
 
@@ -106,12 +106,12 @@ def test_a_write_under_way_ends_before_its_journal_is_closed(
     with batching(tokenizer, tmp_path) as server:
         batch_id = server.submit(jsonl(LINES))
         assert stuck.writing.wait(30)
-        ending = asyncio.run_coroutine_threadsafe(server.desk.end(), server.running.loop)
+        ending = asyncio.run_coroutine_threadsafe(server.manager.end(), server.running.loop)
         server.running.on_loop(asyncio.sleep(0.3))
         assert not ending.done() and len(stuck.writers) == 1
         stuck.going.set()
         ending.result(30)
-        assert server.desk.job_of(batch_id) is None
+        assert server.manager.job_of(batch_id) is None
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id)
 
@@ -135,13 +135,13 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
             hurry = asyncio.Event()
             if bound == "flush_seconds_hurried":
                 asyncio.get_running_loop().call_later(0.1, hurry.set)
-            await server.desk.end(hurry, died=bound == "flush_seconds_dead")
+            await server.manager.end(hurry, died=bound == "flush_seconds_dead")
 
         server.running.on_loop(end())
         assert "the state folder's disk takes too long" in capfd.readouterr().err
-        assert server.desk.job_of(batch_id) is not None
+        assert server.manager.job_of(batch_id) is not None
         stuck.going.set()
-        server.running.wait_for(lambda: server.desk.job_of(batch_id) is None)
+        server.running.wait_for(lambda: server.manager.job_of(batch_id) is None)
     with batching(tokenizer, tmp_path) as server:
         check_whole(server, batch_id)
 
@@ -163,8 +163,8 @@ def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
                 batch = server.until_over(batch_id)
                 assert batch.status == "cancelled" and batch.request_counts.total == len(LINES)
             else:
-                server.running.on_loop(server.desk.end())
-                assert server.desk.job_of(batch_id) is None
+                server.running.on_loop(server.manager.end())
+                assert server.manager.job_of(batch_id) is None
             assert not stuck.closed
         finally:
             stuck.going.set()

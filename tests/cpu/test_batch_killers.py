@@ -67,7 +67,7 @@ class Lives:
         with batching(self._tokenizer, self._folder, self.limits, held=held) as server:
             server.engine.step_seconds = 0.002
             beside(server)
-            server.running.wait_for(lambda: all(server.desk.job_of(each) is None for each in ids))
+            server.running.wait_for(lambda: all(server.manager.job_of(each) is None for each in ids))
             died = not server.engine.alive
         self.deaths += died
         return died
@@ -132,7 +132,7 @@ def test_all_else_runs_before_suspects_do(lives: Lives, tokenizer: Tokenizer, tm
         def watch() -> bool:
             there = [len(stream.ids) for stream in server.engine.open]
             widths.append((there.count(len("slow")), there.count(len("a"))))
-            return server.desk.job_of(first) is None and server.desk.job_of(second) is None
+            return server.manager.job_of(first) is None and server.manager.job_of(second) is None
 
         server.running.wait_for(watch)
         begun = [len(stream.ids) for stream in server.engine.submitted]
@@ -160,7 +160,7 @@ def test_what_runs_alone_is_alone_and_others_run_again_after_it(
             return stream
 
         server.engine.submit = watched  # type: ignore[method-assign]
-        server.running.wait_for(lambda: all(server.desk.job_of(each) is None for each in (first, second)))
+        server.running.wait_for(lambda: all(server.manager.job_of(each) is None for each in (first, second)))
         batch = server.openai.batches.retrieve(first)
         order = [row["custom_id"] for row in server.rows(batch.output_file_id)]
     assert all(slow == 0 or (slow, others) == (1, 0) for slow, others in beside)
@@ -181,7 +181,7 @@ def test_a_good_line_beside_an_online_killer_is_not_blamed(
         asked = {"model": "fake", "prompt": "kill", "max_tokens": 1}
         assert server.http.post("/v1/completions", json=asked).status_code >= 500
         server.running.hold(False)
-        server.running.on_loop(server.desk.end(died=True))
+        server.running.on_loop(server.manager.end(died=True))
 
     lives.limits = replace(QUICK, settled_seconds=1000.0)
     for count in range(1, 6):

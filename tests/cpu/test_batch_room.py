@@ -47,7 +47,7 @@ def with_room(tokenizer: Tokenizer, folder: Path, room: float) -> Iterator[Batch
 
 
 def answers_of(server: Batching) -> ResponseBudget:
-    return server.desk.shared.lines.answers
+    return server.manager.shared.lines.answers
 
 
 def test_answers_that_find_no_room_beside_others_are_made_again(

@@ -182,7 +182,7 @@ def test_an_engine_that_dies_fails_no_line(tokenizer: Tokenizer, tmp_path: Path)
         first.running.wait_for(lambda: len(first.engine.open) == 2)
         first.engine.alive = False
         first.running.hold(False)
-        first.running.wait_for(lambda: first.desk.job_of(batch_id) is None)
+        first.running.wait_for(lambda: first.manager.job_of(batch_id) is None)
         assert first.openai.batches.retrieve(batch_id).status == "in_progress"
     with batching(tokenizer, tmp_path) as second:
         assert second.until_over(batch_id).request_counts.completed == 2
@@ -266,7 +266,7 @@ def test_a_server_that_ends_while_an_input_cannot_be_read_fails_no_batch(
     with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
         broken.setattr(input_file, "_some_lines", fails)
         batch_id = server.submit(jsonl([line("a")]))
-        server.running.wait_for(lambda: server.desk.job_of(batch_id).waits_for == "disk")
+        server.running.wait_for(lambda: server.manager.job_of(batch_id).waits_for == "disk")
         batch = server.openai.batches.retrieve(batch_id)
         assert tried and (batch.status, batch.waits_for) == ("validating", "disk")  # type: ignore[attr-defined]
     with batching(tokenizer, tmp_path) as server:
@@ -279,7 +279,7 @@ def test_a_batch_says_that_it_waits_for_its_turn(tokenizer: Tokenizer, tmp_path:
         first, second = (server.submit(jsonl([line(str(i)) for i in range(400)])) for _ in range(2))
         while server.openai.batches.retrieve(second).status != "in_progress":
             pass
-        server.running.wait_for(lambda: server.desk.job_of(second).waits_for == "turn")
+        server.running.wait_for(lambda: server.manager.job_of(second).waits_for == "turn")
         assert server.openai.batches.retrieve(second).waits_for == "turn"  # type: ignore[attr-defined]
         while not (batch := server.openai.batches.retrieve(first)).request_counts.completed:
             pass

@@ -47,12 +47,12 @@ class App:
         )
         self.state = StateFolder(folder / "state")
         self.shelf = folder / "state" / "files"
-        self.desk = BatchManager(self.service, self.state)
+        self.manager = BatchManager(self.service, self.state)
         self._log = io.BytesIO()
-        self._app = build_app(self.service, access_log=self._log, desk=self.desk)
+        self._app = build_app(self.service, access_log=self._log, manager=self.manager)
 
     def close(self) -> None:
-        self._runner.run(self.desk.end())
+        self._runner.run(self.manager.end())
         self._runner.close()
         self.state.close()
 

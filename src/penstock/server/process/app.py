@@ -33,13 +33,13 @@ def build_app(
     service: AppState,
     access: AccessPolicy | None = None,
     access_log: IO[bytes] | None = None,
-    desk: BatchManager | None = None,
+    manager: BatchManager | None = None,
 ) -> FastAPI:
-    """Returns the ASGI application over a running engine. access_log: where a line for each request goes. desk: files
-    and batches, where there is a state folder."""
+    """Returns the ASGI application over a running engine. access_log: where a line for each request goes. manager:
+    files and batches, where there is a state folder."""
     app = FastAPI(title="Penstock", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     _add_openai_routes(app, service)
-    add_batch_routes(app, desk)
+    add_batch_routes(app, manager)
     _add_health_routes(app, service)
     _add_error_shapes(app)
     _add_description(app, service, access or AccessPolicy())

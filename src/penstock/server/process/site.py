@@ -67,7 +67,7 @@ async def serve_engine(
     service = AppState(
         client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys
     )
-    desk = None if state is None else BatchManager(service, state)
+    manager = None if state is None else BatchManager(service, state)
     if board is None or board.first:
         tell_unserved(Path(client.facts.folder), sys.stderr)
     host, port = listener.getsockname()[:2]
@@ -79,10 +79,10 @@ async def serve_engine(
         protocol = http_protocol(
             site.limits, LoadShedder(service.request_limits, site.access, log), files=state is not None
         )
-        server = _Server(_uvicorn_config(build_app(service, site.access, log, desk), protocol))
+        server = _Server(_uvicorn_config(build_app(service, site.access, log, manager), protocol))
         begun = asyncio.create_task(_begin_sandboxes(service, say=board is None or board.first))
         try:
-            await _run(service, desk, server, listener, stop, ready)
+            await _run(service, manager, server, listener, stop, ready)
         finally:
             begun.cancel()
             service.close_sandboxes()
@@ -104,7 +104,7 @@ async def _begin_sandboxes(service: AppState, *, say: bool) -> None:
 
 async def _run(
     service: AppState,
-    desk: BatchManager | None,
+    manager: BatchManager | None,
     server: _Server,
     listener: socket.socket,
     stop: StopSignals,
@@ -114,12 +114,12 @@ async def _run(
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if not serving.done():
-        if desk is not None:
-            await desk.go_on()
+        if manager is not None:
+            await manager.go_on()
         ready()
     with _rare_collections():
         await _watch(service, serving, stop)
-        await _end(service, desk, server, serving, stop)
+        await _end(service, manager, server, serving, stop)
 
 
 def line(site: Site, listener: socket.socket) -> str:
@@ -180,7 +180,7 @@ async def _watch(service: AppState, serving: asyncio.Task[None], stop: StopSigna
 
 
 async def _end(
-    service: AppState, desk: BatchManager | None, server: _Server, serving: asyncio.Task[None], stop: StopSignals
+    service: AppState, manager: BatchManager | None, server: _Server, serving: asyncio.Task[None], stop: StopSignals
 ) -> None:
     """Lets running requests end, tells the others, and stops the server; batches stop meanwhile, so that neither waits
     for the other. Raises EngineError if the engine died, by now or meanwhile, and what the server's own task raised."""
@@ -189,7 +189,7 @@ async def _end(
     open_requests = len(server.server_state.tasks)
     if stop.first.is_set() and not stop.second.is_set() and open_requests and service.servers == 1:
         tell_drain(f"{open_requests} running request{'s' * (open_requests > 1)}", service.limits.drain_seconds)
-    batches = None if desk is None else asyncio.ensure_future(desk.end(stop.second, died=died))
+    batches = None if manager is None else asyncio.ensure_future(manager.end(stop.second, died=died))
     second = asyncio.ensure_future(stop.second.wait())
     patience = LAST_WORDS if died else service.limits.drain_seconds
     await asyncio.wait((serving, second), timeout=patience, return_when=asyncio.FIRST_COMPLETED)

@@ -72,7 +72,10 @@ def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_pa
 
 
 def test_another_keys_owner_has_bounds_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    limits, access = BatchLimits(max_unfinished=1, max_files=1), AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+    limits, access = (
+        BatchLimits(max_unfinished=1, max_files=1),
+        AccessPolicy(keys=gather_keys(["one", "two"], None, {})),
+    )
     with batching(tokenizer, tmp_path, limits, access=access) as server:
         server.running.hold(True)
         for key in ("one", "two"):

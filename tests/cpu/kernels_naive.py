@@ -205,7 +205,8 @@ def kind_of(heads: int, kv_heads: int, width: int, scale: float, window: int | N
 def attend(column: Any, q: Tensor, kv: Tensor, inputs: StepInputs, scale: float, window: int | None = None) -> Tensor:
     """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned for it alone."""
     kind = kind_of(q.shape[1], kv.shape[1], q.shape[2], scale, window)
-    most = int(inputs.positions.max()) + 1 if inputs.positions.numel() else 1
+    reads = inputs.positions.numel() and not q.is_cuda  # the GPU's plan turns nothing, and may be captured
+    most = int(inputs.positions.max()) + 1 if reads else 1
     turned = torch.zeros(most, 2, q.shape[2] // 2, device=q.device)
     return column.attention(q, kv, inputs, kind, column.plan(inputs, kind, turned, q.dtype))
 

@@ -90,7 +90,7 @@ def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(step_rows, "_prepare", broken)
     with pytest.raises(EngineError) as caught:
         LLM("demo", device="cuda", max_num_seqs=16, max_model_len=256)
-    print(_line(caught.value, "rows.prepare", "does not compile", "--kernels reference", "--device cpu"))
+    print(_line(caught.value, "row_state.prepare", "does not compile", "--kernels reference", "--device cpu"))
     with LLM("demo", device="cuda", kernels="reference", max_num_seqs=16, max_model_len=256) as llm:
         assert llm.generate("1 + 1 =", use_tqdm=False)[0].outputs[0].token_ids
 

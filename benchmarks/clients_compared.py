@@ -213,7 +213,7 @@ def ours(case: Case, times: np.ndarray, target: Endpoint, salt: str) -> Samples:
         PlannedRequest(float(at), one.body, one.prompt_tokens, one.output_tokens)
         for at, one in zip(times, drawn, strict=False)
     ]
-    load = Load(asks, case.users, PATIENCE, PATIENCE, (0.0, PATIENCE), stream=True)
+    load = Load(asks, case.users, PATIENCE, PATIENCE, (0.0, PATIENCE))
     samples, seen = run_load(target, load, point="p", start=0, processes=1)
     if seen.troubles or len(samples) != len(times):
         sys.exit(f"{case.name}: {len(samples)} of {len(times)} requests, {seen.troubles}")

@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 
 def load(stop_after: float = 90.0, window: tuple[float, float] = (10.0, 70.0)) -> Load:
-    return Load([PlannedRequest(math.nan, b"", 1, 1)], 1, stop_after, 9.0, window, True)
+    return Load([PlannedRequest(math.nan, b"", 1, 1)], 1, stop_after, 9.0, window)
 
 
 def now(**more: float) -> LoadProgress:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.bench.response_checks import OWN_LIMIT, judge
-from penstock.bench.response_reader import BodyReader, ErrorReader, StreamReader
+from penstock.bench.response_reader import ErrorReader, StreamReader
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -115,18 +115,6 @@ def test_a_line_without_end_is_broken_and_not_kept() -> None:
     for _ in range(10):
         stream.feed(b"data: {" + b"x" * (1 << 20), 0.0)
     assert stream.fault is not None and stream.fault[0] == "broken" and len(stream.fault[1]) < 400
-
-
-def test_a_whole_body_is_judged_by_its_usage() -> None:
-    body = json.dumps({"choices": [{"text": "a"}] * 4, "usage": {"prompt_tokens": 3, "completion_tokens": 8}}).encode()
-    answer = BodyReader()
-    answer.feed(body[:30], 0.0)
-    answer.feed(body[30:], 0.0)
-    answer.finish()
-    assert judge(answer, 3, 8) is None and judge(answer, -1, -1) is None
-    for asked, word in (((3, 9), "length"), ((4, 8), "length")):
-        verdict = judge(answer, *asked)
-        assert verdict is not None and verdict[0] == word
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def beside(plan: NullPlan, rate: float, opens: float, seconds: float, tokens: in
     lanes = np.repeat(np.arange(POINTS), [len(each) for each in times])[order]
     when = np.concatenate(times)[order]
     asks = [PlannedRequest(float(at), body(int(lane), tokens), 4, tokens) for at, lane in zip(when, lanes, strict=True)]
-    load = Load(asks, None, 300.0, 300.0, (opens, opens + seconds), True)
+    load = Load(asks, None, 300.0, 300.0, (opens, opens + seconds))
     with NullServer(msgspec.structs.replace(plan, stamps=str(stamps))) as server:
         samples, seen = run_load(Endpoint("127.0.0.1", server.port), load, point="p", start=0, processes=1)
     assert set(samples.outcome) == {"ok"} and np.allclose(samples.intended, when, atol=1e-6)
@@ -112,7 +112,7 @@ def stalling(meet: Callable[[int], Samples]) -> Samples:
 
 def looped(closed: int | None) -> Callable[[int], Samples]:
     asks = [PlannedRequest(EVERY * at if closed is None else math.nan, body(0, 1), 4, 1) for at in range(COUNT)]
-    load = Load(asks, closed, 300.0, 300.0, (0.0, 300.0), True)
+    load = Load(asks, closed, 300.0, 300.0, (0.0, 300.0))
     return lambda port: run_load(Endpoint("127.0.0.1", port), load, point="p", start=0, processes=1)[0]
 
 

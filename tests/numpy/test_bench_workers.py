@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import IO
 
 import pytest
@@ -21,14 +20,13 @@ from penstock.bench import worker_pool
 from penstock.bench.endpoint import target_of
 from penstock.bench.run_load import Load, PlannedRequest, run_load, shares
 from penstock.bench.worker_protocol import WorkerProgress, WorkerReady, WorkerStart, WorkerStop, pack, read
-from penstock.errors import EngineError, UsageError
+from penstock.errors import EngineError
 
 
 def load_of(names: list[str], **changed: object) -> Load:
     asks = [PlannedRequest(0.0, json.dumps({"behave": name}).encode(), 4, 3) for name in names]
     return Load(**{
-        "asks": asks, "closed": None, "stop_after": 60.0, "stall": 60.0, "window": (0.0, 60.0), "stream": True,
-        **changed,
+        "asks": asks, "closed": None, "stop_after": 60.0, "stall": 60.0, "window": (0.0, 60.0), **changed,
     })  # fmt: skip
 
 
@@ -101,11 +99,6 @@ def test_a_load_ends_when_whoever_hears_it_has_enough() -> None:
             progress=lambda now: bool(now.ended and now.in_flight),
         )  # fmt: skip
     assert sorted(samples.outcome) == ["ok", "unfinished"]
-
-
-def test_certificates_that_are_not_there_are_told_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file of certificates"):
-        target_of("https://h", ca_file=str(tmp_path / "none.pem"))
 
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"

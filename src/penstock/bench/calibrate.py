@@ -144,7 +144,7 @@ def _events(processes: int, rate: float, seconds: float) -> Trial:
     body = json.dumps({"prompt": PROMPT, "max_tokens": tokens, "stream": True}).encode()
     asks = [PlannedRequest(0.0, body, len(PROMPT), tokens) for _ in range(streams)]
     limit = 4 * seconds + 10
-    load = Load(asks, None, limit, limit, (0.0, limit), True)
+    load = Load(asks, None, limit, limit, (0.0, limit))
     with NullServer(NullPlan(step=STEP), processes) as server:
         samples, seen = run_load(
             Endpoint("127.0.0.1", server.port), load, point="calibrate", start=0, processes=processes
@@ -168,7 +168,7 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
     with NullServer(NullPlan(), processes) as server:
         target = Endpoint("127.0.0.1", server.port)
         for slots in [each for each in SLOTS for _ in range(2)]:  # twice: another process may have been in the way
-            load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds), True)
+            load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds))
             _, seen = run_load(target, load, point="calibrate", start=0, processes=processes)
             if seen.lag_p99 <= LAG:
                 return slots, seen

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import httptools
 
 from penstock.bench.response_checks import judge
-from penstock.bench.response_reader import BodyReader, ErrorReader, ResponseReader, StreamReader
+from penstock.bench.response_reader import ErrorReader, StreamReader
 
 RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote
 NEVER = float("nan")
@@ -35,7 +35,7 @@ class SentRequest:
     actual: float = NEVER
     heard: float = NEVER  # the last byte
     end: float = NEVER
-    answer: ResponseReader | None = None
+    answer: StreamReader | None = None
     connection: ClientConnection | None = None
     outcome: str | None = None
     message: str = ""
@@ -46,7 +46,6 @@ class ConnectionOwner(Protocol):
     """Whom a connection tells."""
 
     head: bytes
-    stream: bool
 
     def ended(self, connection: ClientConnection, post: SentRequest) -> None:
         """`post` has an outcome. The connection may be used again if `connection.reusable`."""
@@ -60,7 +59,7 @@ class ClientConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._post: SentRequest | None = None
-        self._answer: ResponseReader | None = None
+        self._answer: StreamReader | None = None
         self._framed = False  # the message's length is told, so its end is not the connection's
         self._whole = False
         self._now = 0.0
@@ -109,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
         if status < 200:
             return
         self.reusable = self._parser.should_keep_alive()
-        self._answer = ErrorReader(status) if status != 200 else StreamReader() if self._owner.stream else BodyReader()
+        self._answer = ErrorReader(status) if status != 200 else StreamReader()
         if self._post is not None:
             self._post.answer = self._answer
 

@@ -12,9 +12,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from penstock.almanac.parse_record import read_record
 from penstock.almanac.record import Interval, Point, Record
+from penstock.bench.run_report import title
 from penstock.bench.slo_crossing import Crossing, crossings, cut_off, in_three
 from penstock.errors import UsageError
 
@@ -24,6 +30,7 @@ CUT = "a rate that was cut off has no upper end: nobody can say"
 UNTRIED = "nobody can say by the rates that were tried"
 CLIENT_SHORT = "not ranked: the client may have been the bottleneck"
 RECORD = "record.json"
+WIDE = 150
 # What is compared at each kind of point: (words, figure, its quantile or None for a rate).
 COMPARED = {
     "saturation": (("requests/s", "request_rate", None), ("output tok/s", "output_rate", None)),
@@ -228,3 +235,38 @@ def _gpu(record: Record) -> str:
 
 def _at_once(record: Record) -> int | None:
     return next((point.requests for point in record.points if point.kind == "saturation"), None)
+
+
+# --- as people read it
+
+
+def print_comparison(made: Comparison, out: TextIO) -> None:
+    """Prints a table of ratios, the goals, and in what the runs are not alike."""
+    print(f"A: {title(made.a)}, {made.a.engine.configuration.name}, run {made.a.run}", file=out)
+    print(f"B: {title(made.b)}, {made.b.engine.configuration.name}, run {made.b.run}", file=out)
+    for line in [*(f"not alike: {line}" for line in made.differs), *made.failures]:
+        print(line, file=out)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("point", "figure", "A", "B", "B / A", "95 % interval", ""):
+        table.add_column(name, justify="left" if name in ("point", "figure", "") else "right", no_wrap=True)
+    for ratio in made.ratios:
+        table.add_row(*_cells(ratio))
+    if made.ratios:
+        Console(file=out, width=WIDE, highlight=False).print(table)
+    else:
+        print("no figure is in both: there is nothing to compare", file=out)
+    for line in [*made.goals, *made.missing]:
+        print(line, file=out)
+    known = sum(ratio.verdict not in (UNKNOWN, CUT) for ratio in made.ratios)
+    if known > 5:
+        print(f"{known} figures are compared: of so many, one in twenty would seem to differ by chance alone", file=out)
+
+
+def _cells(ratio: Ratio) -> tuple[str, ...]:
+    a, b = (
+        f"{'≥ ' if cut else ''}{each:,.2f}" if ratio.more_is_better else f"{1e3 * each:,.1f} ms"
+        for each, cut in zip((ratio.a, ratio.b), ratio.cut, strict=True)
+    )
+    bound = {(False, True): "≥ ", (True, False): "≤ "}.get(ratio.cut, "")
+    quotient = f"{bound}{ratio.b / ratio.a:.2f}" if ratio.a > 0 and not all(ratio.cut) else "-"
+    return ratio.point, ratio.figure, a, b, quotient, between(ratio.low, ratio.high), ratio.verdict

@@ -9,7 +9,6 @@ import re
 import socket
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.errors import UsageError
@@ -21,8 +20,8 @@ _OURS = {"host", "content-type", "content-length", "connection", "transfer-encod
 
 @dataclass(frozen=True)
 class Endpoint:
-    """model: the name that bodies ask for. headers: beside our own. ca_file: certificates to trust, else the system's.
-    keep_alive: False opens a connection a request, for servers that hold a thread as long as a connection lives."""
+    """A server's address. model: the name that bodies ask for. headers: beside our own. TLS trusts the system's
+    certificates, or those of SSL_CERT_FILE."""
 
     host: str
     port: int
@@ -30,8 +29,6 @@ class Endpoint:
     model: str = ""
     headers: dict[str, str] = field(default_factory=dict)
     tls: bool = False
-    ca_file: str | None = None
-    keep_alive: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -69,14 +66,10 @@ class Endpoint:
         """All of a request's head but the length of its body."""
         lines = [f"POST {self.path} HTTP/1.1", f"host: {self.authority}", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
-        if not self.keep_alive:
-            lines.append("connection: close")
         return ("\r\n".join(lines) + "\r\ncontent-length: ").encode()
 
 
-def target_of(
-    url: str, *, model: str = "", api_key: str | None = None, ca_file: str | None = None, keep_alive: bool = True
-) -> Endpoint:
+def target_of(url: str, *, model: str = "", api_key: str | None = None) -> Endpoint:
     """From what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL of a route. A URL
     that names no route gets /v1/completions. Raises UsageError for what is no such address."""
     try:
@@ -86,14 +79,12 @@ def target_of(
         raise UsageError(f"{url!r} is no URL ({error}): give one like http://127.0.0.1:8000", param="url") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{url!r} is no URL of a server: give one like http://127.0.0.1:8000", param="url")
-    if ca_file is not None and not Path(ca_file).is_file():
-        raise UsageError(f"there is no file of certificates at {ca_file}", param="ca_file")
     if parts.query or parts.fragment or parts.username or parts.password:
         raise UsageError(f"{url!r} has a query or a password in it: give the plain address", param="url")
     tls = parts.scheme == "https"
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     port = port if port is not None else 443 if tls else 80
-    return Endpoint(parts.hostname, port, _route(parts.path), model, headers, tls, ca_file, keep_alive)
+    return Endpoint(parts.hostname, port, _route(parts.path), model, headers, tls)
 
 
 def _route(path: str) -> str:

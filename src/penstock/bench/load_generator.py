@@ -37,7 +37,7 @@ class LoadGenerator:
     def __init__(self, spec: WorkerSpec, tell: Callable[[WorkerProgress], None]) -> None:
         self._spec = spec
         self._tell_load = tell
-        self.head, self.stream = spec.head, spec.stream
+        self.head = spec.head
         asked = zip(spec.asked_prompt, spec.asked_output, spec.most_output, strict=True)
         rows = zip(spec.number, spec.body, asked, spec.intended, strict=True)
         self.posts = [SentRequest(number, body, *lengths, intended) for number, body, lengths, intended in rows]
@@ -68,7 +68,7 @@ class LoadGenerator:
         requests will be refused, and say so."""
         spec, loop = self._spec, asyncio.get_running_loop()
         if spec.tls:
-            self._tls = ssl.create_default_context(cafile=spec.ca_file)
+            self._tls = ssl.create_default_context()
         try:
             found = await loop.getaddrinfo(spec.host, spec.port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -197,7 +197,7 @@ class LoadGenerator:
             self.again += 1
             self._send(post)
             return
-        if connection.reusable and self._spec.keep_alive:
+        if connection.reusable:
             self._keep(connection, post.end)
         else:
             connection.close()

@@ -44,10 +44,10 @@ def load_of(plan: PointPlan, settings: Settings, known: Known | None, prompts: I
     the single point has a time limit for a request's silence."""
     if plan.kind == SATURATION:
         asks = [_ask(0.0, next(prompts)) for _ in range(plan.requests)]
-        return Load(asks, None, plan.window, plan.window, (0.0, AT_ONCE), stream=True)
+        return Load(asks, None, plan.window, plan.window, (0.0, AT_ONCE))
     if plan.kind == SINGLE:
         asks = [_ask(math.nan, next(prompts)) for _ in range(plan.requests)]
-        return Load(asks, 1, plan.window, settings.stall, (0.0, plan.window), stream=True)
+        return Load(asks, 1, plan.window, settings.stall, (0.0, plan.window))
     assert known is not None  # the planner asks for a single point first
     begin, end = plan.opens, plan.opens + plan.window
     until = end + max(settings.drain, DRAIN * known.alone, ROOM * known.loaded)
@@ -56,24 +56,24 @@ def load_of(plan: PointPlan, settings: Settings, known: Known | None, prompts: I
         until = max(until, end + 2 * slots / known.highest)  # one among many takes as long as all of them do
         count = _bounded(plan, slots + math.ceil(min(1.2 * slots / known.alone, 3 * known.highest) * until))
         asks = [_ask(math.nan, next(prompts)) for _ in range(count)]
-        return Load(asks, slots, until, until, (begin, end), stream=True)
+        return Load(asks, slots, until, until, (begin, end))
     draw = np.random.default_rng([seed, plan.start, *plan.name.encode()])
     times = arrivals(plan.rate or 0.0, begin, end, until, draw)
     _bounded(plan, len(times))
     asks = [_ask(float(time), next(prompts)) for time in times]
-    return Load(asks, None, until, until, (begin, end), stream=True)
+    return Load(asks, None, until, until, (begin, end))
 
 
 def one_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
     """A single request, which nobody counts."""
-    return Load([_ask(math.nan, next(prompts))], 1, settings.longest, settings.stall, (0.0, settings.longest), True)
+    return Load([_ask(math.nan, next(prompts))], 1, settings.longest, settings.stall, (0.0, settings.longest))
 
 
 def warm_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
     """A few at a time, for a server that has just started; nobody counts them."""
     seconds = settings.warm_up
     asks = [_ask(math.nan, next(prompts)) for _ in range(math.ceil(WARM_RATE * seconds))]
-    return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds), stream=True)
+    return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds))
 
 
 def arrivals(rate: float, begin: float, end: float, until: float, draw: np.random.Generator) -> npt.NDArray[np.float64]:

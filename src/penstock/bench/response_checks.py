@@ -5,16 +5,14 @@ It knows an answer that has ended; not how it was read (response_reader.py), nor
 
 from __future__ import annotations
 
-from penstock.bench.response_reader import ResponseReader, StreamReader
+from penstock.bench.response_reader import StreamReader
 
 OWN_LIMIT = "the server ran into a limit of its own"  # what tells a clamped answer from one that ended by itself
 
 
-def judge(
-    answer: ResponseReader, asked_prompt: int, asked_output: int, most_output: int = -1
-) -> tuple[str, str] | None:
-    """(outcome, message) of a whole answer that isn't what it should be; -1: of no fixed length. most_output: tokens
-    of all its samples, at most."""
+def judge(answer: StreamReader, asked_prompt: int, asked_output: int, most_output: int = -1) -> tuple[str, str] | None:
+    """Returns (outcome, message) of a whole answer that isn't what it should be; None where it is. asked_*: tokens, -1
+    where no length is fixed. most_output: tokens of all its samples, at most."""
     if answer.fault is not None:
         return answer.fault
     usage = answer.usage
@@ -23,7 +21,7 @@ def judge(
     prompt, output = usage.prompt_tokens, usage.completion_tokens
     if len(answer.times) > output:
         return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    if isinstance(answer, StreamReader) and output and not answer.times:
+    if output and not answer.times:
         return "usage", f"no event with output, but a usage of {output} tokens"
     if usage.total_tokens is not None and usage.total_tokens != prompt + output:
         return "usage", f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all"
@@ -34,7 +32,7 @@ def judge(
         return "length", f"{output} tokens out, {asked_output} were asked for{why}"
     if most_output >= 0 and output > most_output:
         return "usage", f"a usage of {output} tokens, {most_output} were asked for at most"
-    if asked_output == -1 and isinstance(answer, StreamReader) and (told := _clamped(answer, output, most_output)):
+    if asked_output == -1 and (told := _clamped(answer, output, most_output)):
         return "length", told
     if asked_prompt not in (-1, prompt):
         return "length", f"{prompt} tokens in, {asked_prompt} were sent"

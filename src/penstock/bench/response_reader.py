@@ -1,4 +1,4 @@
-"""How an answer is read: server-sent events or one JSON body, and what is wrong with it.
+"""How a streamed answer is read: server-sent events, and what is wrong with them; and the body of an error.
 
 An event is parsed as it comes, after its arrival was stamped: with a typed decoder that skips what it isn't asked
 for this costs 0.45 us an event of 250 bytes, and no byte has to be kept. Most events of a stream differ from the one
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 
 LONGEST_LINE = 8 << 20
-LONGEST_BODY = 256 << 20
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises for hostile bytes
 _QUOTED = 200  # bytes of what is wrong that a message shows
 _TOLD = 500  # of what a server says of an error: why, and the way out
@@ -70,57 +69,7 @@ class Event(msgspec.Struct):
     error: Any = None
 
 
-class CompletionBody(msgspec.Struct):
-    choices: list[msgspec.Raw] | None = None
-    usage: Usage | None = None
-    error: Any = None
-
-
 _event = msgspec.json.Decoder(Event).decode
-_body = msgspec.json.Decoder(CompletionBody).decode
-
-
-class ResponseReader:
-    """What both kinds share. times: arrival of each event with output, float64. fault: (outcome, message), the first
-    thing that was wrong. reason: the last finish_reason that a stream told."""
-
-    __slots__ = ("fault", "reason", "times", "usage")
-
-    def __init__(self) -> None:
-        self.times = array("d")
-        self.usage: Usage | None = None
-        self.reason: str | None = None
-        self.fault: tuple[str, str] | None = None
-
-    def feed(self, data: bytes, now: float) -> None:
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """The HTTP message is whole: what it lacks is a fault."""
-        raise NotImplementedError
-
-    def fail(self, outcome: str, message: str) -> None:
-        if self.fault is None:
-            self.fault = (outcome, message)
-
-    def _misread(self, data: bytes, what: str) -> None:
-        """Says why bytes that were to be an event or a body are none."""
-        try:
-            value = msgspec.json.decode(data)
-        except NOT_JSON as error:
-            self.fail("broken", f"{what} is no JSON ({error}): {data[:_QUOTED]!r}")
-            return
-        usage = value.get("usage") if isinstance(value, dict) else None
-        try:
-            msgspec.convert(usage, Usage | None)
-        except msgspec.ValidationError as error:
-            self.fail("usage", f"a usage that is none ({error}): {str(usage)[:_QUOTED]}")
-            return
-        self.fail("broken", f"{what} is of another form than OpenAI's: {data[:_QUOTED]!r}")
-
-    def _check_error(self, error: Any) -> None:
-        if error is not None:
-            self.fail("status", f"status 200, then an error in its place: {_beginning(str(error))}")
 
 
 def _beginning(text: str) -> str:
@@ -133,19 +82,28 @@ _TEXTS = (b'"text":"', b'"content":"', b'"text": "', b'"content": "')
 LESSONS = 8  # a stream's events that are learned from: where all differ, learning is a loss
 
 
-class StreamReader(ResponseReader):
-    """Server-sent events. An event counts when its line is whole. ended: `[DONE]` came.
+class StreamReader:
+    """Reads server-sent events as they come; an event counts when its line is whole.
+
+    times: arrival of each event with output, seconds, float64. fault: (outcome, message), the first thing that was
+    wrong. reason: the last finish_reason. ended: `[DONE]` came. finished: choices that told a finish_reason; limited:
+    of those, that ended at a limit.
 
     _before, _after: what was around the text of an event that brought nothing but text; one that has the same around
     other text, without a quote in it, is such an event too."""
 
-    __slots__ = ("_after", "_around", "_before", "_begin", "_end", "_lessons", "_rest", "ended", "finished", "limited")
+    __slots__ = (
+        "_after", "_around", "_before", "_begin", "_end", "_lessons", "_rest", "ended", "fault", "finished", "limited",
+        "reason", "times", "usage",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        super().__init__()
+        self.times = array("d")
+        self.usage: Usage | None = None
+        self.reason: str | None = None
+        self.fault: tuple[str, str] | None = None
         self.ended = False
-        self.finished = 0  # choices that told a finish_reason
-        self.limited = 0  # of those, that ended at a limit
+        self.finished = self.limited = 0
         self._rest = b""
         self._before = self._after = b""
         self._begin = self._end = 0
@@ -181,6 +139,7 @@ class StreamReader(ResponseReader):
             self._rest = b""
 
     def finish(self) -> None:
+        """The HTTP message is whole: what it lacks is a fault."""
         if self._rest.strip():
             self.fail("cut", f"the stream ends within a line: {self._rest[:_QUOTED]!r}")
         if not self.ended and not self.finished:
@@ -221,7 +180,7 @@ class StreamReader(ResponseReader):
         try:
             event = _event(data)
         except NOT_JSON:
-            self._misread(data, "an event")
+            self._misread(data)
             return
         self._take(event, now)
 
@@ -239,45 +198,30 @@ class StreamReader(ResponseReader):
         if event.usage is not None:
             self.usage = event.usage
         if event.error is not None:
-            self._check_error(event.error)
+            self.fail("status", f"status 200, then an error in its place: {_beginning(str(event.error))}")
 
+    def fail(self, outcome: str, message: str) -> None:
+        if self.fault is None:
+            self.fault = (outcome, message)
 
-class BodyReader(ResponseReader):
-    """One JSON body. Of it only `usage` is wanted, so it is parsed and dropped once it is whole."""
-
-    __slots__ = ("_pieces", "_size")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def feed(self, data: bytes, now: float) -> None:
-        self._size += len(data)
-        if self._size > LONGEST_BODY:
-            self.fail("broken", f"a body of more than {LONGEST_BODY} bytes")
-            self._pieces.clear()
-            return
-        self._pieces.append(data)
-
-    def finish(self) -> None:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        if self.fault is not None:
-            return
+    def _misread(self, data: bytes) -> None:
+        """Says why bytes that were to be an event are none."""
         try:
-            body = _body(data)
-        except NOT_JSON:
-            self._misread(data, "the body")
+            value = msgspec.json.decode(data)
+        except NOT_JSON as error:
+            self.fail("broken", f"an event is no JSON ({error}): {data[:_QUOTED]!r}")
             return
-        self.usage = body.usage
-        self._check_error(body.error)
-        if not body.choices:
-            self.fail("broken", f"a body without choices: {data[:_QUOTED]!r}")
+        usage = value.get("usage") if isinstance(value, dict) else None
+        try:
+            msgspec.convert(usage, Usage | None)
+        except msgspec.ValidationError as error:
+            self.fail("usage", f"a usage that is none ({error}): {str(usage)[:_QUOTED]}")
+            return
+        self.fail("broken", f"an event is of another form than OpenAI's: {data[:_QUOTED]!r}")
 
 
-class ErrorReader(ResponseReader):
-    """The body of another status than 200: its beginning is kept to be shown."""
+class ErrorReader(StreamReader):
+    """Keeps the beginning of a body of another status than 200, to be shown."""
 
     __slots__ = ("_kept", "_status")
 

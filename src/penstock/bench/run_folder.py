@@ -6,7 +6,7 @@
     failures.json          what went wrong, with the log's tail
     points/KEY.failed.parquet   the samples of a point that went wrong: raw data of no figure
     server-N.log           of each process of the server
-    raw.parquet, record.json, report.html, table.txt     made of the above
+    raw.parquet, record.json, table.txt, report/     made of the above
 
 It knows files; not how a point is measured.
 """

@@ -41,15 +41,13 @@ class PlannedRequest:
 class Load:
     """closed: slots in flight; None: an open loop, each ask at its time. stop_after, stall: seconds; what hasn't ended
     by then is unfinished, what hears no byte for so long is stalled. window: asks that are intended in it count; once
-    it is over and they have ended, the rest is cut. connections: opened beforehand (None: we choose)."""
+    it is over and they have ended, the rest is cut."""
 
     asks: list[PlannedRequest]
     closed: int | None
     stop_after: float
     stall: float
     window: tuple[float, float]
-    stream: bool
-    connections: int | None = None
 
     def __post_init__(self) -> None:
         if not self.asks:
@@ -62,8 +60,6 @@ class Load:
             raise UsageError("stop_after and stall are seconds above 0", param="stop_after")
         if not self.window[0] < self.window[1]:
             raise UsageError(f"the window {self.window} is empty: its first second lies before its end", param="window")
-        if (self.connections or 0) < 0:
-            raise UsageError("connections is a number from 0 on", param="connections")
 
 
 @dataclass(frozen=True)
@@ -152,9 +148,9 @@ def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
             numbers, asks = [numbers[index] for index in order], [asks[index] for index in order]
         slots = None if load.closed is None else _share(load.closed, at, count)
         specs.append(WorkerSpec(
-            host=target.host, port=target.port, tls=target.tls, ca_file=target.ca_file, keep_alive=target.keep_alive,
-            head=target.head(), connections=_share(opened, at, count), closed=slots,
-            stop_after=load.stop_after, stall=load.stall, window=load.window, stream=load.stream, number=numbers,
+            host=target.host, port=target.port, tls=target.tls, head=target.head(),
+            connections=_share(opened, at, count), closed=slots,
+            stop_after=load.stop_after, stall=load.stall, window=load.window, number=numbers,
             intended=[ask.intended for ask in asks], body=[ask.body for ask in asks],
             asked_prompt=[ask.asked_prompt for ask in asks], asked_output=[ask.asked_output for ask in asks],
             most_output=[ask.most_output for ask in asks],
@@ -177,8 +173,6 @@ def _share(whole: int, at: int, count: int) -> int:
 def beforehand(load: Load) -> int:
     """Connections that are opened before the point: a slot one in a closed loop; in an open loop one for each ask of
     the first tenth of a second, and some more."""
-    if load.connections is not None:
-        return load.connections
     if load.closed is not None:
         return min(load.closed, len(load.asks))
     at_once = sum(ask.intended < 0.1 for ask in load.asks)
@@ -214,8 +208,7 @@ def gather(load: Load, parts: list[WorkerResult], point: str, start: int) -> Sam
 
 
 def see(load: Load, parts: list[WorkerResult], begin: float) -> ClientReport:
-    first, end = _joined(parts, "first", np.float64), _joined(parts, "end", np.float64)
-    waited = (first if load.stream else end) - _joined(parts, "intended", np.float64)
+    waited = _joined(parts, "first", np.float64) - _joined(parts, "intended", np.float64)
     waited = waited[~np.isnan(waited)]
     seconds = max(part.wall for part in parts)
     requests = sum(len(part.outcome) for part in parts)

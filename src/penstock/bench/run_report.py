@@ -1,22 +1,22 @@
-"""What a run says to a person: a table in the terminal and table.txt, and report.html with everything in it.
+"""What a run says to a person: a table in the terminal and table.txt, and the almanac's page of its one record.
 
-The report needs no script, no font and no picture from elsewhere. It knows a record; every number in it is the
-almanac's.
+It knows a record; every number is the almanac's.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from penstock.almanac.figures import cost_of_million, cost_of_request, per_gpu, per_user
+from penstock.almanac.figures import cost_of_million, cost_of_request, per_gpu
+from penstock.almanac.page.build import build
 from penstock.almanac.record import Goal, Interval, Point, Record, Spread
-from penstock.bench import charts
 from penstock.bench.run_folder import RunFolder
 from penstock.bench.slo_crossing import crossings, cut_off, goal_of, offered
 
@@ -149,109 +149,10 @@ def _middle(spread: Spread | None, name: str, times: float, digits: int) -> str:
     return f"{times * getattr(spread, name).value:,.{digits}f}" if spread is not None else "-"
 
 
-# --- report.html
-
-
-def write_report(folder: RunFolder, record: Record) -> None:
+def write_report(folder: RunFolder, record: Record) -> Path:
+    """Writes table.txt and the almanac's page of this one record; returns the page."""
     text = io.StringIO()
     print_table(record, text)
     folder.write("table.txt", text.getvalue())
-    folder.write("report.html", render(record))
-
-
-def render(record: Record) -> str:
-    """The report as HTML; every text of a record is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=PackageLoader("penstock.bench", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    goals, points = record.method.goals, ordered(record.points)
-    return environment.get_template("report.html.jinja").render(
-        title=title(record),
-        record=record,
-        cards=cards(record),
-        crossings=[crossing.words(record.method.quantile) for crossing in crossings(record) if record.points],
-        costs=costs(record),
-        pictures=[
-            ("First token against the offered rate", "Poisson arrivals; bars are 95 % intervals.",
-             Markup(charts.latency(points, goals))),
-            ("Share of requests with their first token by then", "Failed ones never had one: such a curve ends lower.",
-             Markup(charts.shares(points))),
-        ],
-        goals=goals,
-        rows=[_row(point, goals) for point in points],
-        spreads=[(point.name, name, cells) for point in points for name, cells in _spreads(point)],
-        facts=facts(record),
-        short=SHORT_RUN if record.method.short else "",
-    )  # fmt: skip
-
-
-def cards(record: Record) -> list[tuple[str, str]]:
-    """The two ends of the curve, in large figures."""
-    found = []
-    for point in record.points:
-        figures = point.figures
-        if point.kind == "saturation" and figures.output_rate and figures.request_rate:
-            least = _bound(cut_off(point))
-            found.append(("everything at once", f"{least}{figures.output_rate.value:,.0f} output tok/s"))
-            found.append(("everything at once", f"{least}{figures.request_rate.value:,.2f} requests/s"))
-        if point.kind == "single" and figures.first_token and figures.per_token:
-            found.append(("one at a time, first token", f"{1e3 * figures.first_token.p50.value:,.0f} ms"))
-            token = figures.per_token.p50.value
-            found.append(("one at a time, per token", f"{1e3 * token:,.2f} ms ({per_user(token):,.0f} tok/s)"))
-    return found
-
-
-def _row(point: Point, goals: Sequence[float]) -> dict[str, object]:
-    figures = point.figures
-    met = [goal_of(point, seconds) for seconds in goals]
-    return {
-        "name": point.name,
-        "requests": rate(figures.request_rate, 2, cut_off(point)),
-        "output": rate(figures.output_rate, 0, cut_off(point)),
-        "total": rate(figures.total_rate, 0, cut_off(point)),
-        "goals": [f"{_met(goal)}, {goal.goodput:,.2f}/s" if goal else "-" for goal in met],
-        "counts": f"{point.complete:,} of {point.requests:,}",
-        "outcomes": ", ".join(f"{count:,} {name}" for name, count in point.outcomes.items()),
-        "marks": ", ".join(point.marks),
-    }
-
-
-def _spreads(point: Point) -> list[tuple[str, list[str]]]:
-    """Times in milliseconds, with their intervals."""
-    named = {
-        "first token": point.figures.first_token, "between tokens": point.figures.inter_token,
-        "per token": point.figures.per_token, "whole answer": point.figures.end_to_end,
-    }  # fmt: skip
-    return [
-        (name, [interval(getattr(spread, each), 1e3, 1) for each in ("mean", "p50", "p90", "p95", "p99")])
-        for name, spread in named.items()
-        if spread is not None
-    ]
-
-
-def facts(record: Record) -> list[tuple[str, str]]:
-    """What is needed to run it again."""
-    engine, client, method, gpu = record.engine, record.client, record.method, record.machine.gpu
-    ceiling = f"{client.ceiling_events:,.0f} events/s" if client.ceiling_events else "not calibrated"
-    return [
-        ("measured with", client.command),
-        ("engine", f"{engine.name} {engine.version}"),
-        ("its command", engine.command),
-        ("its environment", " ".join(f"{name}={value}" for name, value in engine.configuration.environment.items())),
-        ("model", f"{record.model.name}, {record.model.dtype}, {record.model.weights} weights, "
-                  f"{f'{record.model.parameters:,} parameters' if record.model.parameters else 'parameters unknown'}"),
-        ("machine", f"{f'{machine(record)}; ' if gpu else ''}{record.machine.cpu}, {record.machine.cores_told}, "
-                    f"{record.machine.memory_mib:,} MiB, {record.machine.system}"),
-        ("GPU's driver and clocks", f"{gpu.driver}; {gpu.clocks}" if gpu else "no GPU"),
-        ("prompts", f"{record.shape.prompts}, seed {client.seed}, temperature {record.shape.temperature:g}"),
-        ("client", f"penstock {client.penstock} ({client.commit or 'no checkout'}), {client.processes} processes, "
-                   f"ceiling {ceiling}, Python {record.machine.python}"),
-        ("method", f"{method.starts} starts, warm-up {method.warm_up:g} s, windows up to {method.window:g} s, "
-                   f"{method.enough:,} requests near a crossing"),
-        ("run", f"{record.run}, {record.when}"),
-        ("raw data", f"raw.parquet, {record.raw.rows:,} rows, sha256 {record.raw.sha256}" if record.raw else "none"),
-    ]  # fmt: skip
+    build([record], folder.path / "report")
+    return folder.path / "report" / "index.html"

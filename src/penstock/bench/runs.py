@@ -49,9 +49,9 @@ def _one(run: RunSpec, work: Workload) -> Record:
             shape = ShapeRun(run, work, folder, live.tell)
             shape.measure()
         record = write_record(run, work, folder)
-        write_report(folder, record)
+        report = write_report(folder, record)
         print_table(record, sys.stdout)
-        print(f"{folder.path / 'report.html'}: the report", file=sys.stdout)
+        print(f"{report}: the report, open it in a browser", file=sys.stdout)
     if shape.gone:
         raise EngineError(shape.gone)
     return record

@@ -29,15 +29,12 @@ class WorkerSpec(msgspec.Struct, tag=True):
     host: str
     port: int
     tls: bool
-    ca_file: str | None
-    keep_alive: bool
     head: bytes
     connections: int
     closed: int | None
     stop_after: float
     stall: float
     window: tuple[float, float]
-    stream: bool
     number: list[int]
     intended: list[float]
     body: list[bytes]

@@ -157,7 +157,7 @@ def _records_in(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     inside = [file.relative_to(path) for file in sorted(path.rglob("*.json"))]
-    return [path / file for file in inside if file.name not in NO_RECORDS and "points" not in file.parts]
+    return [path / file for file in inside if file.name not in NO_RECORDS and not {"points", "report"} & {*file.parts}]
 
 
 def _tell(records: int, refused: list[tuple[str, str]]) -> None:

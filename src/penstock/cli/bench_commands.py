@@ -95,8 +95,8 @@ def bench_run(
 ) -> None:
     """Measure a server: highest rate, lowest latency, and the rates at which first tokens come in time.
 
-    Writes a folder a shape: raw samples, record.json, report.html, table.txt. `penstock almanac add` takes it from
-    there."""
+    Writes a folder a shape: raw samples, record.json, table.txt, report/index.html. `penstock almanac add` takes it
+    from there."""
     given = dict(locals())
     stopped_by_sigterm(lambda: _run(given))
 
@@ -271,8 +271,7 @@ def bench_compare(
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one of the same shape.")],
 ) -> None:
     """Compare two measured runs: ratios with their intervals, and whether they differ at all."""
-    from penstock.bench.compare import compare, record_at
-    from penstock.bench.compare_table import print_comparison
+    from penstock.bench.compare import compare, print_comparison, record_at
 
     print_comparison(compare(record_at(a), record_at(b)), sys.stdout)
 

@@ -23,7 +23,8 @@ _LONGEST = 60  # characters of a part of a name
 
 
 def place_of(record: Record) -> Path:
-    """Relative to the root. Whatever the names in the record hold, it lies below the root and has five parts."""
+    """Returns its path relative to the root. Whatever the names in the record hold, it lies below the root and has five
+    parts."""
     gpu = record.machine.gpu
     machine = "cpu" if gpu is None else safe(gpu.name) if gpu.count == 1 else f"{gpu.count}x{safe(gpu.name)}"
     parts = (machine, *map(safe, (record.model.name, record.shape.name, record.engine.configuration.name)), record.run)
@@ -31,7 +32,7 @@ def place_of(record: Record) -> Path:
 
 
 def safe(name: str) -> str:
-    """A name as a part of a file's: letters, digits, - and _ alone; a dot, which parts the parts, is a _."""
+    """Returns a name as a part of a file's: letters, digits, - and _ alone; a dot, which parts the parts, is a _."""
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", name.replace(".", "_"))[:_LONGEST].strip("-_")
     return plain or "unnamed"
 
@@ -64,7 +65,7 @@ def add(run_folder: Path, root: Path, *, commit: str | None = None, tell: Callab
 
 
 def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list[str]]:
-    """The record that goes in, and what of it other sources have derived otherwise."""
+    """Returns the record that goes in, and what of it other sources have derived otherwise."""
     record = read_record(source)
     ours = (record.client.penstock, record.client.commit) == (__version__, commit)
     if record.raw is not None and raw.is_file() and not ours:
@@ -79,7 +80,8 @@ def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list
 
 
 def _of_same_raw(record: Record, root: Path, own: Path) -> str | None:
-    """The place of another record that came of the same raw data. What is no record is none: `read_all` says so."""
+    """Returns the place of another record that came of the same raw data. What is no record is none: `read_all` says
+    so."""
     if record.raw is None:
         return None
     for path in sorted(root.rglob("*.json")):
@@ -104,9 +106,9 @@ def names_raw(record: Record, path: Path) -> None:
 
 
 def read_all(root: Path) -> tuple[dict[str, Record], dict[str, str]]:
-    """Every record below root by its place, and what is wrong with the others by theirs. One bad file hides no good
-    one. A record at another place than its own is a problem too, and so is a run that stands there twice,
-    by its name or by its raw data."""
+    """Returns every record below root by its place, and what is wrong with the others by theirs. One bad file hides no
+    good one. A record at another place than its own is a problem too, and so is a run that stands there twice, by its
+    name or by its raw data."""
     records: dict[str, Record] = {}
     problems: dict[str, str] = {}
     if not root.is_dir():

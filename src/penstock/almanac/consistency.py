@@ -131,8 +131,8 @@ def _lengths(point: Point, record: Record) -> Iterator[str]:
 
 
 def _marks(point: Point, record: Record) -> Iterator[str]:
-    """Marks that follow from the record must be there. (Of several starts each has a part of the seconds, and nobody
-    tells how many there were at the point: then more windows are short than these.)"""
+    """Yields marks that follow from the record and are missing. (Where there were several starts, each has a part of
+    the seconds, and nobody tells how many there were at the point: then more windows are short than these.)"""
     end = point.figures.end_to_end
     longest = end.p95.value if end is not None and point.opens is not None else 0.0
     wanted = {
@@ -150,8 +150,8 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
 
 
 def _client(point: Point, record: Record) -> Iterator[str]:
-    """A client past a limit calls itself short. How late it may be hangs on the median wait of all the point's
-    requests; twice the p99 of the window's is above that, where most of them were complete."""
+    """Yields why a client that calls itself good is none. How late it may be hangs on the median wait of all the
+    point's requests; twice the p99 of the window's is above that, where most of them were complete."""
     look, waited = point.client, point.figures.first_token or point.figures.end_to_end
     if look.short:
         return
@@ -214,7 +214,7 @@ def _order(point: Point, record: Record) -> Iterator[str]:
 
 
 def _whole_rates(point: Point, record: Record) -> Iterator[str]:
-    """Without a steady window a rate is an amount over the seconds, and nothing else."""
+    """Checks that a rate without a steady window is an amount over the seconds."""
     figures = point.figures
     if figures.output_rate and figures.total_rate and figures.total_rate.value < figures.output_rate.value * (1 - NEAR):
         yield "figures.total_rate: is below output_rate"
@@ -235,7 +235,8 @@ def _whole_rates(point: Point, record: Record) -> Iterator[str]:
 
 
 def _goals(point: Point, record: Record) -> Iterator[str]:
-    """A point that was streamed tells every goal of the method: one left out would be one that it may have missed."""
+    """Checks that a point that was streamed tells every goal of the method: one left out would be one that it may have
+    missed."""
     told, streamed = [goal.seconds for goal in point.goals], point.figures.first_token is not None or not point.complete
     if sorted(told) != (asked := sorted(record.method.goals) if streamed else []):
         yield f"goals: {told} s, where {asked} are to be told"
@@ -259,7 +260,7 @@ def _goal(goal: Goal, point: Point) -> Iterator[str]:
 
 
 def _sample(point: Point, record: Record) -> Iterator[str]:
-    """The joint rows: as many in each column, -1 for a request that failed, times in their order."""
+    """Checks the joint rows: as many in each column, -1 for a request that failed, times in their order."""
     first, per_token, end = (
         np.array(column, np.float64) for column in (point.sample.first, point.sample.per_token, point.sample.end_to_end)
     )

@@ -33,13 +33,12 @@ def point_of(
     concurrency: int | None, seconds: float | None, goals: Sequence[float], look: ClientHealth, marks: Sequence[str],
     opens: float | None = None, sharing: bool = False,
 ) -> Point:  # fmt: skip
-    """The point `name` of these samples (those of other points are left out).
+    """Returns the point `name` of these samples (those of other points are left out).
 
     seconds: of the steady window, all starts together; opens: when it opened in each, counted as the samples' times are
     (None: with its first request). seconds None: no steady state (everything at once), from first send to last end.
     marks: what only the caller knows ("text prompts"). sharing: prompts share a beginning on purpose, so that cached
-    tokens are no surprise. Raises RecordError where the samples have no such point, or nothing in its window.
-    """
+    tokens are no surprise. Raises RecordError where the samples have no such point, or nothing in its window."""
     samples = in_order(samples.of(samples.point == name))
     if not samples.window.any():
         raise RecordError(f"samples have no request in the window of point {name!r}")
@@ -68,12 +67,13 @@ def point_of(
 
 
 def shares_prompts(shape: ShapeInfo) -> bool:
-    """Whether prompts of the shape may share a beginning; those of exact lengths are unique in their first block."""
+    """Returns whether prompts of the shape may share a beginning; those of exact lengths are unique in their first
+    block."""
     return shape.kind != "exact"
 
 
 def in_order(samples: Samples) -> Samples:
-    """By start, then by when they were to be issued; equal ones by what became of them, however they stood."""
+    """Sorts by start, then by when they were to be issued; equal ones by what became of them, however they stood."""
     keys = (samples.end, samples.first, samples.actual, throughput.issued(samples), samples.start)
     return samples.of(np.lexsort(keys))
 
@@ -112,7 +112,7 @@ def _figures(samples: Samples, done: Samples, window: throughput.RateWindow, dic
 
 
 def _first_of_all(counted: Samples) -> Floats:
-    """First token from the intended start, of every request; infinite for a failed one."""
+    """Returns [n] seconds to the first token from the intended start, of every request; infinite for a failed one."""
     first = np.where(counted.outcome == OK, counted.first - throughput.issued(counted), np.inf)
     return np.where(np.isnan(first), np.inf, np.maximum(first, 0.0))
 
@@ -160,7 +160,7 @@ def _marks(
     counted: Samples, kind: str, window: throughput.RateWindow, figures: Figures, worth: float, look: ClientHealth,
     sharing: bool, given: Sequence[str],
 ) -> list[str]:  # fmt: skip
-    """Why to read the point with care; docs/metrics.md has them all."""
+    """Returns why to read the point with care; docs/metrics.md has them all."""
     failed = counted.outcome != OK
     begun = (counted.outcome == "unfinished") & ~np.isnan(counted.first)
     each, longest = window.seconds / len(window.starts), figures.end_to_end.p95.value if figures.end_to_end else 0.0
@@ -178,7 +178,7 @@ def _marks(
 
 
 def _sample(counted: Samples, dice: SeededRandom) -> Sample:
-    """One request out of each of 500 stretches of equal length, in order of issue."""
+    """Draws one request out of each of 500 stretches of equal length, in order of issue."""
     total = len(counted)
     keep = np.arange(total)
     if total > SAMPLE_ROWS:
@@ -209,9 +209,9 @@ def _interval(rate: throughput.Rate | None) -> Interval | None:
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """Of an open point, in requests a second. offered: what its window issued. rate: what the point stands for where it
-    keeps a goal; 0: nothing was served in it, so that it can only miss one, at what was offered. low: what it stands
-    for surely (95 %); None: too few requests to say."""
+    """What an open point says of rates, in requests a second. offered: what its window issued. rate: what the point
+    stands for where it keeps a goal; 0: nothing was served in it, so that it can only miss one, at what was offered.
+    low: what it stands for surely (95 %); None: too few requests to say."""
 
     offered: float
     rate: float
@@ -219,15 +219,14 @@ class Sustained:
 
 
 def sustained(point: Point) -> Sustained:
-    """What an open point says of rates, whatever the goal; who shows or ranks a point's rate takes it from here.
+    """Returns what an open point says of rates, whatever the goal; who shows or ranks a point's rate takes it from
+    here.
 
     Offered is what the window issued over its seconds: the plan's rate is in the point's name alone, and where a count
     was left to chance that moves it by 10 % at 100 requests. (An import has no steady window, its seconds hold the
-    tail: the plan's.)
-    The point stands for what was offered; where significantly less was completed, for what was completed. Where too few
-    ended in the window for an interval, it was not served if Poisson's interval of their number says so, or if one was
-    cut off by the point's end. Raises ValueError for a point of another kind.
-    """
+    tail: the plan's.) The point stands for what was offered; where significantly less was completed, for what was
+    completed. Where too few ended in the window for an interval, it was not served if Poisson's interval of their
+    number says so, or if one was cut off by the point's end. Raises ValueError for a point of another kind."""
     if point.kind != "open" or point.rate is None:
         raise ValueError(f"point {point.name} is {point.kind}: only an open loop offers a rate")
     steady = point.opens is not None and point.seconds > 0
@@ -249,13 +248,12 @@ def sustained(point: Point) -> Sustained:
 
 
 def most_of(points: Iterable[Point]) -> float | None:
-    """The most requests a second that a run's engine can be said to sustain: the high end of everything at once. Of few
-    requests "not significantly less than was offered" is no evidence of having served it, and no engine sustains more
-    than comes out when all requests are there from the start.
+    """Returns the most requests a second that a run's engine can be said to sustain: the high end of everything at
+    once. Of few requests "not significantly less than was offered" is no evidence of having served it, and no engine
+    sustains more than comes out when all requests are there from the start.
 
     None: nobody knows. Everything at once was not measured, was cut off by its time limit, its client was short, or it
-    has no interval; or another point surely completed more, so that everything at once says nothing of the highest.
-    """
+    has no interval; or another point surely completed more, so that everything at once says nothing of the highest."""
     rates = [(point, point.figures.request_rate) for point in points if not point.client.short]
     ends = [
         rate.high
@@ -283,13 +281,13 @@ class Kept:
 
 
 def kept_of(line: Iterable[tuple[Sustained, Goal]], quantile: float, most: float | None = None) -> Kept:
-    """Of open points: what each says of rates, and of a goal. Points whose client was short the caller leaves out.
-    most: what no rate is told above (`most_of` their run); None: there is no such bound.
+    """Returns the rates up to which open points keep a goal. line: what each point says of rates, and of the goal;
+    points whose client was short the caller leaves out. most: what no rate is told above (`most_of` their run); None:
+    there is no such bound.
 
     Shares fall as rates rise, so from the slowest offered rate that keeps the goal on the first that misses it holds,
     whatever chance lets a faster one do. Past its highest rate an engine completes less of what it is offered, so the
-    highest rate kept need not be that of the fastest point that keeps it.
-    """
+    highest rate kept need not be that of the fastest point that keeps it."""
     ordered = sorted(line, key=lambda each: each[0].offered)
     ordered = [each for each in ordered if not shows_nothing(*each, quantile)]
     keeps = [goal.share >= quantile for _, goal in ordered]
@@ -313,8 +311,8 @@ def kept_of(line: Iterable[tuple[Sustained, Goal]], quantile: float, most: float
 
 
 def shows_nothing(here: Sustained, goal: Goal, quantile: float) -> bool:
-    """Whether a point says neither that a goal is kept nor that it is missed: nothing was served in its window, though
-    first tokens came in time."""
+    """Returns whether a point says neither that a goal is kept nor that it is missed: nothing was served in its window,
+    though first tokens came in time."""
     return here.rate <= 0 and goal.share >= quantile
 
 

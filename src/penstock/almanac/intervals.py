@@ -37,7 +37,7 @@ PIECES = 20  # of a course that isn't steady
 
 @dataclass(frozen=True)
 class Ends:
-    """Of an interval. None: too few values to say."""
+    """The two ends of an interval. None: too few values to say."""
 
     low: float | None
     high: float | None
@@ -107,8 +107,8 @@ def share_interval(hits: npt.ArrayLike, of: npt.ArrayLike) -> tuple[Floats, Floa
 
 
 def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
-    """Between which of the ordered values the true quantile lies: ranks r with F(value_r) ~ Beta(r, n + 1 - r), for the
-    effective number n of them. None at an end that lies beyond the data (p99 wants 368 independent values)."""
+    """Returns between which of the ordered values the true quantile lies: ranks r with F(value_r) ~ Beta(r, n + 1 - r),
+    for the effective number n of them. None at an end that lies beyond the data (p99 wants 368 independent values)."""
     count = len(ordered)
     if not count or effective < 1:
         return Ends(None, None)
@@ -123,7 +123,7 @@ def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
 
 
 def effective(series: Sequence[Floats]) -> float:
-    """How many independent values the series (one a start, each in order) are worth together: n / (1 + 2 sum of
+    """Returns how many independent values the series (one a start, each in order) are worth together: n / (1 + 2 sum of
     autocorrelations), the sum ended by Geyer's initial positive sequence. Never more than n; n for a constant one."""
     total = sum(len(each) for each in series)
     if total < 4:
@@ -139,8 +139,8 @@ def effective(series: Sequence[Floats]) -> float:
 
 
 def _autocovariance(series: Sequence[Floats]) -> Floats:
-    """Mean over the series of the sums of products at each lag, over their length (biased, as the sum of lags wants);
-    around the mean of each. At most half of the longest one's lags."""
+    """Returns [lags]: the mean over the series of the sums of products at each lag, over their length (biased, as the
+    sum of lags wants); around the mean of each. At most half of the longest one's lags."""
     longest = max(len(each) for each in series)
     sums, total = np.zeros(max(longest // 2, 2)), 0
     for each in series:
@@ -180,15 +180,16 @@ class SeededRandom:
 
 
 def block_length(series: Sequence[Floats], worth: float) -> int:
-    """Long enough that blocks are nearly independent: n^(1/3), and three times the stretch that one independent value
-    takes (`worth` of them in all); at most a fifth of the longest series."""
+    """Returns a length long enough that blocks are nearly independent: n^(1/3), and three times the stretch that one
+    independent value takes (`worth` of them in all); at most a fifth of the longest series."""
     longest = max(len(each) for each in series)
     stretch = sum(len(each) for each in series) / max(worth, 1.0)
     return int(max(1, min(max(longest ** (1 / 3), 3 * stretch), longest / 5)))
 
 
 def draw_means(series: Sequence[Floats], length: int, dice: SeededRandom, draws: int = DRAWS) -> Floats:
-    """[draws]: the mean of all values, with each series made anew of blocks of itself, drawn with replacement."""
+    """Returns [draws]: the mean of all values, with each series made anew of blocks of itself, drawn with
+    replacement."""
     total = np.zeros(draws)
     for each in series:
         fits = min(length, len(each))
@@ -202,8 +203,9 @@ def draw_means(series: Sequence[Floats], length: int, dice: SeededRandom, draws:
 
 
 def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
-    """Of the mean over all series. The bootstrap gives the shape; blocks cut dependence off at their ends, so the width
-    is at least that of as many independent values as the series are worth, and Student's for few of them."""
+    """Returns the interval of the mean over all series. The bootstrap gives the shape; blocks cut dependence off at
+    their ends, so the width is at least that of as many independent values as the series are worth, and Student's for
+    few of them."""
     series = [each for each in series if len(each)]
     count = sum(len(each) for each in series)
     if count < FEWEST:
@@ -220,8 +222,8 @@ def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
 
 
 def steady_ends(series: Sequence[Floats]) -> Ends:
-    """Of the mean over all series, whatever slow course they take: the course (prompts first, then tokens) comes in a
-    repetition too, only how a stretch leaves the line of its two neighbours is chance.
+    """Returns the interval of the mean over all series, whatever slow course they take: the course (prompts first, then
+    tokens) comes in a repetition too, only how a stretch leaves the line of its two neighbours is chance.
 
     Each series is cut into stretches, PIECES in all; a sixth of the mean square of their second differences is a
     stretch's variance (Gasser, Sroka and Jennen-Steinmetz 1986), with half as many degrees of freedom."""

@@ -32,7 +32,7 @@ def read_record(path: Path) -> Record:
 
 
 def record_of(content: bytes, name: str) -> Record:
-    """The record that these bytes are; `name` is what messages call it. Raises RecordError."""
+    """Returns the record that these bytes are; `name` is what messages call it. Raises RecordError."""
     if len(content) > LARGEST:
         raise RecordError(f"{name}: {len(content)} bytes; a record has at most {LARGEST}")
     try:
@@ -49,7 +49,7 @@ def record_of(content: bytes, name: str) -> Record:
 
 
 def faults_in_a_line(error: ValidationError) -> str:
-    """The first fault by its field, and how many more there are."""
+    """Returns the first fault by its field, and how many more there are."""
     faults = error.errors(include_url=False, include_context=False)
     first = faults[0]
     where = ".".join(one_line(str(part)) for part in first["loc"]) or "the file"

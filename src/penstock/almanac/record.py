@@ -149,7 +149,7 @@ class Interval(RecordForm):
 
 
 class Spread(RecordForm):
-    """Of a time: its mean and quantiles over the window's complete requests."""
+    """A time's mean and quantiles over the window's complete requests."""
 
     mean: Interval
     p50: Interval

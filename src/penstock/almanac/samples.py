@@ -48,7 +48,7 @@ class Samples:
             raise RecordError(f"columns of samples differ in length: {sorted(lengths)}")
 
     def of(self, keep: npt.NDArray[Any]) -> Samples:
-        """The requests that `keep` (a mask or indices) names."""
+        """Returns the requests that `keep` (a mask or indices) names."""
         return Samples(**{each.name: getattr(self, each.name)[keep] for each in fields(self)})
 
 
@@ -127,7 +127,7 @@ def needs_pyarrow() -> None:
 
 
 def _arrow(name: str, pa: Any) -> Any:
-    """The column's type in Arrow."""
+    """Returns the column's type in Arrow."""
     if name == "gaps":
         return pa.list_(pa.float32())
     kinds = {object: pa.string(), np.int32: pa.int32(), np.bool_: pa.bool_(), np.float64: pa.float64()}

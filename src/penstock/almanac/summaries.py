@@ -38,8 +38,8 @@ def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None
 
 
 def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
-    """Of the gaps of all requests together. Gaps of one request belong together, and so do those of its neighbours:
-    blocks of requests are drawn, each with all its gaps, counted in bins."""
+    """Returns the spread of the gaps of all requests together. Gaps of one request belong together, and so do those of
+    its neighbours: blocks of requests are drawn, each with all its gaps, counted in bins."""
     counts = np.array([len(gaps) for gaps in done.gaps], np.int64)
     if not counts.sum():
         return None
@@ -63,7 +63,7 @@ def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
 
 
 def _blocks(done: Samples, counts: Ints) -> Ints:
-    """The number of the block that each request is in: neighbours of one start, at most GAP_BLOCKS in all."""
+    """Returns the number of the block that each request is in: neighbours of one start, at most GAP_BLOCKS in all."""
     means = np.array([float(np.mean(each)) if len(each) else 0.0 for each in done.gaps])
     series = by_start_of(means, done.start)
     length = max(intervals.block_length(series, intervals.effective(series)), -(-len(counts) // GAP_BLOCKS))
@@ -75,7 +75,7 @@ def _blocks(done: Samples, counts: Ints) -> Ints:
 
 
 def _drawn_gaps(gaps: Floats, block: Ints, ordered: Floats, dice: SeededRandom) -> dict[str, Floats]:
-    """[GAP_DRAWS] means and quantiles of the gaps of blocks drawn with replacement."""
+    """Returns [GAP_DRAWS] means and quantiles of the gaps of blocks drawn with replacement."""
     near = [level + (1 - level) * np.linspace(-0.5, 0.5, GAP_BINS) for level in QUANTILES.values()]
     at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (len(ordered) - 1)  # finer where a quantile is read
     edges = np.unique(ordered[at.astype(np.int64)])

@@ -45,7 +45,7 @@ class Rate:
 
 
 def issued(samples: Samples) -> Floats:
-    """When each request was to start: by the plan, or, where there was none (a closed loop), when it did."""
+    """Returns when each request was to start: by the plan, or, where there was none (a closed loop), when it did."""
     return np.where(np.isnan(samples.intended), samples.actual, samples.intended)
 
 
@@ -56,7 +56,8 @@ def steady_window(samples: Samples, seconds: float, opens: float) -> RateWindow:
 
 
 def whole_window(samples: Samples) -> RateWindow:
-    """From the first send to the last end of the window's requests: of the complete ones, where there are any."""
+    """Returns the window from the first send to the last end of the window's requests: of the complete ones, where
+    there are any."""
     starts = np.unique(samples.start[samples.window]).astype(np.int64)
     begins, lengths = [], []
     for start in starts:
@@ -69,7 +70,7 @@ def whole_window(samples: Samples) -> RateWindow:
 
 
 def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> tuple[Rate | None, Rate | None, Rate | None]:
-    """Of requests, of output tokens, of all tokens; None where nothing was complete."""
+    """Returns the rates of requests, of output tokens and of all tokens; None where nothing was complete."""
     counted = _counted(samples, window)
     kinds = (_ended(counted), _output(counted), _all_tokens(counted))
     if window.seconds <= 0 or not (samples.outcome == OK).any():
@@ -92,8 +93,8 @@ class _Arrivals:
 
 
 def _counted(samples: Samples, window: RateWindow) -> Samples:
-    """Whose arrivals count: complete requests, and in a steady window those that were only cut off by the point's end
-    (their tokens came as any other's)."""
+    """Returns the requests whose arrivals count: complete requests, and in a steady window those that were only cut off
+    by the point's end (their tokens came as any other's)."""
     if not window.steady:
         return samples.of((samples.outcome == OK) & samples.window)
     return samples.of((samples.outcome == OK) | (samples.outcome == "unfinished"))
@@ -105,8 +106,8 @@ def _ended(samples: Samples) -> _Arrivals:
 
 
 def _output(samples: Samples) -> _Arrivals:
-    """Output tokens by their event's time. An event carries its request's tokens over its events; of a request that was
-    cut off nobody told the tokens: the mean of the complete ones."""
+    """Returns output tokens by their event's time. An event carries its request's tokens over its events; of a request
+    that was cut off nobody told the tokens: the mean of the complete ones."""
     streamed = ~np.isnan(samples.first)
     events = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64) * streamed
     known = (samples.output_tokens >= 0) & (samples.outcome == OK)
@@ -119,8 +120,9 @@ def _output(samples: Samples) -> _Arrivals:
 
 
 def _all_tokens(samples: Samples) -> _Arrivals:
-    """The output as it comes, and each prompt with its request's first token, when it has been read; what was not
-    streamed, at its end. Of a request that was cut off nobody told the prompt's tokens: those that were asked for."""
+    """Returns the output as it comes, and each prompt with its request's first token, when it has been read; what was
+    not streamed, at its end. Of a request that was cut off nobody told the prompt's tokens: those that were asked
+    for."""
     output = _output(samples)
     late = np.isnan(samples.first) & (samples.outcome == OK)
     read = np.where(late, samples.end, samples.first)
@@ -134,7 +136,7 @@ def _all_tokens(samples: Samples) -> _Arrivals:
 
 
 def event_times(samples: Samples) -> Floats:
-    """Of every event of these streamed requests, one request after the other."""
+    """Returns [events]: the time of every event of these streamed requests, one request after the other."""
     if not len(samples):
         return np.zeros(0)
     counts = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64)
@@ -163,7 +165,8 @@ def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Rate
 
 
 def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Rate:
-    """Everything over the whole time. All three rates are amounts over the same seconds: they share their noise."""
+    """Returns everything over the whole time. All three rates are amounts over the same seconds: they share their
+    noise."""
     amounts = [float(arrivals.amount[arrivals.start == start].sum()) for start in window.starts]
     value = sum(amounts) / window.seconds
     by_start = [amount / length for amount, length in zip(amounts, window.lengths, strict=True) if length > 0]
@@ -173,8 +176,8 @@ def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Rate:
 
 
 def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:
-    """The rate's interval over the rate, while the point ran at its own speed: ramp and tail are no noise, nor is the
-    course between. One number a start came out; how much it could have been another is seen in how neighbouring
+    """Returns the rate's interval over the rate, while the point ran at its own speed: ramp and tail are no noise, nor
+    is the course between. One number a start came out; how much it could have been another is seen in how neighbouring
     stretches of its middle differ."""
     series: list[Floats] = []
     for start in window.starts:

@@ -36,7 +36,8 @@ SENT = {"open": CLOCKED, "closed": IN_TURN, "single": IN_TURN, "saturation": TOG
 
 
 def validate(path: Path, raw: Path | None = None) -> Record:
-    """The record, when nothing is wrong with it; RecordError otherwise. raw: the Parquet file of its samples."""
+    """Returns the record, when nothing is wrong with it; RecordError otherwise. raw: the Parquet file of its
+    samples."""
     record = read_record(path)
     _first(path.name, faults(record))
     if raw is not None:
@@ -45,10 +46,10 @@ def validate(path: Path, raw: Path | None = None) -> Record:
 
 
 def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
-    """A record with its points as they are derived here and now from its raw data, and what of them stands otherwise in
-    the file. For one that other sources derived: definitions are mended, and no honest run is worth less for it. Marks
-    stay, for some only who measured could set. RecordError where the raw data is not the record's, or where what comes
-    of it cannot be believed."""
+    """Returns a record with its points as they are derived here and now from its raw data, and what of them stands
+    otherwise in the file. For one that other sources derived: definitions are mended, and no honest run is worth less
+    for it. Marks stay, for some only who measured could set. RecordError where the raw data is not the record's, or
+    where what comes of it cannot be believed."""
     record = read_record(path)
     _first(path.name, _another(record, raw))
     samples = _samples(raw)
@@ -87,7 +88,7 @@ def _against(record: Record, raw: Path) -> Iterator[str]:
 
 
 def _another(record: Record, raw: Path) -> Iterator[str]:
-    """Why the file is not the record's."""
+    """Yields why the file is not the record's."""
     if record.raw is None:
         yield f"raw: names no raw data, but {raw.name} was given"
     elif (told := _checksum(raw)) != record.raw.sha256:
@@ -95,7 +96,7 @@ def _another(record: Record, raw: Path) -> Iterator[str]:
 
 
 def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
-    """What in the samples cannot be, or is left out of the record."""
+    """Yields what in the samples cannot be, or is left out of the record."""
     if record.raw is not None and len(samples) != record.raw.rows:
         yield f"raw.rows: {record.raw.rows}, {name} has {len(samples)}"
     for fault in sense(samples):
@@ -109,8 +110,8 @@ def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
 
 
 def _loop(point: Point, own: Samples) -> Iterator[str]:
-    """Of which kind the requests say it is: each has when it was meant to be sent, which in a loop of users is the end
-    of another. An import's say nothing of that, and whoever sent them is unknown."""
+    """Checks the kind of loop by its requests: each has when it was meant to be sent, which in a loop of users is the
+    end of another. An import's say nothing of that, and whoever sent them is unknown."""
     known = own.of(~np.isnan(own.intended))
     if point.kind == "open" and len(known) < len(own) and not point.client.short:
         yield "client.short: is false, but nobody knows when its requests were to be sent"
@@ -130,7 +131,7 @@ def _sent(known: Samples) -> str:
 
 
 def _window(point: Point, own: Samples) -> Iterator[str]:
-    """A steady window is where the samples say it was: it holds those that they count, and no others."""
+    """Checks that a steady window holds the requests that the samples count, and no others."""
     if point.opens is None or not own.window.any():
         return
     length = point.seconds / len(np.unique(own.start[own.window]))
@@ -162,7 +163,7 @@ def _samples(raw: Path) -> Samples:
 
 
 def _derived(record: Record, samples: Samples, point: Point, where: str) -> Iterator[str]:
-    """What of the point comes out otherwise when it is derived again."""
+    """Yields what of the point comes out otherwise when it is derived again."""
     try:
         again = _again(record, samples, point)
     except (RecordError, ValueError) as error:
@@ -172,7 +173,7 @@ def _derived(record: Record, samples: Samples, point: Point, where: str) -> Iter
 
 
 def _again(record: Record, samples: Samples, point: Point) -> Point:
-    """Derived from the samples. Raises RecordError or ValueError where it cannot be."""
+    """Derives the point from the samples. Raises RecordError or ValueError where it cannot be."""
     return point_of(
         samples,
         name=point.name,
@@ -219,7 +220,7 @@ def _word(value: Any) -> str:
 
 
 def sense(samples: Samples) -> Iterator[str]:
-    """What no request can have done, by the first row that did."""
+    """Yields what no request can have done, by the first row that did."""
     ok, streamed = samples.outcome == OK, ~np.isnan(samples.first)
     spans = np.array([float(np.sum(gaps, dtype=np.float64)) for gaps in samples.gaps])
     counts = np.array([len(gaps) for gaps in samples.gaps], np.int64)

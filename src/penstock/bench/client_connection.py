@@ -48,7 +48,7 @@ class ConnectionOwner(Protocol):
     head: bytes
 
     def ended(self, connection: ClientConnection, post: SentRequest) -> None:
-        """`post` has an outcome. The connection may be used again if `connection.reusable`."""
+        """Hears that `post` has an outcome. The connection may be used again if `connection.reusable`."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -144,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def was_raced(self, post: SentRequest) -> bool:
-        """Whether the server may have closed the connection, for it was idle, before it saw this request."""
+        """Returns whether the server may have closed the connection, for it was idle, before it saw this request."""
         return self._answer is None and self.kept and not post.again and post.end - post.actual < RACE
 
     def _complete(self, post: SentRequest) -> None:

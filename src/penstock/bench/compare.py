@@ -85,7 +85,8 @@ class Comparison:
 
 
 def record_at(path: Path) -> Record:
-    """Of a record's file, a shape's folder, or a run's with one shape. Raises UsageError and RecordError."""
+    """Reads the record of a file, of a shape's folder, or of a run's with one shape. Raises UsageError and
+    RecordError."""
     if path.is_dir():
         found = [path / RECORD] if (path / RECORD).is_file() else sorted(path.glob(f"*/{RECORD}"))
         if len(found) != 1:
@@ -113,8 +114,8 @@ def compare(a: Record, b: Record) -> Comparison:
 
 
 def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
-    """The 95 % interval of b over a. An end is None where one of the two that it comes of is: the low one comes of b's
-    low and a's high, the high one of b's high and a's low."""
+    """Returns the 95 % interval of b over a. An end is None where one of the two that it comes of is: the low one comes
+    of b's low and a's high, the high one of b's high and a's low."""
     if a.value <= 0 or b.value <= 0:
         return None, None
     middle, low, high = math.log(b.value / a.value), None, None
@@ -127,14 +128,14 @@ def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
 
 
 def is_more(low: float | None, high: float | None) -> bool | None:
-    """Whether a ratio with this interval is surely above 1, or surely below; None: neither."""
+    """Returns whether a ratio with this interval is surely above 1, or surely below; None: neither."""
     if low is not None and low > 1:
         return True
     return False if high is not None and high < 1 else None
 
 
 def _apart(low: float, high: float) -> float:
-    """Between two logarithms; the lower one of 0 lies without end below."""
+    """Returns the distance of two logarithms; the lower one of 0 lies without end below."""
     return math.log(high / low) if low > 0 else math.inf
 
 
@@ -155,8 +156,9 @@ def _interval(point: Point, figure: str, quantile: str | None) -> Interval | Non
 
 
 def _goals(a: Record, b: Record) -> Iterator[str]:
-    """The rates up to which first tokens come in time, and their ratio. (The almanac's page has the same ends. Between
-    the highest rate that keeps a goal and the next one it draws a line, and says where that passes the goal.)"""
+    """Yields the rates up to which first tokens come in time, and their ratio. (The almanac's page has the same ends.
+    Between the highest rate that keeps a goal and the next one it draws a line, and says where that passes the
+    goal.)"""
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
         other = theirs.get(one.seconds)
@@ -173,19 +175,19 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
 
 
 def _kept(one: Crossing) -> Interval | None:
-    """The highest rate that keeps the goal, between those that are surely kept and surely not."""
+    """Returns the highest rate that keeps the goal, between those that are surely kept and surely not."""
     return None if one.meets is None else Interval(value=one.meets, low=one.keeps, high=one.misses)
 
 
 def _between(low: float | None, high: float | None) -> str:
-    """A ratio's interval, and what it says."""
+    """Returns a ratio's interval, and what it says."""
     if is_more(low, high) is None:
         return UNTRIED if low is None or high is None else f"{between(low, high)}: {SAME}"
     return between(low, high)
 
 
 def between(low: float | None, high: float | None) -> str:
-    """An interval in words; None: nobody knows that end."""
+    """Returns an interval in words; None: nobody knows that end."""
     if low is None or high is None:
         return f"at least {low:.2f}" if low is not None else f"at most {high:.2f}" if high is not None else "-"
     return f"{low:.2f} to {high:.2f}"

@@ -14,19 +14,19 @@ from penstock.errors import UsageError
 
 
 def cores_here() -> list[int]:
-    """What this process may run on, ascending. Where the system cannot say or pin (macOS): none."""
+    """Returns what this process may run on, ascending. Where the system cannot say or pin (macOS): none."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def count_here() -> int:
-    """How many those are; where the system cannot say, how many the machine has."""
+    """Returns how many those are; where the system cannot say, how many the machine has."""
     return len(cores_here()) or os.cpu_count() or 1
 
 
 def count_all() -> int:
-    """How many a server on this machine has that somebody else started: whatever the first process of the machine, or
-    of the container, may run on; where the system cannot say, how many there are. This process may have been given
-    fewer (`taskset`)."""
+    """Returns how many a server on this machine has that somebody else started: whatever the first process of the
+    machine, or of the container, may run on; where the system cannot say, how many there are. This process may have
+    been given fewer (`taskset`)."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     try:
@@ -36,8 +36,8 @@ def count_all() -> int:
 
 
 def server_share(cores: list[int], processes: int, asked: int | None) -> list[int]:
-    """The server's cores: `asked` of them, or all but one a client process; the first ones. Empty: none is pinned, for
-    there is one core or no pinning. Raises UsageError where the client would have none."""
+    """Returns the server's cores: `asked` of them, or all but one a client process; the first ones. Empty: none is
+    pinned, for there is one core or no pinning. Raises UsageError where the client would have none."""
     if asked is not None and not 0 < asked < len(cores):
         have = f"this machine has {len(cores)}" if cores else "this system pins none"
         raise UsageError(f"--server-cores {asked}: {have}, and the client needs one too", param="server_cores")
@@ -45,7 +45,7 @@ def server_share(cores: list[int], processes: int, asked: int | None) -> list[in
 
 
 def clients_at_once(cores: list[int], server: list[int], processes: int) -> int:
-    """How many of the client processes have a core of their own: what their ceiling is that of."""
+    """Returns how many of the client processes have a core of their own: what their ceiling is that of."""
     return min(processes, len(cores) - len(server)) if server else processes
 
 

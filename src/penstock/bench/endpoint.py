@@ -51,8 +51,8 @@ class Endpoint:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
     def listens(self) -> bool:
-        """Whether a new connection is taken, by one of a few tries: a server that has only just been flooded may have
-        no place in its queue yet."""
+        """Returns whether a new connection is taken, by one of a few tries: a server that has only just been flooded
+        may have no place in its queue yet."""
         for more in reversed(range(TRIES)):
             try:
                 socket.create_connection((self.host, self.port), timeout=PATIENCE).close()
@@ -63,14 +63,14 @@ class Endpoint:
         return False
 
     def head(self) -> bytes:
-        """All of a request's head but the length of its body."""
+        """Returns all of a request's head but the length of its body."""
         lines = [f"POST {self.path} HTTP/1.1", f"host: {self.authority}", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         return ("\r\n".join(lines) + "\r\ncontent-length: ").encode()
 
 
 def target_of(url: str, *, model: str = "", api_key: str | None = None) -> Endpoint:
-    """From what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL of a route. A URL
+    """Reads what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL of a route. A URL
     that names no route gets /v1/completions. Raises UsageError for what is no such address."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

@@ -40,7 +40,7 @@ class LiveProgress:
         self._done()
 
     def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
-        """A point that begins (now None), or news of the one that runs."""
+        """Tells of a point that begins (now None), or news of the one that runs."""
         if now is None:
             self._done()
             self._plan, self._begin, self._before, self._firsts = plan, time.monotonic(), None, []
@@ -78,7 +78,8 @@ class LiveProgress:
 
 
 def _left(plan: PointPlan, load: Load, now: LoadProgress) -> str:
-    """The expected end: of a fixed number of requests by how fast they end, of a window by the clock."""
+    """Returns when the point should end: of a fixed number of requests by how fast they end, of a window by the
+    clock."""
     at_most = max(0.0, load.stop_after - now.seconds)
     if plan.kind in (OPEN, CLOSED):
         window = max(0.0, load.window[1] - now.seconds)

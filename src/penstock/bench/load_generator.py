@@ -108,7 +108,7 @@ class LoadGenerator:
     # -- the point
 
     async def run(self, begin: float) -> None:
-        """All asks from the instant `begin` on, until they have ended, time is over or `stop` is called."""
+        """Sends all asks from the instant `begin` on, until they have ended, time is over or `stop` is called."""
         self.begin = begin
         loop = asyncio.get_running_loop()
         for post in self._planned:
@@ -133,7 +133,8 @@ class LoadGenerator:
         self._done.set()
 
     def crashed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The loop's handler of what a callback raised: a fault of ours, which ends the process with its trace."""
+        """Serves as the loop's handler of what a callback raised: a fault of ours, which ends the process with its
+        trace."""
         self.fault = context.get("exception") or RuntimeError(str(context.get("message")))
         self._done.set()
 
@@ -232,7 +233,7 @@ class LoadGenerator:
     # -- timers
 
     def _ticked(self) -> None:
-        """How late is the loop? One long block hides the ticks that it swallowed: they are counted too."""
+        """Measures how late the loop is. One long block hides the ticks that it swallowed: they are counted too."""
         now = time.monotonic()
         late = now - self._tick
         while late > 0.0:
@@ -263,14 +264,14 @@ class LoadGenerator:
             asyncio.get_running_loop().call_later(NEWS, self._tell)
 
     def _still_wanted(self) -> int:
-        """Requests of the window that go on or are to come."""
+        """Returns requests of the window that go on or are to come."""
         open_still = sum(post.window for post in self._flying) + sum(post.window for post in self._planned)
         first, end = self._spec.window
         to_come = bool(self._waiting) and first < end and time.monotonic() - self.begin < end
         return open_still + to_come
 
     def _cut(self) -> None:
-        """The point is over: what goes on is unfinished, and connections end."""
+        """Ends the point: what goes on is unfinished, and connections end."""
         for post in list(self._flying):
             if post.connection is not None:
                 post.connection.abandon("unfinished", "the point ended first")

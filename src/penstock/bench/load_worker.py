@@ -45,7 +45,7 @@ def main() -> int:
 
 
 async def _serve(client: LoadGenerator, pipe: BinaryIO) -> WorkerResult | None:
-    """A point's columns; None when the load went away first."""
+    """Returns a point's columns; None when the load went away first."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(client.crashed)
     write(WorkerReady(await client.open()))
@@ -61,7 +61,7 @@ async def _serve(client: LoadGenerator, pipe: BinaryIO) -> WorkerResult | None:
 
 
 def _listen(loop: asyncio.AbstractEventLoop, client: LoadGenerator, pipe: BinaryIO) -> None:
-    """A thread that waits for Stop, and for the load to go away."""
+    """Waits, in a thread, for a stop and for the load to go away."""
     while isinstance(read(pipe), WorkerStop):
         with contextlib.suppress(RuntimeError):  # the point has ended by itself, and its loop is closed
             loop.call_soon_threadsafe(client.stop)
@@ -107,7 +107,7 @@ def _instants(values: Iterable[float], begin: float) -> bytes:
 
 
 def write(message: Any) -> None:
-    """All of it: with PYTHONUNBUFFERED a write to stdout may take a part and say so."""
+    """Writes all of it: with PYTHONUNBUFFERED a write to stdout may take a part and say so."""
     data = memoryview(pack(message))
     while data:
         data = data[os.write(1, data) :]

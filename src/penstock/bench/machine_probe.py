@@ -27,9 +27,9 @@ HERE = ("127.0.0.1", "localhost", "::1")
 def machine_of(
     file: Path | None, url: str | None, environment: Mapping[str, str] = os.environ, *, started: bool
 ) -> MachineInfo:
-    """The machine that serves: as a file tells it, or this one, as a server with these variables sees it. started: by
-    us, so that it has the cores that we have and these variables; else it has the machine's, and variables that nobody
-    here knows. Raises UsageError for a file that is none, and where a file is needed."""
+    """Returns the machine that serves: as a file tells it, or this one, as a server with these variables sees it.
+    started: by us, so that it has the cores that we have and these variables; else it has the machine's, and variables
+    that nobody here knows. Raises UsageError for a file that is none, and where a file is needed."""
     if file is not None:
         try:
             return MachineInfo.model_validate_json(file.read_bytes())
@@ -70,8 +70,8 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
 
 
 def _gpu(visible: str | None) -> Gpu | None:
-    """visible: which GPUs the server may see, None: all. What is hidden from it is none of its machine. Raises
-    EngineError where the driver doesn't answer: nobody would know what was measured."""
+    """Asks nvidia-smi. visible: which GPUs the server may see, None: all. What is hidden from it is none of its
+    machine. Raises EngineError where the driver doesn't answer: nobody would know what was measured."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
@@ -93,12 +93,12 @@ def _gpu(visible: str | None) -> Gpu | None:
 
 
 def _mib(text: str) -> int:
-    """0: the driver doesn't say, as for memory that the CPU shares."""
+    """Returns the number; 0: the driver doesn't say, as for memory that the CPU shares."""
     return int(float(text)) if re.fullmatch(r"\d+(\.\d+)?", text) else 0
 
 
 def processor() -> str:
-    """The model's name, or what the platform calls the kind."""
+    """Returns the model's name, or what the platform calls the kind."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M) if info.exists() else None
     return (found[1] if found else platform.processor() or platform.machine() or UNKNOWN).strip()

@@ -83,8 +83,8 @@ class ShapeRun:
         self.gone = ""  # somebody else's server: in a line that says how to go on
 
     def measure(self) -> None:
-        """What the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a failure of
-        the run, and is kept."""
+        """Measures what the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a
+        failure of the run, and is kept."""
         self._folder.forget_starts()
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
@@ -117,7 +117,8 @@ class ShapeRun:
                 return  # what failed may have left the server in any state
 
     def _takes_one(self, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Whether a single request of this shape is answered as asked; if not, no point of it can be measured."""
+        """Returns whether a single request of this shape is answered as asked; if not, no point of it can be
+        measured."""
         samples, seen = self._load(target, one_load(self._settings, self._asked(target, "one")), "one", 0)
         outcome = str(samples.outcome[0])
         if outcome == OK:
@@ -146,14 +147,14 @@ class ShapeRun:
         return True
 
     def _is_gone(self, samples: Samples, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Whether a server that we didn't start has ended; what became of one of ours its process tells."""
+        """Returns whether a server that we didn't start has ended; what became of one of ours its process tells."""
         if server is None and _lost(samples) and not target.listens():
             what = "no longer answers: this point goes into no figure"
             self.gone = f"the server at {target.url} {what}; start it again, and the same command goes on"
         return bool(self.gone)
 
     def _settle(self, before: Samples, target: Endpoint) -> None:
-        """Where requests were cut off by a point's end: until one gets through what they left behind, for not every
+        """Waits, where requests were cut off by a point's end, until one gets through what they left behind: not every
         server drops the requests of clients that are gone. One that cannot is told by the next point."""
         if (before.outcome == UNFINISHED).any():
             self._load(target, one_load(self._settings, self._asked(target, "settle")), "one", 0)
@@ -164,7 +165,7 @@ class ShapeRun:
         return run_load(target, load, point=point, start=start, processes=self._run.processes, progress=hear)
 
     def _known(self) -> Known | None:
-        """Of the first single point, and of all."""
+        """Returns what the first single point and all points so far tell of the server."""
         done = self._folder.measured
         single = next((one.samples for one in done if one.plan.kind == SINGLE), None)
         if single is None:
@@ -175,7 +176,7 @@ class ShapeRun:
         return Known(max(float((ok.end - issued(ok)).mean()), 1e-4), highest, loaded)
 
     def _asked(self, target: Endpoint, salt: str) -> Iterator[Prompted]:
-        """Requests of the shape. No two runs, points or goes of a point have a prompt in common."""
+        """Yields requests of the shape. No two runs, points or goes of a point have a prompt in common."""
         subject = self._run.subject
         peer = subject.peer
         more, without = (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
@@ -208,7 +209,7 @@ class ShapeRun:
         return False
 
     def _took(self) -> float:
-        """Seconds since the last point, or since this process took up the shape."""
+        """Returns seconds since the last point, or since this process took up the shape."""
         since, self._since = self._since, time.monotonic()
         return self._since - since
 
@@ -219,7 +220,7 @@ class ShapeRun:
 def _wrong(
     plan: PointPlan, samples: Samples, seen: ClientReport, server: ServerProcess | None, silence: str
 ) -> tuple[Kind, str] | None:
-    """Why a point is none, in a word and in a line; None: it is one."""
+    """Returns why a point is none, in a word and in a line; None: it is one."""
     if silence:
         return "stalled", silence
     message = _said(seen)
@@ -236,14 +237,15 @@ def _wrong(
 
 
 def _said(seen: ClientReport) -> str:
-    """The first message of each outcome; of one alone without its word, which is the failure's own."""
+    """Returns the first message of each outcome; of one alone without its word, which is the failure's own."""
     told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
     return "; ".join(f"{word}: {text}" if len(told) > 1 else text for word, text in told.items())
 
 
 def fault_of(plan: PointPlan, samples: Samples) -> str | None:
-    """The outcome for which a point is no point; None when it is one. Overload is no fault: a queue that is never
-    served within the window is what a point above the highest rate looks like. A window without a request is one."""
+    """Returns the outcome for which a point is no point; None when it is one. Overload is no fault: a queue that is
+    never served within the window is what a point above the highest rate looks like. A window without a request is
+    one."""
     inside = samples.of(samples.window)
     if not len(inside):
         return UNFINISHED
@@ -259,12 +261,12 @@ def fault_of(plan: PointPlan, samples: Samples) -> str | None:
 
 
 def _lost(samples: Samples) -> bool:
-    """Whether connections broke or were refused, as they are where a server ends."""
+    """Returns whether connections broke or were refused, as they are where a server ends."""
     return bool(np.isin(samples.outcome.astype(str), LOST).any())
 
 
 def kind_of(outcome: str, message: str, server: ServerProcess | None) -> Kind:
-    """A failure's word, of the commonest outcome and what the server said."""
+    """Returns a failure's word, of the commonest outcome and what the server said."""
     if server is not None and outcome in LOST and server.ended(DYING):
         return _death(server)
     if outcome in ("stalled", UNFINISHED):
@@ -283,7 +285,7 @@ def _death(server: ServerProcess) -> Kind:
 
 
 def _seconds(plan: PointPlan, samples: Samples) -> float:
-    """What a rate is over: the window, or from the first send to the last end."""
+    """Returns what a rate is over: the window, or from the first send to the last end."""
     if plan.kind in (OPEN, CLOSED):
         return plan.window
     inside = samples.of(samples.window)
@@ -295,7 +297,7 @@ def _seconds(plan: PointPlan, samples: Samples) -> float:
 
 @contextmanager
 def _serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerProcess | None]]:
-    """The server that answers: ours to start and end, or one that is there already."""
+    """Returns the server that answers: ours to start and end, or one that is there already."""
     peer = subject.peer
     if peer is None:
         yield target_of(subject.url or "", model=subject.model, api_key=subject.api_key), None

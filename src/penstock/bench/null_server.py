@@ -121,7 +121,7 @@ _REFUSED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"
 
 
 def _ending(asked: NullRequest) -> bytes:
-    """The last event of a stream, its usage, [DONE]."""
+    """Returns the last event of a stream, its usage, [DONE]."""
     prompt = len(asked.prompt.split()) if isinstance(asked.prompt, str) else len(asked.prompt)
     usage = _USAGE % (prompt, asked.max_tokens, prompt + asked.max_tokens)
     return _LAST + _chunk(usage) + _DONE + b"0\r\n\r\n"
@@ -144,7 +144,7 @@ class _Timing:
         self._free = [0.0] * plan.lanes  # when each lane is
 
     def due(self, asked: NullRequest, now: float) -> float:
-        """When a request that comes now has its first event. A lane's times follow from each other (Lindley's
+        """Returns when a request that comes now has its first event. A lane's times follow from each other (Lindley's
         recursion), so that a late timer delays one request and not all behind it."""
         self._came += 1
         if self._came == self.plan.stall_at:

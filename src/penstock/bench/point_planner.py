@@ -60,15 +60,15 @@ class Settings:
 
     @property
     def hurried(self) -> bool:
-        """Whether the full method has no time."""
+        """Returns whether the full method has no time."""
         return self.budget is not None and self.budget < PLENTY
 
     def of_samples(self, n: int) -> Settings:
-        """For requests of n samples each."""
+        """Returns the settings for requests of n samples each."""
         return self if n == 1 else replace(self, at_once=max(FEWEST, self.at_once // n))
 
     def below_full(self, *, starts: bool) -> bool:
-        """Whether it is less than the method asks for: to be read as a hint. starts: whether those count."""
+        """Returns whether it is less than the method asks for: to be read as a hint. starts: whether those count."""
         full = Settings()
         counted = [*COUNTED, "starts"] if starts else COUNTED
         return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
@@ -80,7 +80,8 @@ SHORT = Settings(
 
 
 def within(seconds: float) -> Settings:
-    """What a shape is measured by in so much time: the full method in an hour and a half, the least in four minutes."""
+    """Returns what a shape is measured by in so much time: the full method in an hour and a half, the least in four
+    minutes."""
     full = Settings()
 
     def part(least: float, whole: float) -> float:
@@ -115,7 +116,8 @@ class PointPlan:
 
 
 def fewer_than_aimed(settings: Settings, plan: PointPlan) -> bool:
-    """Whether an open point's window was cut by `longest` before as many came as should: not half a request off."""
+    """Returns whether an open point's window was cut by `longest` before as many came as should: not half a request
+    off."""
     return plan.kind == OPEN and (plan.rate or 0.0) * plan.window < settings.enough - 0.5
 
 
@@ -140,7 +142,7 @@ def failed(plan: PointPlan, goals: Sequence[float], took: float = 0.0) -> PointR
 
 
 def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | None:
-    """The next point, or None when the run is complete."""
+    """Returns the next point, or None when the run is complete."""
     for start in range(settings.starts):
         done = [each for each in found if each.plan.start == start]
         plan = _next_of(settings, start, done, [each for each in found if each.plan.start == 0])
@@ -150,15 +152,15 @@ def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | N
 
 
 def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> bool:
-    """Whether there is time for it; the window's last requests go on behind it about as long as the first ones before
-    it. The two ends of the curve are measured whatever they take."""
+    """Returns whether there is time for it; the window's last requests go on behind it about as long as the first ones
+    before it. The two ends of the curve are measured whatever they take."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
         return True
     return sum(each.took for each in found) + 2 * plan.opens + plan.window < settings.budget
 
 
 def _alone(done: Sequence[PointResult]) -> float:
-    """Seconds of a request by itself: one at a time makes so many a second."""
+    """Returns seconds of a request by itself: one at a time makes so many a second."""
     rate = next((each.request_rate for each in done if each.plan.kind == SINGLE), 0.0)
     return 1 / rate if rate > 0 else 0.0
 
@@ -183,8 +185,8 @@ def _next_of(
 
 
 def _at_once(settings: Settings, alone: float) -> PointPlan:
-    """Everything at once. In a hurry no more than ends in half its time on a server that serves many GAIN times as fast
-    as one: requests that don't end have no rate."""
+    """Plans everything at once. In a hurry no more than ends in half its time on a server that serves many GAIN times
+    as fast as one: requests that don't end have no rate."""
     window, requests = _end_window(settings), settings.at_once
     if settings.hurried and alone > 0:
         requests = min(requests, max(FEWEST, int(GAIN * window / 2 / alone)))
@@ -192,7 +194,7 @@ def _at_once(settings: Settings, alone: float) -> PointPlan:
 
 
 def _end_window(settings: Settings) -> float:
-    """How long the points at the two ends of the curve may take: without them there is nothing to show."""
+    """Returns how long the points at the two ends of the curve may take: without them there is nothing to show."""
     return max(settings.longest, END_SHARE * (settings.budget or 0.0))
 
 
@@ -200,7 +202,7 @@ def _end_window(settings: Settings) -> float:
 
 
 def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
+    """Plans 2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
     rungs = sorted((each for each in done if each.plan.kind in (SINGLE, CLOSED)), key=lambda e: e.plan.concurrency or 1)
     if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
         return None  # a rung that failed has a rate of 0
@@ -217,9 +219,9 @@ def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
 
 
 def bracket(settings: Settings, done: Sequence[PointResult], goal: float) -> tuple[float, float | None] | None:
-    """(highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: one request at
-    a time surely misses it. In a hurry those are four, and one late one of four proves nothing. Where rates don't agree
-    (one above a failing one meets it), the failing one holds."""
+    """Returns (highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: one
+    request at a time surely misses it. In a hurry those are four, and one late one of four proves nothing. Where rates
+    don't agree (one above a failing one meets it), the failing one holds."""
     single = next((each for each in done if each.plan.kind == SINGLE), None)
     if single is None or single.most[goal] < settings.quantile:
         return None
@@ -230,7 +232,7 @@ def bracket(settings: Settings, done: Sequence[PointResult], goal: float) -> tup
 
 
 def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """The middle of the first goal's bracket that is still wide, the loosest goal first; so many tries in all."""
+    """Plans the middle of the first goal's bracket that is still wide, the loosest goal first; so many tries in all."""
     if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
         return None
     highest = _digits(max(each.request_rate for each in done))
@@ -248,9 +250,9 @@ def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None
 
 
 def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> PointPlan:
-    """Poisson arrivals at a rate, for as long as enough of them take, within the bounds, and as a whole number of them
-    take: then what the window issues is the rate that the plan names. Before the window opens, as many requests must be
-    under way as the rate keeps there."""
+    """Plans Poisson arrivals at a rate, for as long as enough of them take, within the bounds, and as a whole number of
+    them take: then what the window issues is the rate that the plan names. Before the window opens, as many requests
+    must be under way as the rate keeps there."""
     rate, alone = _digits(rate), _alone(done)
     wanted = _whole(max(settings.enough, rate * settings.window))
     least, most = _whole(max(FEWEST, rate * STEADY * alone)), math.floor(rate * settings.longest)
@@ -260,19 +262,19 @@ def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> Point
 
 
 def _whole(requests: float) -> int:
-    """Not one less; what a product of floats has too much is none."""
+    """Rounds up, but for what a product of floats has too much."""
     return math.ceil(requests - 1e-6)
 
 
 def _digits(rate: float) -> float:
-    """As it stands in a point's name."""
+    """Rounds to the three digits that stand in a point's name."""
     return float(f"{rate:.3g}")
 
 
 def _loaded(done: Sequence[PointResult], rate: float) -> float:
-    """Seconds from a first token to the end at a rate, at most; 0: nobody knows. One of N takes base + slope N (a line
-    through one alone and everything at once), and a rate keeps N = rate x that under way (Little's law). Never more
-    than at a higher rate, or with everything at once."""
+    """Returns seconds from a first token to the end at a rate, at most; 0: nobody knows. One of N takes base + slope N
+    (a line through one alone and everything at once), and a rate keeps N = rate x that under way (Little's law). Never
+    more than at a higher rate, or with everything at once."""
     single, whole = (
         next((each for each in done if each.plan.kind == kind and not each.failed), None)
         for kind in (SINGLE, SATURATION)

@@ -31,8 +31,8 @@ WARM_RATE = 50  # asks a second that a warm-up has ready
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of the server so far. alone: seconds of a request by itself. highest: requests a second at any point. loaded:
-    seconds from a first token to the end, on average, at the point where that was longest."""
+    """What is known of the server so far. alone: seconds of a request by itself. highest: requests a second at any
+    point. loaded: seconds from a first token to the end, on average, at the point where that was longest."""
 
     alone: float
     highest: float
@@ -40,8 +40,8 @@ class Known:
 
 
 def load_of(plan: PointPlan, settings: Settings, known: Known | None, prompts: Iterator[Prompted], seed: int) -> Load:
-    """The asks of a plan; known: None before the single point. A queue is silent for as long as it is long, so only
-    the single point has a time limit for a request's silence."""
+    """Returns the asks of a plan; known: None before the single point. A queue is silent for as long as it is long, so
+    only the single point has a time limit for a request's silence."""
     if plan.kind == SATURATION:
         asks = [_ask(0.0, next(prompts)) for _ in range(plan.requests)]
         return Load(asks, None, plan.window, plan.window, (0.0, AT_ONCE))
@@ -65,30 +65,30 @@ def load_of(plan: PointPlan, settings: Settings, known: Known | None, prompts: I
 
 
 def one_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
-    """A single request, which nobody counts."""
+    """Returns a single request, which nobody counts."""
     return Load([_ask(math.nan, next(prompts))], 1, settings.longest, settings.stall, (0.0, settings.longest))
 
 
 def warm_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
-    """A few at a time, for a server that has just started; nobody counts them."""
+    """Returns a few at a time, for a server that has just started; nobody counts them."""
     seconds = settings.warm_up
     asks = [_ask(math.nan, next(prompts)) for _ in range(math.ceil(WARM_RATE * seconds))]
     return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds))
 
 
 def arrivals(rate: float, begin: float, end: float, until: float, draw: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Times of a Poisson process of `rate` a second on [0, until), given that as many as the rate says fall into the
-    window [begin, end): round(rate x length). Given their number, the times of such a process are those of so many
-    independent uniform ones, sorted (the order-statistics property: Ross, Stochastic Processes, 1996, theorem 2.3.1),
-    and what comes before and behind is independent of them. A drawn number would differ from the rate by 10 % at 100
-    requests: by that much luck decided what was offered."""
+    """Returns times of a Poisson process of `rate` a second on [0, until), given that as many as the rate says fall
+    into the window [begin, end): round(rate x length). Given their number, the times of such a process are those of so
+    many independent uniform ones, sorted (the order-statistics property: Ross, Stochastic Processes, 1996, theorem
+    2.3.1), and what comes before and behind is independent of them. A drawn number would differ from the rate by 10 %
+    at 100 requests: by that much luck decided what was offered."""
     window = np.sort(draw.uniform(begin, end, round(rate * (end - begin))))
     window = np.minimum(window, np.nextafter(end, begin))  # a uniform number may be rounded up to the end
     return np.concatenate([poisson(rate, begin, draw), window, end + poisson(rate, until - end, draw)])
 
 
 def poisson(rate: float, until: float, draw: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Times of a Poisson process of `rate` a second on [0, until)."""
+    """Returns times of a Poisson process of `rate` a second on [0, until)."""
     times = np.empty(0)
     while not len(times) or times[-1] < until:
         more = draw.exponential(1 / rate, math.ceil(rate * until) + 10)

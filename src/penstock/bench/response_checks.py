@@ -52,8 +52,8 @@ def _clamped(answer: StreamReader, output: int, most_output: int) -> str | None:
 
 
 def _why_short(reason: str | None, tokens: int) -> str:
-    """A finish_reason "length" before max_tokens is, by OpenAI's words, the end of the context. Any other one is an end
-    that the model wrote, though it was to be ignored."""
+    """Returns why an answer is short. A finish_reason "length" before max_tokens is, by OpenAI's words, the end of the
+    context. Any other one is an end that the model wrote, though it was to be ignored."""
     if reason == "length":
         return f": {OWN_LIMIT} at {tokens} tokens in and out (finish_reason 'length'); is its context that long?"
     return f": it ended by itself (finish_reason {reason!r}), so ignore_eos is not heeded" if reason else ""

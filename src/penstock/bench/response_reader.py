@@ -34,7 +34,7 @@ class Usage(msgspec.Struct):
 
     @property
     def cached(self) -> int:
-        """-1: it told none."""
+        """Returns the cached tokens; -1: it told none."""
         details = self.prompt_tokens_details
         return -1 if details is None or details.cached_tokens is None else details.cached_tokens
 
@@ -54,7 +54,7 @@ class Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
     def brings(self) -> bool:
-        """Whether there is output in it: text of any kind, a tool's call, or tokens."""
+        """Returns whether there is output in it: text of any kind, a tool's call, or tokens."""
         if self.text or self.token_ids:
             return True
         delta = self.delta
@@ -73,7 +73,7 @@ _event = msgspec.json.Decoder(Event).decode
 
 
 def _beginning(text: str) -> str:
-    """As much of it as a message shows, to the end of a word."""
+    """Returns as much of it as a message shows, to the end of a word."""
     return text if len(text) <= _TOLD else f"{text[:_TOLD].rsplit(maxsplit=1)[0]} ..."
 
 
@@ -139,14 +139,14 @@ class StreamReader:
             self._rest = b""
 
     def finish(self) -> None:
-        """The HTTP message is whole: what it lacks is a fault."""
+        """Ends the reading, for the HTTP message is whole: what it lacks is a fault."""
         if self._rest.strip():
             self.fail("cut", f"the stream ends within a line: {self._rest[:_QUOTED]!r}")
         if not self.ended and not self.finished:
             self.fail("cut", "the stream ends with neither [DONE] nor a finish_reason")
 
     def _learn(self, data: bytes, event: Event) -> None:
-        """From an event of one choice that brings text and tells nothing else."""
+        """Learns from an event of one choice that brings text and tells nothing else."""
         self._lessons -= 1
         if not event.choices or len(event.choices) > 1 or event.usage is not None or event.error is not None:
             return

@@ -45,8 +45,8 @@ class MeasuredPoint:
     took: float
 
     def found(self, goals: tuple[float, ...]) -> PointResult:
-        """For the planner: rates and shares of the window's requests; one that failed met no goal. The shares' upper
-        ends are by as many independent requests as these are worth."""
+        """Returns, for the planner, rates and shares of the window's requests; one that failed met no goal. The shares'
+        upper ends are by as many independent requests as these are worth."""
         inside = self.samples.of(self.samples.window)
         ok = inside.outcome == OK
         waited = np.where(ok, inside.first - issued(inside), np.inf)
@@ -99,7 +99,7 @@ class RunFolder:
         self._lock.close()
 
     def _told(self, asked: dict[str, Any]) -> tuple[str, float]:
-        """The run's name and when it began."""
+        """Returns the run's name and when it began."""
         path = self.path / "run.json"
         if not path.exists():
             when = time.time()
@@ -119,7 +119,7 @@ class RunFolder:
         return name, when
 
     def _count(self) -> int:
-        """How often it was opened, this time included: prompts differ each time, or a cache would know them."""
+        """Counts how often it was opened, this time included: prompts differ each time, or a cache would know them."""
         path = self.path / "opened"
         number = int(path.read_text()) + 1 if path.exists() else 1
         write_whole(path, str(number))
@@ -178,7 +178,7 @@ class RunFolder:
         ]
 
     def failed_before(self, plan: PointPlan) -> bool:
-        """Whether it went wrong on this start once, in this run of the command or in one before."""
+        """Returns whether it went wrong on this start once, in this run of the command or in one before."""
         return self._lost(plan).exists()
 
     def _lost(self, plan: PointPlan) -> Path:
@@ -192,8 +192,8 @@ class RunFolder:
         self._write_failed([*self.failed(), one])
 
     def forget_starts(self) -> None:
-        """A server that did not start, or took no request, is tried again: somebody may have mended it. So is a point
-        in which somebody else's server went away, once."""
+        """Forgets servers that did not start, or took no request: somebody may have mended it; and, once, a point in
+        which somebody else's server went away."""
         if kept := [one for one in self.failed() if one.plan is not None and not one.anew]:
             self._write_failed(kept)
         else:
@@ -210,18 +210,18 @@ class RunFolder:
         write_whole(self.path / "failures.json", json.dumps(told))
 
     def found(self, goals: tuple[float, ...]) -> list[PointResult]:
-        """All that was tried, for the planner."""
+        """Returns all that was tried, for the planner."""
         lost = [failed(one.plan, goals, one.took) for one in self.failed() if one.plan is not None]
         return [*(one.found(goals) for one in self._measured), *lost]
 
     # --- files
 
     def new_log(self) -> Path:
-        """For the next process of the server."""
+        """Returns a path for the next process of the server."""
         return self.path / f"server-{len(list(self.path.glob('server-*.log')))}.log"
 
     def raw(self) -> tuple[Path, Samples]:
-        """All samples, also in one file."""
+        """Returns all samples, also in one file."""
         samples = join([one.samples for one in self._measured])
         path = self.path / "raw.parquet"
         with _room(self.path):
@@ -234,7 +234,7 @@ class RunFolder:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Aside, then renamed: a file of this name is whole."""
+    """Writes aside, then renames: a file of this name is whole."""
     aside = path.with_name(path.name + ".part")
     with _room(path.parent):
         aside.write_text(text, encoding="utf-8")

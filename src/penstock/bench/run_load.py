@@ -64,8 +64,9 @@ class Load:
 
 @dataclass(frozen=True)
 class LoadProgress:
-    """Of all processes together, at `seconds` since the point's begin. firsts: first-token times of requests that ended
-    since the last progress, a sample of them. unfinished: of those that ended, cut off by us, which is no failure."""
+    """What all processes have done together, at `seconds` since the point's begin. firsts: first-token times of
+    requests that ended since the last progress, a sample of them. unfinished: of those that ended, cut off by us, which
+    is no failure."""
 
     seconds: float
     asked: int
@@ -99,7 +100,8 @@ class ClientReport:
     troubles: dict[str, str] = field(default_factory=dict)
 
     def look(self, ceiling_events: float | None, ceiling_requests: float | None) -> ClientHealth:
-        """With the headroom that a calibrated ceiling gives: the smaller of events' and requests'."""
+        """Returns what a record keeps of it, with the headroom that a calibrated ceiling gives: the smaller of events'
+        and requests'."""
         asked = ((ceiling_events, self.events_per_second), (ceiling_requests, self.requests_per_second))
         rooms = [ceiling / rate for ceiling, rate in asked if ceiling is not None and rate > 0]
         headroom = min(1e9, *rooms) if rooms else None
@@ -135,8 +137,8 @@ def run_load(
 
 
 def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
-    """Ask i goes to process i modulo k, so that each offers a k-th of the rate. A closed loop has no more processes
-    than slots; each has its share of them, and of the asks."""
+    """Shares the asks out: i goes to process i modulo k, so that each offers a k-th of the rate. A closed loop has no
+    more processes than slots; each has its share of them, and of the asks."""
     count = max(1, min(processes, len(load.asks), load.closed or len(load.asks)))
     opened = beforehand(load)
     specs = []
@@ -183,7 +185,7 @@ def beforehand(load: Load) -> int:
 
 
 def gather(load: Load, parts: list[WorkerResult], point: str, start: int) -> Samples:
-    """All processes' requests in the order of their intended starts."""
+    """Returns all processes' requests in the order of their intended starts."""
     floats = {name: _joined(parts, name, np.float64) for name in ("intended", "actual", "first", "end")}
     names = ("number", "events", "prompt_tokens", "output_tokens", "cached_tokens")
     ints = {name: _joined(parts, name, np.int32) for name in names}
@@ -233,5 +235,5 @@ def _joined(parts: list[WorkerResult], name: str, kind: type[np.generic]) -> npt
 
 
 def _p99(values: npt.NDArray[Any]) -> float:
-    """Never below 0: a timer may be early."""
+    """Returns the 99th percentile, never below 0: a timer may be early."""
     return max(0.0, float(np.quantile(values, 0.99))) if len(values) else 0.0

@@ -25,7 +25,8 @@ SHORT_RUN = "short: windows, counts or starts below the method's; read it as a h
 
 
 def print_table(record: Record, out: TextIO) -> None:
-    """The points of a run, one a line; intervals are 95 %. Then the goals, what went wrong, and what marks mean."""
+    """Prints the points of a run, one a line; intervals are 95 %. Then the goals, what went wrong, and what marks
+    mean."""
     table = Table(box=box.SIMPLE_HEAD, title=title(record), title_justify="left", pad_edge=False)
     goals = [f"< {goal:g} s" for goal in record.method.goals]
     columns = (
@@ -61,7 +62,8 @@ def print_table(record: Record, out: TextIO) -> None:
 
 
 def costs(record: Record) -> list[str]:
-    """What requests and tokens cost at the stated price, and a GPU's part of the highest rate where there are more."""
+    """Returns what requests and tokens cost at the stated price, and a GPU's part of the highest rate where there are
+    more."""
     price, gpu, found = record.method.price_per_hour, record.machine.gpu, []
     whole = next((point for point in record.points if point.kind == "saturation" and not point.client.short), None)
     if whole is None:
@@ -84,7 +86,7 @@ def costs(record: Record) -> list[str]:
 
 
 def ordered(points: Sequence[Point]) -> list[Point]:
-    """By kind, then by what was offered."""
+    """Sorts by kind, then by what was offered."""
     kinds = ("saturation", "single", "closed", "open")
     return sorted(points, key=lambda point: (kinds.index(point.kind), point.concurrency or 0, offered(point)))
 
@@ -117,7 +119,7 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
 
 
 def _met(goal: Goal | None) -> str:
-    """A share with the digits that tell it from 95 and from 100 %."""
+    """Returns a share with the digits that tell it from 95 and from 100 %."""
     return "-" if goal is None else f"{goal.share:.1%} [{goal.low:.1%}, {goal.high:.1%}]"
 
 
@@ -134,7 +136,7 @@ def interval(value: Interval | None, times: float, digits: int) -> str:
 
 
 def rate(value: Interval | None, digits: int, cut: bool) -> str:
-    """cut: off by its time limit, so that no upper end is known; then with ≥."""
+    """Returns the rate in words. cut: off by its time limit, so that no upper end is known; then with ≥."""
     if value is None or not cut:
         return interval(value, 1, digits)
     low = f" (from {value.low:,.{digits}f})" if value.low is not None else ""

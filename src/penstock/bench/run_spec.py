@@ -78,12 +78,13 @@ class RunSpec:
 
     @property
     def short(self) -> bool:
-        """Whether it is less than the method asks for. A server that we don't start has one start, and no more."""
+        """Returns whether it is less than the method asks for. A server that we don't start has one start, and no
+        more."""
         return self.settings.below_full(starts=self.subject.peer is not None)
 
 
 def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
-    """What a folder's points depend on. A run goes on in a folder only when all of it is the same."""
+    """Returns what a folder's points depend on. A run goes on in a folder only when all of it is the same."""
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None
     told = {

@@ -23,9 +23,9 @@ from penstock.errors import EngineError
 
 
 def run_all(run: RunSpec) -> list[Record]:
-    """The records, also written. Raises EngineError at the end if nothing at all could be measured, and at once where a
-    server that somebody else started is gone. An interrupt ends
-    the server, leaves the points that are done, and says how to go on."""
+    """Returns the records, also written. Raises EngineError at the end if nothing at all could be measured, and at once
+    where a server that somebody else started is gone. An interrupt ends the server, leaves the points that are done,
+    and says how to go on."""
     try:
         with away_from(list(run.subject.cores)):
             records = [_one(run, work) for work in run.works]

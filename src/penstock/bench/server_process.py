@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def tail_of(log: Path) -> str:
-    """The last characters of a log; empty where there is none."""
+    """Returns the last characters of a log; empty where there is none."""
     if not log.exists():
         return ""
     with log.open("rb") as data:
@@ -93,7 +93,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def ended(self, patience: float) -> bool:
-        """Whether it has ended, or does within so many seconds."""
+        """Returns whether it has ended, or does within so many seconds."""
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -109,11 +109,11 @@ class ServerProcess:
             )
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Returns the end of its log."""
         return tail_of(self.log)
 
     def get(self, path: str) -> str:
-        """The body of a GET. Raises OSError (urllib's errors are some) where it isn't answered with 200."""
+        """Returns the body of a GET. Raises OSError (urllib's errors are some) where it isn't answered with 200."""
         straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the machine has
         with straight.open(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
             text: str = answer.read().decode()

@@ -39,7 +39,7 @@ class Crossing:
 
     @property
     def none(self) -> str:
-        """Why there is no rate that keeps it, where there is none."""
+        """Returns why there is no rate that keeps it, where there is none."""
         if self.fails is None and self.unserved:
             return f"tried at {listed(self.unserved)} a second, and nothing was served in that window"
         if self.fails is None:
@@ -49,7 +49,7 @@ class Crossing:
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Of each goal, by the open points. One whose client was short says nothing of the server."""
+    """Returns the crossing of each goal, by the open points. One whose client was short says nothing of the server."""
     tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
     barred = tuple(offered(point) for point in tried if point.client.short)
     ranked = [point for point in tried if not point.client.short]
@@ -76,16 +76,16 @@ def listed(rates: Sequence[float]) -> str:
 
 
 def in_three(rate: float) -> str:
-    """Three digits, and no power of ten behind them."""
+    """Returns three digits, and no power of ten behind them."""
     return f"{float(f'{rate:.3g}'):g}"
 
 
 def offered(point: Point) -> float:
-    """Requests a second that an open point's window issued; 0 for one of another kind, which offers none."""
+    """Returns requests a second that an open point's window issued; 0 for one of another kind, which offers none."""
     return sustained(point).offered if point.kind == "open" and point.rate is not None else 0.0
 
 
 def cut_off(point: Point) -> bool:
-    """Whether the point ran to its time limit and not to its end, so that its rates are lower bounds. (Where a steady
-    window is open, what the point's end cuts off is in its rates.)"""
+    """Returns whether the point ran to its time limit and not to its end, so that its rates are lower bounds. (Where a
+    steady window is open, what the point's end cuts off is in its rates.)"""
     return point.opens is None and point.outcomes.get("unfinished", 0) > 0

@@ -21,13 +21,13 @@ class TextPrompts:
     """Random texts that a tokenizer, with its special tokens, cuts into exactly so many tokens."""
 
     def __init__(self, path: Path) -> None:
-        """Of a tokenizer.json or a model's folder. Raises UsageError."""
+        """Reads a tokenizer.json or a model's folder. Raises UsageError."""
         self._tokenizer = _tokenizer(path)
         self._extra = len(self._tokenizer.encode("").ids)
         self._words = _whole_words(self._tokenizer)
 
     def of(self, length: int, draw: np.random.Generator) -> Iterator[str]:
-        """Texts without end. Raises UsageError where none of the length can be made."""
+        """Yields texts without end. Raises UsageError where none of the length can be made."""
         if length <= self._extra or len(self._words) < FEWEST:
             raise UsageError(
                 f"no text of {length} tokens can be made: the tokenizer adds {self._extra} and has {len(self._words)} "

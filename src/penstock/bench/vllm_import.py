@@ -66,7 +66,7 @@ class VllmResult:
 
 
 def read_vllm(path: Path) -> list[VllmResult]:
-    """Every result of the file. Raises RecordError, one line that names file and field."""
+    """Returns every result of the file. Raises RecordError, one line that names file and field."""
     results: list[VllmResult] = []
     for number, told in enumerate(_documents(path)):
         where = f"{path.name}: " if number == 0 else f"{path.name}: result {number + 1}: "
@@ -214,7 +214,7 @@ def _samples(lists: dict[str, list[Any]], starts: np.ndarray, name: str, where: 
 
 
 def _numbers(values: Any, name: str, where: str) -> np.ndarray:
-    """[n] finite numbers of a list; anything else in it is refused."""
+    """Returns [n] finite numbers of a list; anything else in it is refused."""
     if not isinstance(values, list) or any(type(each) not in (int, float) for each in values):
         raise RecordError(f"{where}{name}: is no list of numbers")
     try:
@@ -227,7 +227,8 @@ def _numbers(values: Any, name: str, where: str) -> np.ndarray:
 
 
 def _starts(told: dict[str, Any], where: str, count: int, kind: Kind) -> np.ndarray:
-    """When each request was sent, since the first was. An old file has no such times: all at once needs none."""
+    """Returns when each request was sent, since the first was. An old file has no such times: all at once needs
+    none."""
     if "start_times" in told:
         starts = _numbers(told["start_times"], "start_times", where)
         if len(starts) != count:
@@ -256,7 +257,7 @@ def _concurrency(told: dict[str, Any], where: str) -> int | None:
 
 
 def _kind(rate: float | None, concurrency: int | None, count: int) -> Kind:
-    """A rate with a limit in flight is neither loop: it stays open, with its limit told, for it was sent by a clock."""
+    """Returns the loop. A rate with a limit in flight is open, with its limit told: it was sent by a clock."""
     if rate is not None:
         return "open"
     if concurrency is None or concurrency >= count:
@@ -285,7 +286,8 @@ def _when(told: dict[str, Any], where: str) -> str:
 
 
 def _shape(parts: Sequence[Samples]) -> ShapeInfo:
-    """Exact when every complete request of every point has the same lengths; else as a dataset, by its means."""
+    """Returns the shape: exact when every complete request of every point has the same lengths; else as a dataset, by
+    its means."""
     done = [part.of(part.outcome == "ok") for part in parts]
     inputs = np.concatenate([part.prompt_tokens for part in done])
     outputs = np.concatenate([part.output_tokens for part in done])
@@ -311,6 +313,6 @@ def _weights(word: str) -> Literal["real", "random"]:
 
 
 def _word(text: str) -> str:
-    """As a record's words are."""
+    """Returns the text as a record's words are."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in " ._:+@,()/=-") else "-" for c in text)
     return kept.lstrip(" ._:+@,()/=-")[:120] or "unknown"

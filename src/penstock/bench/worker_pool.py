@@ -49,8 +49,8 @@ class WorkerPool:
             self._threads[-1].start()
 
     def run(self, hear: Callable[[float, list[WorkerProgress], list[float]], bool | None] | None) -> list[WorkerResult]:
-        """All parts. `hear` gets the seconds since the begin, the latest news of each process, the fresh first-token
-        times; when it says True, the point ends. Raises EngineError when a process ends by itself."""
+        """Returns all parts. `hear` gets the seconds since the begin, the latest news of each process, the fresh
+        first-token times; when it says True, the point ends. Raises EngineError when a process ends by itself."""
         for at, spec in enumerate(self._specs):
             self._tell(at, spec)
         for _ in self._specs:
@@ -85,7 +85,7 @@ class WorkerPool:
         return [parts[at] for at in range(len(self._specs))]
 
     def _has_all(self, news: dict[int, WorkerProgress], parts: dict[int, WorkerResult]) -> bool:
-        """The window is over and nothing of it goes on, in any process."""
+        """Returns whether the window is over and nothing of it goes on, in any process."""
         if time.monotonic() - self.begin < self._specs[0].window[1]:
             return False
         return all(at in parts or (at in news and not news[at].waiting) for at in range(len(self._specs)))
@@ -103,7 +103,7 @@ class WorkerPool:
         return at, message
 
     def _hear(self, at: int) -> None:
-        """A thread a process: what it says, and None when it has ended before its part."""
+        """Hears, in a thread a process, what it says, and None when it has ended before its part."""
         out = self._processes[at].stdout
         assert out is not None
         message: Message | None = None
@@ -138,7 +138,7 @@ class WorkerPool:
 
 
 def _client(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """In a session of its own: an interrupt at the terminal is the load's to handle."""
+    """Starts a worker in a session of its own: an interrupt at the terminal is the load's to handle."""
     command = [sys.executable, "-m", "penstock.bench.load_worker"]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True

@@ -107,14 +107,14 @@ def pack(message: Message) -> bytes:
 
 
 def read(file: BinaryIO) -> Message | None:
-    """The next message, waiting for it; None when the other side has gone."""
+    """Returns the next message, waiting for it; None when the other side has gone."""
     head = _read(file, _LENGTH.size)
     data = _read(file, _LENGTH.unpack(head)[0]) if head is not None else None
     return None if data is None else _decode(data)
 
 
 def _read(file: BinaryIO, size: int) -> bytes | None:
-    """All of it, for a raw file gives what it has."""
+    """Returns all of it, for a raw file gives what it has."""
     data = bytearray()
     while len(data) < size:
         piece = file.read(size - len(data))

@@ -74,7 +74,7 @@ class RequestStyle:
 
 
 def workload(name: str) -> Workload:
-    """A shape by its name. Raises UsageError."""
+    """Returns a shape by its name. Raises UsageError."""
     if exact := _EXACT.match(name):
         return Workload(name, "exact", int(exact[1]), int(exact[2]))
     if monkeys := _MONKEYS.match(name):
@@ -92,7 +92,7 @@ def workload(name: str) -> Workload:
 
 
 def named(shapes: list[str], suite: str | None) -> list[Workload]:
-    """Those asked for one by one, then the suite's. Raises UsageError where there is none."""
+    """Returns those asked for one by one, then the suite's. Raises UsageError where there is none."""
     if suite is not None and suite not in SUITES:
         raise UsageError(f"there is no suite {suite!r}: there is {', '.join(SUITES)}", param="suite")
     names = [*shapes, *(SUITES[suite] if suite else ())]
@@ -107,8 +107,8 @@ def named(shapes: list[str], suite: str | None) -> list[Workload]:
 def prompts(
     work: Workload, speech: RequestStyle, seed: int, salt: str, texts: Callable[[int, Draw], Iterator[str]]
 ) -> Iterator[Prompted]:
-    """Requests without end. `salt`: the run and the point; another draws other prompts. `texts`: makes texts of so many
-    tokens, for a server that takes no ids."""
+    """Yields requests without end. `salt`: the run and the point; another draws other prompts. `texts`: makes texts of
+    so many tokens, for a server that takes no ids."""
     draw = np.random.default_rng([seed, *salt.encode()])
     if work.rows:
         yield from _of_rows(work, speech, draw)
@@ -128,13 +128,13 @@ def _of_rows(work: Workload, speech: RequestStyle, draw: Draw) -> Iterator[Promp
 
 
 def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:
-    """Random ids: the first block of 16 is one of vocabulary^16, so that no two begin alike."""
+    """Returns random ids: the first block of 16 is one of vocabulary^16, so that no two begin alike."""
     found: list[int] = draw.integers(min(FIRST_ID, vocabulary - 1), vocabulary, length).tolist()
     return found
 
 
 def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> bytes:
-    """The JSON of one request."""
+    """Returns the JSON of one request."""
     fields: dict[str, Any] = {
         "model": speech.model, "prompt": prompt, "max_tokens": output, "temperature": TEMPERATURE, "stream": True,
         "stream_options": {"include_usage": True},

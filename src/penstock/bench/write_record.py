@@ -78,7 +78,7 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
 
 
 def _point(run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]) -> Point:
-    """One point of all starts that measured it."""
+    """Makes one point of all starts that measured it."""
     plan = starts[0].plan
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
@@ -95,8 +95,8 @@ def _point(run: RunSpec, work: Workload, samples: Samples, starts: Sequence[Meas
 
 
 def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
-    """Of a point that was measured on several starts. Where one of them was before the calibration, all of them are
-    judged by what an uncalibrated client may be."""
+    """Joins what the client said of a point on several starts, by the worst. Where one of them was before the
+    calibration, all of them are judged by what an uncalibrated client may be."""
     rooms, busy = [look.headroom for look in looks if look.headroom is not None], max(look.busy for look in looks)
     headroom = min(rooms) if len(rooms) == len(looks) else None
     return ClientHealth(
@@ -162,7 +162,8 @@ def _client(run: RunSpec) -> ClientInfo:
 
 
 def method_of(run: RunSpec, work: Workload, folder: RunFolder) -> Method:
-    """As it was done: of a run that time or failures ended, the starts that there were, and it is a short one."""
+    """Returns the method as it was done: of a run that time or failures ended, the starts that there were, and it is a
+    short one."""
     settings = run.settings
     plans = [one.plan for one in folder.measured]
     steady = [plan for plan in plans if plan.kind in (OPEN, CLOSED)]
@@ -178,7 +179,7 @@ def method_of(run: RunSpec, work: Workload, folder: RunFolder) -> Method:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """What was typed, without secrets and folders."""
+    """Returns what was typed, without secrets and folders."""
     words = ["penstock", *(without_folders(each.rstrip("/")) for each in arguments[1:])]
     for at, each in enumerate(words):
         name, _, value = each.partition("=")
@@ -218,7 +219,8 @@ def _is_file(path: Path) -> bool:
 
 
 def model_config(folder: Path | None) -> dict[str, Any]:
-    """config.json of a model's folder; empty where there is none. Raises CheckpointError for one that is no JSON."""
+    """Reads config.json of a model's folder; empty where there is none. Raises CheckpointError for one that is no
+    JSON."""
     path = folder / "config.json" if folder is not None else None
     if path is None or not path.is_file():
         return {}
@@ -229,7 +231,8 @@ def model_config(folder: Path | None) -> dict[str, Any]:
 
 
 def parameters(folder: Path | None) -> int | None:
-    """Counted from the headers of a folder's safetensors files. Raises CheckpointError for one that is cut short."""
+    """Counts a model's parameters from the headers of a folder's safetensors files. Raises CheckpointError for one that
+    is cut short."""
     total = 0
     for file in sorted(folder.glob("*.safetensors")) if folder is not None else []:
         try:
@@ -242,11 +245,11 @@ def parameters(folder: Path | None) -> int | None:
 
 
 def commit() -> str | None:
-    """What this package came out of: the commit that was archived (`git archive` writes it into archived.txt), or the
-    last one that touched the package in the checkout that has it, with `+changed.` and a checksum of the difference
-    where its files differ. Whatever else a checkout holds is no part of what measures: a run goes on though a note
-    beside the package was written. None where there is neither: a package that merely lies in somebody's checkout, as
-    an environment does, is none of theirs."""
+    """Returns what this package came out of: the commit that was archived (`git archive` writes it into archived.txt),
+    or the last one that touched the package in the checkout that has it, with `+changed.` and a checksum of the
+    difference where its files differ. Whatever else a checkout holds is no part of what measures: a run goes on though
+    a note beside the package was written. None where there is neither: a package that merely lies in somebody's
+    checkout, as an environment does, is none of theirs."""
     if told := archived(HOUSE / "archived.txt"):
         return told
     if not _git("ls-files", "--", "."):
@@ -259,7 +262,7 @@ def commit() -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    """What git says of the package's folder; None where it cannot."""
+    """Returns what git says of the package's folder; None where it cannot."""
     try:
         command = ["git", "-C", str(HOUSE), *words]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
@@ -269,13 +272,13 @@ def _git(*words: str) -> str | None:
 
 
 def archived(file: Path) -> str | None:
-    """The commit that `git archive` wrote; None where the file is as it was checked in."""
+    """Returns the commit that `git archive` wrote; None where the file is as it was checked in."""
     told = re.search(r"^[0-9a-f]{12}", file.read_text(), re.M) if file.is_file() else None
     return told[0] if told else None
 
 
 def word(text: str) -> str:
-    """As the record's words are: without odd characters, not empty."""
+    """Returns the text as the record's words are: without odd characters, not empty."""
     return (re.sub(r"^[^A-Za-z0-9]+", "", _ODD.sub("-", text)).strip(" -") or "unknown")[:120]
 
 
@@ -285,6 +288,6 @@ def plain(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """On one line; what is too long for a record ends in an ellipsis."""
+    """Returns the text on one line; what is too long for a record ends in an ellipsis."""
     told = "".join(c for c in " ".join(text.split()) if c.isprintable())
     return told if len(told) <= LONGEST_LINE else told[: LONGEST_LINE - 1] + "…"

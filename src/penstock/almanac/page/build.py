@@ -59,7 +59,7 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
 
 
 def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list[PageEntry]:
-    """What the page keeps of each record, and the files to take away written on the way."""
+    """Returns what the page keeps of each record, and the files to take away written on the way."""
     entries: list[PageEntry] = []
     for file, record, text in found:
         rows = [compact.sample_rows(point.sample) for point in record.points]
@@ -71,8 +71,8 @@ def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without Python's search for cycles: records have none, and it walks all that is kept again and again, which took
-    a sixth of a build's time."""
+    """Runs without Python's search for cycles: records have none, and it walks all that is kept again and again, which
+    took a sixth of a build's time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -96,7 +96,8 @@ def _take(out: Path) -> None:
 
 
 def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Record, str]]:
-    """Every record under a folder, by name, with its text. Files that are none go into `refused`, with the reason."""
+    """Yields every record under a folder, by name, with its text. Files that are none go into `refused`, with the
+    reason."""
     runs: set[str] = set()
     for path in sorted(root.rglob("*.json")):
         name = path.relative_to(root).as_posix()
@@ -112,8 +113,8 @@ def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Rec
 
 
 def _one(path: Path) -> tuple[Record, str]:
-    """A file's record and its text. What is in the almanac was validated when it came in; here its form is checked
-    again (`record_of`: hostile texts and keys that stand twice too), not its sense."""
+    """Returns a file's record and its text. What is in the almanac was validated when it came in; here its form is
+    checked again (`record_of`: hostile texts and keys that stand twice too), not its sense."""
     if path.is_symlink() or path.stat().st_size > LARGEST:
         raise RecordError(f"{path.name}: is no plain file of at most {LARGEST} bytes")
     content = path.read_bytes()
@@ -126,7 +127,7 @@ def _given(records: Iterable[Record]) -> Iterator[tuple[str, Record, str]]:
 
 
 def _grouped(entries: list[PageEntry]) -> dict[GroupKey, list[PageEntry]]:
-    """By subject, subjects in the order of their labels, the newest record first."""
+    """Groups entries by subject, subjects in the order of their labels, the newest record first."""
     groups: dict[GroupKey, list[PageEntry]] = {}
     for each in entries:
         groups.setdefault(each.about, []).append(each)

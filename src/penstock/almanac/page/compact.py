@@ -70,7 +70,7 @@ def machine_label(record: Record) -> str:
 
 
 def shape_label(record: Record) -> str:
-    """Exact shapes are their lengths; others have a name beside them."""
+    """Returns an exact shape's lengths; others have a name beside them."""
     shape = record.shape
     lengths = f"{shape.input:g}x{shape.output:g}"
     return lengths if shape.kind == "exact" else f"{shape.kind} {shape.name} {lengths} n={shape.n}"
@@ -90,24 +90,24 @@ class PageEntry:
 
 
 def entry(file: str, record: Record, rows: Sequence[Rows]) -> PageEntry:
-    """`rows`: of its points' samples, as `sample_rows` makes them."""
+    """Makes the entry of a record. `rows`: of its points' samples, as `sample_rows` makes them."""
     shape = record.shape
     lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
     return PageEntry(subject(record), lengths, headlines(record), to_json(compact(record, file, rows)))
 
 
 def group_script(number: int, entries: Iterable[PageEntry]) -> str:
-    """The script of one group."""
+    """Returns the script of one group."""
     return f"ALMANAC.group({number},[{','.join(each.text for each in entries)}]);\n"
 
 
 def to_json(value: Any) -> str:
-    """ASCII only: no line separator, and no name, can end a script."""
+    """Returns JSON in ASCII alone: no line separator, and no name, can end a script."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def compact(record: Record, file: str, rows: Sequence[Rows]) -> dict[str, Any]:
-    """A record as the page loads it: as it is, but for its points."""
+    """Returns a record as the page loads it: as it is, but for its points."""
     small: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude={"points"})
     small["file"] = file
     small["points"] = _columns(record.points, rows)
@@ -135,24 +135,25 @@ def _figure(figures: Figures, name: str) -> list[Any] | None:
 
 
 def _interval(value: Interval | None) -> list[Any] | None:
-    """Whoever derives figures cuts them to six digits (summaries.py's `short`)."""
+    """Returns value, low and high as they are: whoever derives figures cuts them to six digits (summaries.py's
+    `short`)."""
     return None if value is None else [value.value, value.low, value.high]
 
 
 def _short(value: Any) -> Any:
-    """Six digits are what a figure is good for; whole numbers stay whole."""
+    """Returns six digits, which a figure is good for; whole numbers stay whole."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def sample_rows(sample: Sample) -> Rows:
-    """[3, rows]: SAMPLE's columns. Made once a sample, for the page and the downloads: to read Python's numbers takes
-    longer than all that is done with them."""
+    """Returns [3, rows]: SAMPLE's columns. Made once a sample, for the page and the downloads: to read Python's numbers
+    takes longer than all that is done with them."""
     return np.array([getattr(sample, name) for name in SAMPLE], np.float64)
 
 
 def packed(rows: Rows) -> str:
-    """The three columns one after the other, each of 16-bit numbers, low byte first, in base64. Rows are sorted by
-    their first token: the order of a sample says nothing, and sorted ones compress."""
+    """Returns the three columns one after the other, each of 16-bit numbers, low byte first, in base64. Rows are sorted
+    by their first token: the order of a sample says nothing, and sorted ones compress."""
     rows = rows[:, np.argsort(rows[0], kind="stable")]
     with np.errstate(divide="ignore"):
         steps = np.log(np.maximum(rows, 0.0) / SMALLEST) * (STEPS / np.log(LARGEST / SMALLEST))
@@ -164,8 +165,8 @@ def packed(rows: Rows) -> str:
 
 
 def index_script(grouped: dict[GroupKey, list[PageEntry]], facts: dict[str, Any]) -> str:
-    """The script of the index. `grouped`: the groups in the order of their numbers. `facts`: what the page says of
-    itself (the record's JSON schema, files to download)."""
+    """Returns the script of the index. `grouped`: the groups in the order of their numbers. `facts`: what the page says
+    of itself (the record's JSON schema, files to download)."""
     tables = {name: _Table() for name in ("model", "machine", "shape", *_TABLED)}
     groups: list[list[Any]] = []
     rows: list[dict[str, Any]] = []
@@ -197,7 +198,7 @@ class _Table:
 
 
 def headlines(record: Record) -> dict[str, Any]:
-    """A record's headlines, read off its points; none of a point whose client was short."""
+    """Returns a record's headlines, read off its points; none of a point whose client was short."""
     points = [point for point in record.points if not point.client.short]
     ended = any(p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points)
     single, most = next((point for point in points if point.kind == "single"), None), most_of(points)
@@ -223,15 +224,15 @@ def headlines(record: Record) -> dict[str, Any]:
 
 
 def _highest(points: list[Point], name: str) -> Interval | None:
-    """Of one of the rates. By the low end: the highest of many windows is the luckiest one, whose value says too much.
-    Each by its own: where samples share a prompt, few requests a second may be many tokens."""
+    """Returns the highest of one of the rates by its low end: the highest of many windows is the luckiest one, whose
+    value says too much. Each by its own: where samples share a prompt, few requests a second may be many tokens."""
     rates: list[Interval | None] = [getattr(point.figures, name) for point in points]
     return max((rate for rate in rates if rate), key=lambda rate: (rate.low or 0.0, rate.value), default=None)
 
 
 def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:
-    """Four digits: the index carries every record. bounded: False where it is a highest rate and everything at once was
-    cut off, or not measured: nobody knows how high the highest is."""
+    """Returns value, low and high with four digits: the index carries every record. bounded: False where it is a
+    highest rate and everything at once was cut off, or not measured: nobody knows how high the highest is."""
     if value is None:
         return None
     ends = (value.value, value.low, value.high if bounded else None)

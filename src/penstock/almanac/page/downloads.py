@@ -57,7 +57,8 @@ class Downloads:
         self._count = 0
 
     def add(self, file: str, record: Record, text: str, rows: Sequence[Rows]) -> None:
-        """`text`: the record as it came; `rows`: of its points' samples, as compact.py's `sample_rows` makes them."""
+        """Adds a record's rows. `text`: the record as it came; `rows`: of its points' samples, as compact.py's
+        `sample_rows` makes them."""
         self._json.write((",\n" if self._count else "[\n") + text.strip().replace("\n", " "))
         self._count += 1
         texts, numbers = _what(file, record)
@@ -71,7 +72,7 @@ class Downloads:
             self._fail(failure, texts, numbers)
 
     def _fail(self, failure: PointFailure, texts: list[str | None], numbers: list[float]) -> None:
-        """A row that measured nothing. The log's tail is in the JSON alone."""
+        """Adds a row that measured nothing. The log's tail is in the JSON alone."""
         self._texts.append([*texts, failure.point, None, None, failure.kind, failure.message])
         self._numbers.append([*numbers, *[NAN] * (len(NUMBERS) - len(numbers))])
         self._goals.append([])
@@ -112,12 +113,12 @@ class Downloads:
 
 
 def _inert(value: str | None) -> str | None:
-    """A text that a spreadsheet would take for a formula is quoted, as spreadsheets do it."""
+    """Quotes a text that a spreadsheet would take for a formula, as spreadsheets do it."""
     return "'" + value if value and value[0] in "=+-@\t" else value
 
 
 def _what(file: str, record: Record) -> tuple[list[str | None], list[float]]:
-    """What all rows of a record share: TEXTS but for the last five, and the first of NUMBERS."""
+    """Returns what all rows of a record share: TEXTS but for the last five, and the first of NUMBERS."""
     gpu, shape, engine, model = record.machine.gpu, record.shape, record.engine, record.model
     texts = [
         file, record.run, record.when, engine.name, engine.version, engine.commit, engine.configuration.name,

@@ -24,7 +24,7 @@ class _Quiet(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silence: a line a file is of no use to who looks at a page."""
+        """Says nothing: a line a file is of no use to who looks at a page."""
 
 
 def serve(out: Path, port: int, ready: Callable[[str], None] = print) -> None:

@@ -51,14 +51,14 @@ class Peer:
     environment: dict[str, str] = field(default_factory=dict)
 
     def words(self, python: str, model: str, host: str, port: int) -> list[str]:
-        """The command that serves."""
+        """Returns the command that serves."""
         return _filled(self.command, python=python, bin=_bin(python), model=model, host=host, port=str(port))
 
     def served_as(self, model: str) -> str:
         return self.served.replace("{model}", model)
 
     def version_of(self, python: str) -> str:
-        """What its version command prints. Raises EngineError when it isn't installed."""
+        """Returns what its version command prints. Raises EngineError when it isn't installed."""
         words = _filled(self.version, python=python, bin=_bin(python))
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=VERSION_PATIENCE)
@@ -85,7 +85,7 @@ def known() -> list[str]:
 
 
 def peer(name: str) -> Peer:
-    """The peer of this name, or of this .toml file. Raises UsageError."""
+    """Returns the peer of this name, or of this .toml file. Raises UsageError."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if (path.parent == FOLDER and path.stem not in known()) or not path.is_file():
         raise UsageError(f"there is no engine {name!r}: there are {', '.join(known())}, or give a URL", param="engine")
@@ -105,7 +105,7 @@ def peer(name: str) -> Peer:
 
 
 def _bin(python: str) -> str:
-    """The folder of an interpreter, links not followed: a virtual environment's programs lie beside it."""
+    """Returns the folder of an interpreter, links not followed: a virtual environment's programs lie beside it."""
     return str(Path(python).parent)
 
 

@@ -1,6 +1,6 @@
 """What the bench says of a server whose truth is known: the real client, the real null server, real time.
 
-Four loads go beside each other (7 s, mostly waiting), then figures are derived as for a record:
+Four loads go beside each other (11 s, mostly waiting), then figures are derived as for a record:
 
     independent   100 open loops, drawn as a run's are; first tokens lognormal, gaps exponential: what is drawn is true
     queue         100 queues with one server each (M/M/1): the time in one is exponential, and neighbours wait together
@@ -45,7 +45,7 @@ from penstock.bench.run_load import Load, PlannedRequest, run_load
 POINTS = 100
 CHANCE = 5e-6  # of a false alarm, a count
 MEDIAN, SIGMA, GAP, TOKENS = 0.4, 0.5, 0.05, 4  # of the independent requests
-SERVED, OFFERED = 40.0, 12.0  # a second, by each queue
+SERVED, OFFERED = 20.0, 6.0  # a second, by each queue
 EVERY, COUNT, BASE, STALL, STALL_AT = 0.02, 200, 0.005, 1.5, 60  # of the server that stalls once
 
 
@@ -155,7 +155,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     queues = NullPlan(first=Draw("exponential", 1 / SERVED), lanes=POINTS, seed=os.getpid())
     works: list[Callable[[], Any]] = [
         lambda: beside(alone, 10.0, 1.0, 5.0, TOKENS, folder / "independent"),
-        lambda: beside(queues, OFFERED, 0.75, 5.0, 1, folder / "queue"),
+        lambda: beside(queues, OFFERED, 1.0, 10.0, 1, folder / "queue"),
         lambda: stalling(looped(None)),
         lambda: stalling(looped(1)),
         lambda: stalling(blocked),

@@ -1,6 +1,6 @@
 """The demo model as it is shipped: what `transformers` makes of it, and what the engine measures with it.
 
-The bounds on pass@k are those of a real draw: 768 samples through the engine, against the same prompts sampled
+The bounds on pass@k are those of a real draw: 384 samples through the engine, against the same prompts sampled
 with the training's own plain model.
 """
 
@@ -27,7 +27,7 @@ from train_tokenizer import VOCABULARY, train
 from penstock import LLM, RequestOutput, SamplingParams
 from penstock.demo import model_folder, problems_file
 
-PROBLEMS, SAMPLES = 24, 32
+PROBLEMS, SAMPLES = 24, 16
 PLAIN_PASS_AT_1 = 0.67  # python scripts/demo/measure.py --limit 24 --n 64, on a CPU: 0.6706; its deviation is 0.009
 
 
@@ -72,7 +72,7 @@ def test_pass_at_1_is_what_was_measured_after_training(answers: list[RequestOutp
 
 
 def test_repeated_sampling_finds_more(answers: list[RequestOutput]) -> None:
-    curve = [sum(pass_at_k(SAMPLES, c, k) for c in right_of(answers)) / PROBLEMS for k in (1, 4, 16, 32)]
+    curve = [sum(pass_at_k(SAMPLES, c, k) for c in right_of(answers)) / PROBLEMS for k in (1, 4, 16)]
     assert curve == sorted(curve)
     assert curve[-1] > curve[0] + 0.15
 

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "reliability"))
 from fake_runner import Orders
 from service import COMPLETIONS, Serving, make_folder, wait_until
 
-from penstock.jobs.batch import submit
 from penstock.jobs.remote import Remote
+from penstock.jobs.remote_batch import submit
 
 LINE = {"model": "fake", "max_tokens": 256, "ignore_eos": True}
 ONLINE = {"model": "fake", "max_tokens": 32, "ignore_eos": True, "stream": True}

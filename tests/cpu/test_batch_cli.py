@@ -21,8 +21,8 @@ from server_fake import make_tokenizer
 
 from penstock.cli import main
 from penstock.errors import JournalError, UsageError
-from penstock.jobs.batch import fetch, line_of, submit, troubles_of, watch
 from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
+from penstock.jobs.remote_batch import fetch, line_of, submit, troubles_of, watch
 from penstock.journal import Journal
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.online.api_keys import gather_keys
@@ -131,7 +131,7 @@ def test_what_is_no_plain_file_of_lines_is_refused_before_it_is_sent(endpoint: s
 
 
 def test_a_first_line_is_read_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.jobs.batch.LONGEST_LINE", 100)
+    monkeypatch.setattr("penstock.jobs.remote_batch.LONGEST_LINE", 100)
     nobody, path = Remote("http://127.0.0.1:1"), tmp_path / "in.jsonl"
     for content in (b"x" * 101, b" " * 101, b"\n" * 500 + b" " * 80 + b'{"url": "/v1/completions"}\n'):
         path.write_bytes(content)

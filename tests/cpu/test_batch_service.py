@@ -18,8 +18,8 @@ from batch_fake import jsonl, line, note_points, points
 from fake_runner import Orders, expected
 from service import Serving, make_folder, wait_until
 
-from penstock.jobs.batch import fetch, submit, watch
 from penstock.jobs.remote import Remote
+from penstock.jobs.remote_batch import fetch, submit, watch
 from penstock.server.batch.poison_lines import ALONE, KILLER
 
 LINES, TOKENS = 200, 12

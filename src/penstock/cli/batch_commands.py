@@ -1,4 +1,4 @@
-"""The commands of batches on a server: parse, import, call. It knows what they are called; the work is jobs.batch's."""
+"""The commands of batches on a server: parse, import, call. The work is jobs/remote_batch.py's."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def submit_command(
     api_key: Key = None,
 ) -> None:
     """Upload a file and start a batch of it; prints the batch's id."""
-    from penstock.jobs.batch import submit
     from penstock.jobs.remote import Remote
+    from penstock.jobs.remote_batch import submit
 
     print(submit(Remote(url, api_key), file, endpoint))
 
@@ -45,8 +45,8 @@ def watch_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
     """Say how far a batch is until it is over.
 
     The exit code is 0 for one that is completed. A server may end and start again meanwhile."""
-    from penstock.jobs.batch import watch
     from penstock.jobs.remote import Remote
+    from penstock.jobs.remote_batch import watch
 
     if watch(Remote(url, api_key), batch_id).get("status") != "completed":
         raise typer.Exit(1)
@@ -55,8 +55,8 @@ def watch_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
 @batch_app.command("cancel", cls=OneLineCommand)
 def cancel_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
     """Stop a batch; what is done by then can be fetched."""
-    from penstock.jobs.batch import line_of
     from penstock.jobs.remote import Remote
+    from penstock.jobs.remote_batch import line_of
 
     print(line_of(Remote(url, api_key).cancel(batch_id)))
 
@@ -76,8 +76,8 @@ def fetch_command(
     api_key: Key = None,
 ) -> None:
     """Write the rows of a batch that is over."""
-    from penstock.jobs.batch import fetch
     from penstock.jobs.remote import Remote
+    from penstock.jobs.remote_batch import fetch
 
     for path, lines in fetch(Remote(url, api_key), batch_id, out, overwrite=overwrite):
         print(f"{path}: {lines:,} rows")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
-from types import ModuleType, TracebackType
+from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
@@ -33,6 +33,7 @@ class FakeLLM:
         self.generation_tokens = 0
         self.most_in_flight = 0
         self.closed = False
+        self.facts = SimpleNamespace(sampling_defaults={})
 
     def __enter__(self) -> FakeLLM:
         return self

@@ -16,9 +16,9 @@ from batch_kills import sitting
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.database import BatchDatabase, BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
-from penstock.server.batch.input_file import COMPLETIONS
 from penstock.server.batch.output_files import BatchOutput, LineResult
 from penstock.server.batch.state_folder import StateFolder, opened
+from penstock.server.openai.batch_line import COMPLETIONS
 
 LINES = range(1, 41)
 DONE = range(1, 5)  # before the cancel

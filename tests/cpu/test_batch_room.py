@@ -16,10 +16,10 @@ from batch_fake import Batching, StuckDisk, batching, jsonl, line
 from server_fake import make_tokenizer
 
 from penstock.server.batch.batch_limits import BatchLimits
-from penstock.server.batch.input_file import BatchLine
 from penstock.server.batch.line_request import ID_BYTES, PREPARED_AT_ONCE, LinePreparer
 from penstock.server.batch.pipeline import LARGE_AT_ONCE
 from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
+from penstock.server.openai.batch_line import BatchLine
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 

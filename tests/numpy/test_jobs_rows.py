@@ -83,7 +83,7 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
     [
         ([1], "a row is a JSON object"),
         ({"prompt": "x"}, 'there is no id: give every row its own, as {"id": 1, ...}'),
-        ({"custom_id": "", "method": "POST"}, 'own, as {"custom_id": 1, ...}'),
+        ({"custom_id": "", "method": "POST"}, "missing required field url"),
         ({"id": None, "prompt": "x"}, "id must be a text or a whole number"),
         ({"id": True, "prompt": "x"}, "id must be a text or a whole number"),
         ({"id": 1.5, "prompt": "x"}, "id must be a text or a whole number"),
@@ -106,24 +106,24 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         ({"id": "a", "messages": [{"role": "user", "content": 5}]}, "content must be text"),
         ({"id": "a", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text parts"),
         ({"id": "a", "prompt": "x", "ignore_eos": "no"}, "ignore_eos must be true or false"),
-        ({"id": "a", "custom_id": "b"}, "no field 'id'"),
+        ({"id": "a", "custom_id": "b"}, "unknown field id"),
         (batch("/v1/embeddings", input="x"), "url must be /v1/completions"),
         ({**batch(prompt="x"), "method": "GET"}, "method must be POST"),
-        ({"custom_id": "c", "method": "POST", "url": CHAT}, "body must be a JSON object"),
+        ({"custom_id": "c", "method": "POST", "url": CHAT}, "missing required field body"),
         (batch(messages=HELLO), "messages is not served: a chat goes to /v1/chat/completions"),
         (batch(CHAT, prompt="x"), "prompt is not served: a prompt goes to /v1/completions"),
-        (batch(prompt="x", temprature=1), "no field 'temprature'; known are "),
+        (batch(prompt="x", temprature=1), "unknown field temprature: leave it out"),
         (batch(prompt="x", bad_words=["a"]), "bad_words is not served with this value: forbid single tokens"),
         (batch(prompt="x", repetition_penalty=1e-38), "repetition_penalty must be between 1e-06 and 100.0"),
-        (batch(CHAT), "body has no messages"),
-        (batch(prompt="x", stream=True), "no field 'stream'"),
-        (batch(prompt="x", model=5), "body.model must be a text"),
+        (batch(CHAT), "messages must be a list of at least one message"),
+        (batch(prompt="x", stream=True), "stream is not served in a batch"),
+        (batch(prompt="x", model=5), "model: expected str"),
         (batch(CHAT, messages=HELLO, top_logprobs=3), "top_logprobs needs logprobs"),
-        (batch(CHAT, messages=HELLO, logprobs=3), "logprobs must be true or false"),
+        (batch(CHAT, messages=HELLO, logprobs=3), "logprobs: expected bool"),
         ({"id": 1, "prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs belongs to messages"),
-        (batch(prompt="x", add_generation_prompt=True), "no field 'add_generation_prompt'"),
+        (batch(prompt="x", add_generation_prompt=True), "unknown field add_generation_prompt"),
         ({"id": 1, "messages": HELLO, "add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
-        (batch(CHAT, messages=HELLO, chat_template_kwargs=[1]), "chat_template_kwargs must be an object"),
+        (batch(CHAT, messages=HELLO, chat_template_kwargs=[1]), "chat_template_kwargs: expected object"),
         ({"id": 1, "messages": HELLO, "continue_final_message": True}, "exclude each other: set one of them to false"),
     ],
 )
@@ -148,7 +148,7 @@ def test_survey_counts_and_finds_doubles(tmp_path: Path) -> None:
     packed = tmp_path / "in.jsonl.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert survey(packed, lambda rows: None) == found
-    assert [row.id for row in read_rows(packed, 0)] == [1, "1", "c"]
+    assert [row.id for row in read_rows(packed, 0, {})] == [1, "1", "c"]
     path.write_text("\n".join(map(json.dumps, [*rows, {"id": "c", "prompt": "w"}])))
     with pytest.raises(UsageError, match=r"row 4: id 'c' was there before"):
         survey(path, lambda rows: None)

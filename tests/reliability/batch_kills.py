@@ -27,11 +27,11 @@ from penstock.request import Delta, SamplingParams
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.database import BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
-from penstock.server.batch.input_file import COMPLETIONS
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.app_state import AppState
 from penstock.server.online.metrics import Metrics
+from penstock.server.openai.batch_line import COMPLETIONS
 
 ROWS = 64  # of the engine
 BAD = 7  # one line in so many fails when it is run

@@ -50,7 +50,8 @@ class LineCheck:
     def good(self, line: bytes, endpoint: str = COMPLETIONS) -> bool:
         """Whether a batch would run it; any other end than LineError is a fault."""
         from penstock.server.batch.batch_limits import BatchLimits
-        from penstock.server.batch.input_file import LineCheck, LineError
+        from penstock.server.batch.input_file import LineCheck
+        from penstock.server.openai.batch_line import LineError
 
         with bounded():
             try:

@@ -4,9 +4,9 @@
         with messages also add_generation_prompt, continue_final_message, chat_template_kwargs
     {"custom_id": "a", "method": "POST", "url": "/v1/completions" or "/v1/chat/completions", "body": {...}}
 
-It knows the forms, no engine and no files to write. Whatever isn't served is refused by name, with the row's number;
-fields of a body that ask for nothing are taken as over HTTP. Rows count from 1, and are lines. Source of the second
-form: OpenAI's "Batch API" guide.
+It knows the forms, no engine and no files to write. Whatever isn't served is refused by name, with the row's number.
+Rows in OpenAI's form are read as a server's batch reads them, over the model's sampling defaults; rows of our own have
+those of SamplingParams. Rows count from 1, and are lines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
@@ -24,10 +25,11 @@ from penstock.errors import UsageError
 from penstock.jobs.prompts import mix
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
+from penstock.server.openai.batch_line import check_id, parse_line, read_request
+from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.line_numbers import LineNumbers
-from penstock.server.openai.unsupported_fields import CHAT as CHAT_FATES
-from penstock.server.openai.unsupported_fields import COMPLETION as COMPLETION_FATES
-from penstock.server.openai.unsupported_fields import sift
+from penstock.server.openai.prompt_ids import plain_messages
+from penstock.server.openai.translate import SamplingFacts
 from penstock.text.chat import check_messages
 from penstock.text.chat_options import OPTIONS, check_options
 
@@ -35,14 +37,31 @@ Id = str | int
 TOLD = 20  # bad rows told in full; of those beyond, the numbers alone
 LONGEST = 500  # characters of what is said of one
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs"}
-BATCH_FIELDS = ("custom_id", "method", "url", "body")
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-SHARED_BODY = OWN_FIELDS - {"detokenize"} | {"model"}
-BODY_FIELDS = {
-    COMPLETIONS: SHARED_BODY | {"prompt"},
-    CHAT: SHARED_BODY | {"messages", "max_completion_tokens", "top_logprobs", *OPTIONS},
+# Fields of a body that a server's batch serves and a row of ours doesn't -> what it may say all the same.
+UNSERVED: dict[str, Any] = {
+    "echo": False,
+    "prompt_logprobs": None,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "truncate_prompt_tokens": None,
+    "timeout": None,
+    "cache_salt": None,
+    "add_special_tokens": None,
 }
-FATES = {COMPLETIONS: COMPLETION_FATES, CHAT: CHAT_FATES}
+# What of a chat's options needs no saying.
+_USUAL = {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": None}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """The sampling defaults of a model whose sizes aren't known here: what they bound, the engine looks at."""
+
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    vocab_size: int = 2**31
+    max_model_len: int = 2**31
+
+
+NO_MODEL = ModelDefaults()
 
 
 @dataclass(slots=True)
@@ -122,11 +141,13 @@ def survey(path: Path, say: Callable[[int], None]) -> Survey:
     return Survey(rows, digest.hexdigest(), list(models))
 
 
-def read_rows(path: Path, seed: int) -> Iterator[Row]:
-    """The rows of a file one by one. seed: the run's; a row that brings none gets one from it and its id."""
+def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int]) -> Iterator[Row]:
+    """Yields the rows of a file one by one. seed: the run's; a row that brings none gets one from it and its id.
+    defaults: the model's sampling defaults, for rows in OpenAI's form."""
+    facts = ModelDefaults(defaults)
     for number, line in read_lines(path):
         if line.strip():
-            yield parse_row(line, number, seed)
+            yield parse_row(line, number, seed, facts)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -142,7 +163,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise UsageError(f"{path} cannot be read after row {number} ({error}): fetch the file again") from error
 
 
-def parse_row(line: bytes, number: int, seed: int) -> Row:
+def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL) -> Row:
     """Raises UsageError that begins with the row's number."""
     try:
         row = json.loads(line)
@@ -151,7 +172,9 @@ def parse_row(line: bytes, number: int, seed: int) -> Row:
     try:
         if not isinstance(row, dict):
             raise UsageError("a row is a JSON object")
-        return _batch_row(row, seed) if "custom_id" in row else _own_row(row, seed)
+        if "custom_id" not in row:
+            return _own_row(row, seed)
+        return _batch_row(line.removeprefix(BOM_UTF8) if number == 1 else line, seed, facts)
     except UsageError as error:
         raise UsageError(f"row {number}: {error}", param=error.param) from error
     except RecursionError as error:  # of what could just be read, not all can be written into an error
@@ -167,53 +190,40 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     return Row(name, _prompt(row), _messages(row), _params(values, seed, name), chat=_chat_options(row))
 
 
-def _batch_row(row: dict[str, Any], seed: int) -> Row:
-    name = _id(row, "custom_id")
-    _refuse_unknown(row, set(BATCH_FIELDS), "a batch row")
-    url, body = row.get("url"), row.get("body")
-    if row.get("method") != "POST":
-        raise UsageError(f"method must be POST, not {row.get('method')!r}")
-    if not isinstance(url, str) or url not in BODY_FIELDS:
-        raise UsageError(f"url must be {COMPLETIONS} or {CHAT}, not {url!r}")
-    if not isinstance(body, dict):
-        raise UsageError("body must be a JSON object")
-    _refuse_unknown(dict.fromkeys(body.keys() - FATES[url].keys()), BODY_FIELDS[url], f"a body for {url}")
-    body = sift(body, BODY_FIELDS[url], FATES[url])
-    needed = "prompt" if url == COMPLETIONS else "messages"
-    if needed not in body:
-        raise UsageError(f"body has no {needed}")
-    model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise UsageError("body.model must be a text")
-    values = _chat_values(body) if url == CHAT else {k: v for k, v in body.items() if k in OWN_FIELDS}
-    return Row(name, _prompt(body), _messages(body), _params(values, seed, name), model or None, _chat_options(body))
+def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
+    line = parse_line(data)
+    check_id(line.custom_id)
+    form, params = read_request(line, facts, _check_served)
+    if params.seed is None:
+        params.seed = _seed(seed, line.custom_id)
+    if isinstance(form, CompletionForm):
+        return Row(line.custom_id, _prompt({"prompt": form.prompt}), None, params, form.model)
+    chat = {name: given for name, usual in _USUAL.items() if (given := getattr(form, name)) != usual}
+    return Row(line.custom_id, None, plain_messages(form), params, form.model, chat)
 
 
-def _chat_values(body: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's chat fields in our names: no max_tokens is up to the context; logprobs is a switch with top_logprobs."""
-    values = {k: v for k, v in body.items() if k in OWN_FIELDS - {"logprobs"}}
-    longest = body.get("max_completion_tokens")
-    values["max_tokens"] = longest if longest is not None else values.get("max_tokens")
-    switch, top = body.get("logprobs"), body.get("top_logprobs")
-    if switch not in (None, False, True):
-        raise UsageError(f"logprobs must be true or false in a chat body, not {switch!r}", param="logprobs")
-    if top and not switch:
-        raise UsageError("top_logprobs needs logprobs: true", param="top_logprobs")
-    if switch:
-        values["logprobs"] = top or 0
-    return values
+def _check_served(form: CompletionForm | ChatForm) -> None:
+    """Raises UsageError for what the outputs of a row have no place for."""
+    for name, harmless in UNSERVED.items():
+        if getattr(form, name, harmless) != harmless:
+            message = f"{name} is not served by penstock run: leave it out, or send the file by penstock batch"
+            raise UsageError(message, param=name)
 
 
 def _params(values: dict[str, Any], seed: int, name: Id) -> SamplingParams:
     """A row without a seed gets its own from the run's: so its samples are the same whenever they are drawn."""
     if values.get("seed") is None:
-        values["seed"] = mix("row", seed, json.dumps(name))
+        values["seed"] = _seed(seed, name)
     try:
         return SamplingParams(**values)
     except UsageError:
         raise
     except (TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"a sampling parameter has a value of the wrong kind ({error})") from error
+
+
+def _seed(seed: int, name: Id) -> int:
+    return mix("row", seed, json.dumps(name))
 
 
 def _id(row: Mapping[str, Any], field: str) -> Id:

@@ -100,11 +100,13 @@ def _mention_models(found: Survey, config: Config) -> None:
 
 def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: Outcome) -> None:
     open_rows: dict[Id, Tail] = {}
+    given = read_rows(source, seed, llm.facts.sampling_defaults)
+    given = read_rows(source, seed, llm.facts.sampling_defaults)
     rows = Count("rows", outcome.rows, before=len(journal))
     with Progress([rows], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
         try:
-            for finished in llm.stream(_prompts(source, seed, journal, open_rows, follow), after_step=follow):
+            for finished in llm.stream(_prompts(given, journal, open_rows, follow), after_step=follow):
                 row = _take(finished, open_rows, outcome)
                 if row is not None:
                     journal.add(row["id"], row)
@@ -119,12 +121,12 @@ def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: Outc
 
 
 def _prompts(
-    source: Path, seed: int, journal: Journal, open_rows: dict[Id, Tail], follow: Callable[[], None]
+    rows: Iterator[Row], journal: Journal, open_rows: dict[Id, Tail], follow: Callable[[], None]
 ) -> Iterator[Prompt]:
     """Those of the rows that the journal lacks. follow: called for each row read; many are, between two steps."""
     from penstock.llm import Prompt
 
-    for row in read_rows(source, seed):
+    for row in rows:
         follow()
         if row.id not in journal:
             open_rows[row.id] = Tail(row.params.n)

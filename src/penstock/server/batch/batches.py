@@ -17,11 +17,11 @@ from penstock.server.batch.database import BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
 from penstock.server.batch.files import ConflictError, NotFoundError, file_in, limit_of, no_place, page, query, reply
 from penstock.server.batch.finalize import few_of
-from penstock.server.batch.input_file import ENDPOINTS
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.intake import Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
 from penstock.server.openai import unsupported_fields
+from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits

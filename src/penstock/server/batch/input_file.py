@@ -22,56 +22,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.errors import PenstockError
 from penstock.journal import KeySet
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.file_store import close_behind, open_content
-from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
+from penstock.server.openai.batch_line import BatchLine, LineError, check_id, parse_line, read_request
+from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError, ModelNotFoundError
 from penstock.server.openai.line_numbers import LineNumbers
-from penstock.server.openai.translate import check_sampling
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ENDPOINTS = (CHAT, COMPLETIONS)
 READ_LINES = 4_096  # at a time: of a file of two bytes a line, what stands for them in memory is fifty times as large
 SLICE = 0.002  # seconds of checking in one turn of the loop
-LONGEST_ID = 512  # characters of a custom_id
 LONGEST_MESSAGE = 300  # characters of what is said of one line
 _BOM = b"\xef\xbb\xbf"
-
-
-class LineError(HttpError):
-    """A line that cannot be run; `code` is OpenAI's where it has one. custom_id: the line's, where it has one of its
-    own. answer: what the route would say to the line's body, where that is what is bad."""
-
-    code: str
-
-    def __init__(
-        self, message: str, *, code: str, param: str | None = None, answer: PenstockError | None = None
-    ) -> None:
-        super().__init__(message, param=param, code=code)
-        self.custom_id: str | None = None
-        self._answer = answer
-
-    @property
-    def answer(self) -> PenstockError:
-        return self._answer or self
-
-
-class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
-    """One line, its body not yet read."""
-
-    custom_id: str
-    method: str
-    url: str
-    body: msgspec.Raw
-
-    def form(self) -> CompletionForm | ChatForm:
-        """Reads the body's form. Raises HttpError."""
-        return (read_completion if self.url == COMPLETIONS else read_chat)(bytes(self.body))
 
 
 class _Named(msgspec.Struct):
@@ -90,22 +55,7 @@ class InputSurvey:
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
-_decoder = msgspec.json.Decoder(BatchLine)
 _names = msgspec.json.Decoder(_Named)
-
-
-def parse_line(line: bytes) -> BatchLine:
-    """Raises LineError."""
-    try:
-        return _decoder.decode(line)
-    except msgspec.ValidationError as error:
-        reason = str(error).replace("`", "")
-        code = "missing_required_parameter" if "missing required field" in reason else "invalid_request"
-        raise LineError(f"the line's form is not a request's: {reason}", code=code) from error
-    except RecursionError as error:
-        raise LineError("the line is nested too deep: flatten it", code="invalid_json_line") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineError(f"the line is not valid JSON: {reason_of(error)}", code="invalid_json_line") from error
 
 
 def _name_in(line: bytes) -> str | None:
@@ -204,39 +154,28 @@ class LineCheck:
 
     def _take(self, custom_id: str) -> LineError | None:
         """Makes a custom_id this line's; returns what stands against it."""
-        if not 0 < len(custom_id) <= LONGEST_ID:
-            message = f"custom_id must have 1 to {LONGEST_ID} characters"
-            return LineError(message, code="invalid_custom_id", param="custom_id")
+        try:
+            check_id(custom_id)
+        except LineError as error:
+            return error
         if not self._taken.add(custom_id):
             message = "an earlier line has this custom_id: give every line its own"
             return LineError(message, code="duplicate_custom_id", param="custom_id")
         return None
 
     def _request(self, line: BatchLine) -> None:
-        if line.method != "POST":
-            raise LineError("method must be POST", code="invalid_method", param="method")
-        if line.url != self._endpoint:
+        if line.method == "POST" and line.url != self._endpoint:
             message = f"url must be the batch's endpoint, {self._endpoint}"
             raise LineError(message, code="mismatched_endpoint", param="url")
-        try:
-            form = line.form()
-            self._place(form)
-            check_sampling(form, self._facts)
-        except PenstockError as error:
-            param = None if error.param is None else f"body.{error.param}"
-            code = getattr(error, "code", None) or "invalid_request"
-            raise LineError(str(error), code=code, param=param, answer=error) from error
+        read_request(line, self._facts, self._check_model)
 
-    def _place(self, form: CompletionForm | ChatForm) -> None:
-        """Raises HttpError for what a body may not say of where and how it is run."""
+    def _check_model(self, form: CompletionForm | ChatForm) -> None:
+        """Raises HttpError."""
         if form.model is None:
             raise HttpError("model is missing", param="model", code="missing_required_parameter")
         if form.model != self._model:
             message = f"the model asked for is not served here; this server has {self._model}: ask for it by that name"
             raise ModelNotFoundError(message, param="model")
-        if form.stream:
-            message = "stream is not served in a batch: leave it out"
-            raise HttpError(message, param="stream", code="unsupported_parameter")
 
 
 async def verdicts(

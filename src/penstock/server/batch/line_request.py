@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import EngineError, PenstockError
-from penstock.server.batch.input_file import BatchLine, LineError, told
+from penstock.server.batch.input_file import told
 from penstock.server.batch.output_files import LineResult, UnrunLine
 from penstock.server.batch.poison_lines import ALONE
 from penstock.server.online.active_call import ActiveCall
@@ -24,6 +24,7 @@ from penstock.server.online.app_state import AppState
 from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
 from penstock.server.online.handlers import buffer_answer
 from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.batch_line import BatchLine, LineError
 from penstock.server.openai.forms import CompletionForm
 from penstock.server.openai.http_errors import ShuttingDownError, TooLateError, body_of, error_body, status_of
 from penstock.server.openai.translate import Call, chat_call, completion_call

@@ -23,7 +23,7 @@ from typing import Any
 from penstock.errors import EngineError
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.fair_semaphore import FairSemaphore
-from penstock.server.batch.input_file import BatchLine, LineCheck, LineError, verdicts
+from penstock.server.batch.input_file import LineCheck, verdicts
 from penstock.server.batch.line_request import (
     LinePreparer,
     LineRequest,
@@ -35,6 +35,7 @@ from penstock.server.batch.outbox import Outbox
 from penstock.server.batch.output_files import BatchOutput, LineResult, UnrunLine
 from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, PoisonLines
 from penstock.server.online.app_state import AppState
+from penstock.server.openai.batch_line import BatchLine, LineError
 
 AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
 MORE_ROOM = 4  # times as much room, for a line that is tried again since there was none for its answer

@@ -17,6 +17,7 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
 from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
+from penstock.text.chat_options import OPTIONS, check_options
 
 # What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -150,6 +151,7 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
     form = _convert(raw, ChatForm)
     if form.top_logprobs and not form.logprobs:
         raise HttpError("top_logprobs needs logprobs: true", param="top_logprobs")
+    check_options(**{name: getattr(form, name) for name in OPTIONS})
     if None not in (form.max_tokens, form.max_completion_tokens) and form.max_tokens != form.max_completion_tokens:
         message = "max_tokens and max_completion_tokens differ: give one of them"
         raise HttpError(message, param="max_completion_tokens")

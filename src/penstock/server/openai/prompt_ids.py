@@ -142,7 +142,7 @@ async def chat_prompt(
     """The messages, rendered by the model's template. Raises HttpError, ContextLengthError."""
     check_characters(sum(len(message.text) for message in form.messages), form, facts, tokenizer)
     job = ChatJob(
-        messages=[_plain(message.role, message.text, message.name) for message in form.messages],
+        messages=plain_messages(form),
         add_generation_prompt=form.add_generation_prompt,
         continue_final_message=form.continue_final_message,
         template_kwargs=form.chat_template_kwargs,
@@ -187,8 +187,7 @@ def check_id(token: int, vocab_size: int, param: str) -> None:
         raise HttpError(message, param=param)
 
 
-def _plain(role: str, content: str, name: str | None) -> dict[str, str]:
-    message = {"role": role, "content": content}
-    if name is not None:
-        message["name"] = name
-    return message
+def plain_messages(form: ChatForm) -> list[dict[str, str]]:
+    """Returns a chat's messages as a template gets them."""
+    named = [({} if message.name is None else {"name": message.name}, message) for message in form.messages]
+    return [{"role": message.role, "content": message.text, **name} for name, message in named]

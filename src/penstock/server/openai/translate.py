@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -40,6 +40,17 @@ _SAMPLING = [
 ]
 
 Result = TypeVar("Result")
+
+
+class SamplingFacts(Protocol):
+    """What of a model bounds sampling, and its own defaults: an engine's facts, or those of none in particular."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def sampling_defaults(self) -> Mapping[str, float | int]: ...
 
 
 class Aside(Protocol):
@@ -139,15 +150,14 @@ async def chat_call(
     return _call(form, given, [prompt], facts)
 
 
-def check_sampling(form: CompletionForm | ChatForm, facts: EngineFacts) -> None:
-    """What can be said of a form before its prompt is read: its sampling, and its time. Raises UsageError."""
+def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> SamplingParams:
+    """Returns what can be said of a form before its prompt is read. Raises UsageError."""
     if isinstance(form, CompletionForm):
-        _completion_sampling(form, facts, detokenize=True)
-    else:
-        _chat_sampling(form, facts)
+        return _completion_sampling(form, facts, detokenize=True)
+    return _chat_sampling(form, facts)
 
 
-def _completion_sampling(form: CompletionForm, facts: EngineFacts, *, detokenize: bool) -> SamplingParams:
+def _completion_sampling(form: CompletionForm, facts: SamplingFacts, *, detokenize: bool) -> SamplingParams:
     if form.echo and form.max_tokens == 0:  # only the prompt is wanted; the engine makes one token at least
         form.max_tokens = 1
     given = sampling_of(form, facts, {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize})
@@ -156,14 +166,14 @@ def _completion_sampling(form: CompletionForm, facts: EngineFacts, *, detokenize
     return given
 
 
-def _chat_sampling(form: ChatForm, facts: EngineFacts) -> SamplingParams:
+def _chat_sampling(form: ChatForm, facts: SamplingFacts) -> SamplingParams:
     if form.max_completion_tokens is not None:
         form.max_tokens = form.max_completion_tokens
     logprobs = (form.top_logprobs or 0) if form.logprobs else None
     return sampling_of(form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs})
 
 
-def sampling_of(form: BaseForm, facts: EngineFacts, more: dict[str, Any]) -> SamplingParams:
+def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> SamplingParams:
     """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that the model's size
     bounds anyway are cut to it, so that nothing larger crosses the channel."""
     _check_asked(form)

@@ -23,8 +23,8 @@ from penstock.request import (
 )
 from penstock.server.batch import batches
 from penstock.server.batch.file_store import FILE_ID
-from penstock.server.batch.input_file import ENDPOINTS
 from penstock.server.openai import unsupported_fields
+from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
 from penstock.server.openai.unsupported_fields import FieldPolicy

@@ -1,0 +1,100 @@
+"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by `penstock run`.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
+
+It knows the two routes' forms; no file, no engine, and no tokens: a prompt that is too long shows when it is run.
+Source of the form: OpenAI's "Batch API" guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.errors import PenstockError
+from penstock.request import SamplingParams
+from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.translate import SamplingFacts, read_sampling
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ENDPOINTS = (CHAT, COMPLETIONS)
+LONGEST_ID = 512  # characters of a custom_id
+
+
+class LineError(HttpError):
+    """A line that cannot be run; `code` is OpenAI's where it has one. custom_id: the line's, where it has one of its
+    own. answer: what the route would say to the line's body, where that is what is bad."""
+
+    code: str
+
+    def __init__(
+        self, message: str, *, code: str, param: str | None = None, answer: PenstockError | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.custom_id: str | None = None
+        self._answer = answer
+
+    @property
+    def answer(self) -> PenstockError:
+        return self._answer or self
+
+
+class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
+    """One line, its body not yet read."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+    def form(self) -> CompletionForm | ChatForm:
+        """Reads the body's form. Raises HttpError."""
+        return (read_completion if self.url == COMPLETIONS else read_chat)(bytes(self.body))
+
+
+_decoder = msgspec.json.Decoder(BatchLine)
+
+
+def parse_line(line: bytes) -> BatchLine:
+    """Reads a line but for its body. Raises LineError."""
+    try:
+        return _decoder.decode(line)
+    except msgspec.ValidationError as error:
+        reason = str(error).replace("`", "")
+        code = "missing_required_parameter" if "missing required field" in reason else "invalid_request"
+        raise LineError(f"the line's form is not a request's: {reason}", code=code) from error
+    except RecursionError as error:
+        raise LineError("the line is nested too deep: flatten it", code="invalid_json_line") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LineError(f"the line is not valid JSON: {reason_of(error)}", code="invalid_json_line") from error
+
+
+def check_id(custom_id: str) -> None:
+    """Raises LineError."""
+    if not 0 < len(custom_id) <= LONGEST_ID:
+        message = f"custom_id must have 1 to {LONGEST_ID} characters"
+        raise LineError(message, code="invalid_custom_id", param="custom_id")
+
+
+def read_request(
+    line: BatchLine, facts: SamplingFacts, more: Callable[[CompletionForm | ChatForm], None]
+) -> tuple[CompletionForm | ChatForm, SamplingParams]:
+    """Returns the line's form and its sampling, over the model's defaults. more: what else whoever runs it asks of a
+    form. Raises LineError."""
+    if line.method != "POST":
+        raise LineError("method must be POST", code="invalid_method", param="method")
+    if line.url not in ENDPOINTS:
+        raise LineError(f"url must be {COMPLETIONS} or {CHAT}", code="invalid_url", param="url")
+    try:
+        form = line.form()
+        if form.stream:
+            message = "stream is not served in a batch: leave it out"
+            raise HttpError(message, param="stream", code="unsupported_parameter")
+        more(form)
+        return form, read_sampling(form, facts)
+    except PenstockError as error:
+        param = None if error.param is None else f"body.{error.param}"
+        code = getattr(error, "code", None) or "invalid_request"
+        raise LineError(str(error), code=code, param=param, answer=error) from error

@@ -77,7 +77,7 @@ def test_all_take_the_same_lines_with_the_same_sampling(server: Batching, tmp_pa
     rows = [run_reads(data, number) for number, data in enumerate(lines, 1)]
     good = [number for number, row in enumerate(rows, 1) if row is not None]
     assert 2 < len(good) < len(lines) - 2
-    check = LineCheck(url, "fake", server.engine.facts, server.desk.limits)
+    check = LineCheck(url, "fake", server.engine.facts, server.manager.limits)
     assert [number for number, data in enumerate(lines, 1) if batch_takes(check, data)] == good
     file.write_bytes(b"\n".join(lines))
     before = len(server.engine.submitted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from penstock.server.batch import input_file
 from penstock.server.batch.batch_job import BatchJob
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.disk_errors import is_damage, is_disk_fault
-from penstock.server.batch.file_store import close_behind
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -171,22 +169,6 @@ def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
     if by == "the end":
         with batching(tokenizer, tmp_path) as server:
             check_whole(server, batch_id)
-
-
-def test_a_file_that_is_not_closed_well_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    class Broken(io.BytesIO):
-        def close(self) -> None:
-            raise OSError(errno.EIO, "Input/output error")
-
-    async def main() -> None:
-        close_behind(Broken())
-        await asyncio.get_running_loop().shutdown_default_executor()
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
-    assert capfd.readouterr().err == (
-        "penstock: the state folder's disk failed as a file was closed (input/output error)\n"
-    )
 
 
 @pytest.mark.parametrize(

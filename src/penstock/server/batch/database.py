@@ -62,7 +62,6 @@ class FileRow:
     """One file. owner: the name of the key that it belongs to, "" where there are no keys. sha256: of what was
     uploaded; None for results, and for what an earlier version took."""
 
-    number: int = 0
     id: str
     owner: str
     created_at: int
@@ -80,7 +79,6 @@ class BatchRow:
     any will do. suspects: lines that were there when the engine died, as poison_lines writes them.
     """
 
-    number: int = 0
     id: str
     owner: str
     created_at: int
@@ -264,7 +262,7 @@ class BatchDatabase:
 
     def _insert(self, table: str, rows: Iterable[FileRow | BatchRow]) -> None:
         for row in rows:
-            names = [field.name for field in fields(row) if field.name != "number"]
+            names = [field.name for field in fields(row)]
             marks = ", ".join("?" for _ in names)
             values = [getattr(row, name) for name in names]
             self._db.execute(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})", values)

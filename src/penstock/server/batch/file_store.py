@@ -204,14 +204,7 @@ def check_content(path: Path, size: int, sha256: str | None) -> None:
 
 def close_behind(file: BinaryIO) -> None:
     """Closes what was read, behind a read that is under way: a disk may never answer that, so a thread waits for it."""
-    closing = asyncio.get_running_loop().run_in_executor(None, file.close)
-    closing.add_done_callback(_tell_unclosed)
-
-
-def _tell_unclosed(closing: asyncio.Future[None]) -> None:
-    error = None if closing.cancelled() else closing.exception()
-    if error is not None:
-        print(f"penstock: the state folder's disk failed as a file was closed ({describe(error)})", file=sys.stderr)
+    asyncio.get_running_loop().run_in_executor(None, file.close)
 
 
 def _open_no_link(path: str, flags: int) -> int:

@@ -38,13 +38,6 @@ class Upload:
     filename: str | None = None
 
 
-@dataclass(slots=True)
-class _Part:
-    name: str
-    filename: str | None
-    data: bytearray = field(default_factory=bytearray)
-
-
 class _Form:
     """What the parser has found; it doesn't know the parser: two that held each other would hold what is pending until
     the garbage collector comes, and that comes seldom."""
@@ -55,7 +48,7 @@ class _Form:
         self.over = False
         self._max_bytes, self._size = max_bytes, 0
         self._parts = 0
-        self._part: _Part | None = None
+        self._name, self._data = "", bytearray()  # of the part that comes
         self._headers: dict[bytes, bytes] = {}
         self._header, self._value = bytearray(), bytearray()
 
@@ -92,26 +85,25 @@ class _Form:
             raise HttpError("file must be a file of the form, with a filename", param="file")
         if (name == "file" and self.upload.filename is not None) or name in self.upload.fields:
             raise HttpError("a part of the form is there twice: send each once", param=name[:80])
-        self._part = _Part(name, None if filename is None else _clean(filename.decode("utf-8", "replace")))
-        if name == "file":
-            self.upload.filename = self._part.filename
+        self._name = name
+        if name == "file" and filename is not None:
+            self.upload.filename = _clean(filename.decode("utf-8", "replace"))
 
     def _take(self, data: bytes, start: int, end: int) -> None:
-        assert self._part is not None, "data comes behind headers"
-        if self._part.name == "file":
+        if self._name == "file":
             self._size += end - start
             if self._size > self._max_bytes:
                 raise too_large(self._max_bytes)
             self.pending += data[start:end]
             return
-        self._part.data += data[start:end]
-        if len(self._part.data) > LONGEST_FIELD:
-            raise HttpError(f"a field of the form has more than {LONGEST_FIELD} bytes", param=self._part.name[:80])
+        self._data += data[start:end]
+        if len(self._data) > LONGEST_FIELD:
+            raise HttpError(f"a field of the form has more than {LONGEST_FIELD} bytes", param=self._name[:80])
 
     def _end(self) -> None:
-        part, self._part = self._part, None
-        if part is not None and part.name != "file":
-            self.upload.fields[part.name] = part.data.decode("utf-8", "replace")
+        if self._name != "file":
+            self.upload.fields[self._name] = self._data.decode("utf-8", "replace")
+        self._data.clear()
 
     def _finish(self) -> None:
         self.over = True

@@ -39,17 +39,6 @@ def create(client: openai.OpenAI, file_id: str) -> str:
     return client.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h").id
 
 
-def test_lines_of_300_samples_overlap_on_512_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path, max_num_seqs=512) as server:
-        server.running.hold(True)
-        batch_id = server.submit(jsonl([line(str(number), n=300) for number in range(4)]))
-        server.running.wait_for(lambda: len(server.engine.open) >= 2)
-        server.http.get("/health")  # the loop has turned
-        assert len(server.engine.open) == 2, "512 rows and an eighth ahead: passed by the second"
-        server.running.hold(False)
-        assert server.until_over(batch_id).request_counts.completed == 4
-
-
 def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with batching(tokenizer, tmp_path, LIMITS) as server:
         server.running.hold(True)

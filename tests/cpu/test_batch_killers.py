@@ -99,27 +99,6 @@ def test_a_killer_is_found_in_four_deaths(lives: Lives, kill: str, count: int) -
     assert 2 <= lives.deaths <= 4 and lives.killers(ids[0]) == {"5": "engine_died"}
 
 
-def test_a_killer_that_is_a_batchs_only_line_is_found_in_two(lives: Lives) -> None:
-    ids = lives.submit(["kill late"])
-    lives.until_over(ids)
-    assert lives.deaths == 2 and lives.killers(ids[0]) == {"0": "engine_died"}
-
-
-def test_two_killers_of_one_file_are_found(lives: Lives) -> None:
-    prompts = ["a"] * 100
-    prompts[3], prompts[7] = "kill late", "kill"
-    ids = lives.submit(prompts)
-    lives.until_over(ids)
-    assert lives.deaths <= 8 and lives.killers(ids[0]) == {"3": "engine_died", "7": "engine_died"}
-
-
-def test_a_killer_costs_other_batches_no_line(lives: Lives) -> None:
-    ids = lives.submit(["slow"] * 20, ["a"] * 50 + ["kill late"] + ["a"] * 50, ["slow"] * 20)
-    lives.until_over(ids)
-    assert lives.deaths <= 5
-    assert [lives.killers(each) for each in ids] == [{}, {"50": "engine_died"}, {}]
-
-
 def test_all_else_runs_before_suspects_do(lives: Lives, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Of its batch; and others beside them."""
     suspects = 30
@@ -192,40 +171,10 @@ def test_a_good_line_beside_an_online_killer_is_not_blamed(
     assert lives.killers(ids[0]) == {}
 
 
-def test_a_killer_beside_steady_online_requests_is_found_all_the_same(lives: Lives, tokenizer: Tokenizer) -> None:
-    ids = lives.submit(["kill late"] + ["a"] * 20)
-
-    def ask(server: Batching) -> None:
-        async def stay() -> None:
-            if server.engine.alive:  # on a busy machine the line may have killed it already
-                server.engine.submit([1], SamplingParams(), stream=True)
-
-        server.running.on_loop(stay())
-
-    while lives.live(ids, ask):
-        assert lives.deaths < 30
-    assert lives.deaths <= KILLER and lives.killers(ids[0]) == {"0": "engine_died"}
-
-
 def test_a_line_that_is_done_after_all_is_no_suspect(lives: Lives, tmp_path: Path) -> None:
     (batch_id,) = lives.submit(["a"] * 20)
     note_points(tmp_path, batch_id, {1: KILLER - 1, 2: FEW_FROM, 9: 1})
     assert not lives.live([batch_id]) and lives.killers(batch_id) == {}
-
-
-def test_suspects_of_a_cancelled_batch_are_told_as_its_other_lines_are(
-    lives: Lives, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    count = 300
-    (batch_id,) = lives.submit(["slow"] * count)
-    note_points(tmp_path, batch_id, {1: ALONE_FROM, 2: FEW_FROM})
-    with batching(tokenizer, tmp_path, AT_ONCE) as server:
-        server.openai.batches.cancel(batch_id)
-        batch: Any = server.until_over(batch_id)
-        unrun = [row["custom_id"] for row in server.rows(batch.error_file_id)]
-        done = [row["custom_id"] for row in server.rows(batch.output_file_id)]
-    assert batch.status == "cancelled" and {"0", "1"} <= set(unrun)
-    assert sorted(map(int, done + unrun)) == list(range(count))
 
 
 class Channel:

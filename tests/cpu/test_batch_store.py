@@ -129,7 +129,7 @@ def test_no_request_reads_a_whole_table(store: BatchDatabase) -> None:
         assert not how.startswith("SCAN ") and "TEMP B-TREE" not in how, (statement, how)
 
 
-@pytest.mark.parametrize(("version", "had"), [(2, {"batches_status"}), (3, None)])
+@pytest.mark.parametrize(("version", "had"), [(1, {"batches_status"}), (2, {"batches_status"}), (3, None)])
 def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version: int, had: set[str] | None) -> None:
     def indices(database: sqlite3.Connection) -> set[str]:
         found = database.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
@@ -143,7 +143,8 @@ def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version
     new = indices(database)
     for name in new - had if had is not None else {"batches_over"}:
         database.execute(f"DROP INDEX {name}")
-    database.execute("ALTER TABLE batches DROP COLUMN suspects")
+    for column in ("suspects", "model")[: 2 if version == 1 else 1]:
+        database.execute(f"ALTER TABLE batches DROP COLUMN {column}")
     database.execute("ALTER TABLE files DROP COLUMN sha256")
     database.execute(f"PRAGMA user_version = {version}")
     database.close()

@@ -74,11 +74,6 @@ def test_each_line_is_one_row_and_errors_have_a_file(server: Batching) -> None:
     assert server.openai.files.retrieve(batch.error_file_id).purpose == "batch_output"
 
 
-def test_a_batch_of_errors_alone_has_no_output(server: Batching) -> None:
-    batch = server.until_over(server.submit(jsonl([line("long", prompt="x" * 300)])))
-    assert batch.status == "completed" and batch.output_file_id is None and batch.error_file_id is not None
-
-
 def test_a_line_that_our_code_fails_at_fails_alone(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
     server.engine.fail_with = "its logits were not finite"
     batch = server.until_over(server.submit(jsonl([line("a")])))
@@ -173,28 +168,6 @@ def test_a_restart_goes_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
         rows = second.rows(batch.output_file_id)
         assert sorted(int(row["custom_id"]) for row in rows) == list(range(300))
         assert len(second.engine.submitted) <= 250, "rows that were counted are not computed again"
-
-
-def test_an_engine_that_dies_fails_no_line(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path) as first:
-        first.running.hold(True)
-        batch_id = first.submit(jsonl([line("a"), line("b")]))
-        first.running.wait_for(lambda: len(first.engine.open) == 2)
-        first.engine.alive = False
-        first.running.hold(False)
-        first.running.wait_for(lambda: first.manager.job_of(batch_id) is None)
-        assert first.openai.batches.retrieve(batch_id).status == "in_progress"
-    with batching(tokenizer, tmp_path) as second:
-        assert second.until_over(batch_id).request_counts.completed == 2
-
-
-def test_batches_share_the_engine(server: Batching) -> None:
-    server.engine.step_seconds = 0.01
-    long = server.submit(jsonl([line(str(i)) for i in range(1500)]))
-    short = server.submit(jsonl([line("a")]))
-    assert server.until_over(short).status == "completed"
-    assert server.openai.batches.retrieve(long).status == "in_progress"
-    server.openai.batches.cancel(long)
 
 
 def test_more_batches_than_run_at_once_wait_their_turn(server: Batching) -> None:
@@ -321,26 +294,6 @@ def test_a_batch_waits_for_its_own_model(
         batch = third.until_over(ids[0])
         assert batch.status == "completed" and batch.error_file_id is None
         assert sorted(int(row["custom_id"]) for row in third.rows(batch.output_file_id)) == list(range(400))
-
-
-def test_tables_of_the_version_before_are_taken_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path) as server:
-        batch_id = server.submit(jsonl([line("a")]))
-        server.until_over(batch_id)
-    database = sqlite3.connect(tmp_path / "state.sqlite")
-    for column in ("model", "suspects"):
-        database.execute(f"ALTER TABLE batches DROP COLUMN {column}")
-    database.execute("ALTER TABLE files DROP COLUMN sha256")
-    for column in ("deaths INTEGER NOT NULL DEFAULT 0", "suspect TEXT"):
-        database.execute(f"ALTER TABLE batches ADD COLUMN {column}")
-    database.execute("PRAGMA user_version = 1")
-    database.close()
-    with batching(tokenizer, tmp_path, model="other") as server:
-        assert server.openai.batches.retrieve(batch_id).model == "other", "nothing says which it was"
-        made = server.until_over(server.submit(jsonl([line("a", model="other")])))
-        assert made.model == "other"
-    with batching(tokenizer, tmp_path) as server:
-        assert server.openai.batches.retrieve(made.id).model == "other"
 
 
 def test_a_batch_that_fails_by_our_fault_leaves_its_rows(

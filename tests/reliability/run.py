@@ -239,8 +239,9 @@ PARTS = (
     ),
     Part("faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines", batch_killed),
     Part(
-        "faults survived", "batch killed, every line", "good, bad, nameless and cancelled lines, at each sync and rename",
-        drawn("cpu/test_batch_every_line.py"), timeless=True,
+        "faults survived", "batch killed, every line",
+        "good, bad, nameless and cancelled lines, at each sync and rename", drawn("cpu/test_batch_every_line.py"),
+        timeless=True,
     ),
     Part("faults survived", "disk fails", "open, read, write, sync, ... of a batch, each at its k-th call", disk_fails),
     Part(

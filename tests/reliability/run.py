@@ -254,7 +254,7 @@ PARTS = (
     ),
     Part(
         "bad inputs tried", "requests", "bodies, fields, paths, headers, keys, connections",
-        tests("cpu/test_*bad_input*.py", "cpu/test_server_doors.py", "cpu/test_server_connection.py"), timeless=True,
+        tests("cpu/test_*bad_input*.py", "cpu/test_server_auth.py", "cpu/test_server_http_protocol.py"), timeless=True,
     ),
     Part(
         "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages; all that tests draw",

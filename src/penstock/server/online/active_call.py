@@ -31,7 +31,7 @@ class ClientGoneError(Exception):
 
 
 class ActiveCall:
-    """The streams of one call, one a prompt, from submission to their end; its place in the queue goes with them.
+    """The streams of one call, one a prompt, from submission to their end; its place in the limits goes with them.
     background: nobody waits for it (a batch's line), so its time is no latency."""
 
     def __init__(

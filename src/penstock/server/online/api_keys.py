@@ -30,7 +30,7 @@ _HEX = frozenset(string.hexdigits)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key. `name`: what its files and batches belong to, and what logs say. `digest`: SHA-256 of its UTF-8, in hex.
-    The limits are the queue's (admission.py), of this key alone; None: only the queue's own hold."""
+    The limits are as request_limits.py's, of this key alone; None: only those hold."""
 
     name: str
     digest: str

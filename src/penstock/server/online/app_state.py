@@ -1,6 +1,6 @@
 """The service: what every route is handed, and what all requests of one process share.
 
-It knows the engine's client, the queue, and what is bounded for all together; no request of its own, no HTTP.
+It knows the engine's client, the limits, and what is bounded for all together; no request of its own, no HTTP.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
 @dataclass(slots=True, kw_only=True)
 class AppState:
     """What every route is handed. `closing` is set, by `close`, when running requests have to end. `servers`: how many
-    processes share the engine; `keys`: the API keys that share it, and the queue."""
+    processes share the engine; `keys`: the API keys that share it, and its limits."""
 
     client: AsyncClient
     model: str
@@ -97,7 +97,8 @@ class AppState:
         return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
 
     def deadline(self, asked: float | None) -> float | None:
-        """Of a request whose body is here, on the loop's clock: its own `timeout`, but no later than the server's."""
+        """Returns when a request whose body is here must be over, on the loop's clock: after its own `timeout`, but no
+        later than the server's."""
         allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
         return asyncio.get_running_loop().time() + min(allowed) if allowed else None
 

@@ -5,7 +5,7 @@ form that posts, or by a name that its owner points here (DNS rebinding). So Hos
 machine or one that was allowed. Origin, where there is one, must be Host's own, loopback, or allowed: an address is
 nobody's to rebind, but anybody's to serve pages from. With keys neither is asked unless hosts were allowed by name: a
 page has no key, and without our leave (CORS, which we give to nobody) it cannot send the header that holds one. It
-knows headers; no bodies, no queue.
+knows headers; no bodies, no limits.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _plain(host: str) -> str | None:
 
 
 def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """One without a zone (`%eth0`), which is one machine's own and of any spelling."""
+    """Returns an address without a zone (`%eth0`), which is one machine's own and of any spelling."""
     try:
         return None if host is None or "%" in host else ipaddress.ip_address(host)
     except ValueError:

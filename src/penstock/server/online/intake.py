@@ -53,8 +53,8 @@ class BodyRoom:
 class Intake:
     """Bodies on their way in. Of several servers each has its part of the room for large ones."""
 
-    def __init__(self, limits: HttpLimits, arrivals: BodyTimeouts, servers: int = 1) -> None:
-        self.limits, self._arrivals = limits, arrivals
+    def __init__(self, limits: HttpLimits, timeouts: BodyTimeouts, servers: int = 1) -> None:
+        self.limits, self._timeouts = limits, timeouts
         self.most_large = limits.max_large_bytes // servers
         self.bytes = 0  # of bodies that are being received
         self.large = 0  # of large ones that are not token ids yet
@@ -69,8 +69,8 @@ class Intake:
             place.leave()
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
-        """The whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError, QueueFullError,
-        BusyError, ShuttingDownError."""
+        """Reads the whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError,
+        QueueFullError, BusyError, ShuttingDownError."""
         limits = self.limits
         declared = request.headers.get("content-length", "")
         if declared.isascii() and declared.isdigit():
@@ -79,7 +79,7 @@ class Intake:
             place.take(int(declared))
         body = bytearray()
         try:
-            async with self._arrivals.within(limits.body_seconds, "the body") as more_time:
+            async with self._timeouts.within(limits.body_seconds, "the body") as more_time:
                 async for piece in request.stream():
                     body += piece
                     self.bytes += len(piece)

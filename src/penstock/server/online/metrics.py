@@ -188,10 +188,7 @@ class Metrics:
 
     @property
     def _histograms(self) -> tuple[Histogram, ...]:
-        return (
-            self.first_token, self.between_tokens, self.end_to_end, self.asked, self.made, self.queued, self.prefilled,
-            self.decoded, self.inferred, self.each_token, self.longest, self.samples, self.most,
-        )  # fmt: skip
+        return tuple(each for each in vars(self).values() if isinstance(each, Histogram))
 
     def describe(self) -> Iterable[Metric]:
         """Nothing ahead of time: names are known only to `collect`."""

@@ -31,7 +31,7 @@ NOBODY = ""  # whose requests are where there are no keys
 
 
 class QueueFullError(HttpError):
-    """No room in the queue, or in a key's part of it, at this moment."""
+    """No room within the limits, or in a key's part of them, at this moment."""
 
     status, code = 429, "queue_full"
 
@@ -79,7 +79,7 @@ class Pool:
             self._held.pop(name, None)
 
     def give_back(self, name: str, amount: int) -> None:
-        """As add, of what is done with."""
+        """Gives back what is done with."""
         self.add(name, -amount)
         self.drain.note(amount)
 

@@ -47,7 +47,7 @@ def completion_object(parts: Sequence[Listed]) -> bytes:
 
 
 def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, offset: int) -> Listed:
-    """Of these tokens; `offset` is where their text begins."""
+    """Writes the object of these tokens; `offset` is where their text begins."""
     if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
         return _one(ids[0], positions, spell, offset)
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
@@ -120,8 +120,8 @@ def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top
 def _likeliest(
     tokens: NDArray[Any], chosen: NDArray[Any], likely: NDArray[Any], values: NDArray[Any], top: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Of each position's own token and its likely ones the `top` best: (ids, numbers, which there are) [t, <= top].
-    Equals stay in order, its own token first."""
+    """Picks the `top` best of each position's own token and its likely ones: (ids, numbers, which there are), each
+    [t, <= top]. Equals stay in order, its own token first."""
     there = (likely >= 0) & (likely != tokens[:, None])
     ids = np.concatenate((tokens[:, None], likely), axis=1).astype(np.int64)
     scores = np.concatenate((np.fmax(chosen, LOWEST)[:, None], np.fmax(values, LOWEST)), axis=1)

@@ -99,7 +99,7 @@ async def _done(jobs: Sequence[Job], form: BaseForm, sandboxed: Sandboxed) -> li
 
 
 async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, facts: EngineFacts) -> list[TokenizedPrompt]:
-    """Of what is too long, and of what is cut off, no id is looked at."""
+    """Checks token ids; none is looked at of what is too long, or cut off."""
     keep = _kept(form)
     for ids in prompts:
         check_length(len(ids) if keep is None else min(len(ids), keep), form, facts)

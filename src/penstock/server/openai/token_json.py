@@ -37,7 +37,7 @@ class ChatTables(NamedTuple):
 
 
 class Spelling:
-    """Of one vocabulary of `size` ids: a token's text, or `token_id:N` with `as_ids` or without a tokenizer."""
+    """Spells one vocabulary of `size` ids: a token's text, or `token_id:N` with `as_ids` or without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, size: int, *, as_ids: bool = False) -> None:
         self._size = size

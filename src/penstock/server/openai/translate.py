@@ -93,13 +93,13 @@ class Call:
 
     @property
     def size(self) -> int:
-        """What the queue counts as prompt tokens."""
+        """What request limits count as prompt tokens."""
         return self.prompt_tokens + len(self.sampling.logit_bias or ())
 
 
 def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
-    """Choices that a form asks for, and about how many prompt tokens it has: for the queue, before anything is checked
-    or tokenised. Four characters are a token, about, in any language that has words; an entry of logit_bias takes more
+    """Returns the choices that a form asks for, and about how many prompt tokens it has, before anything is checked or
+    tokenised. Four characters are a token, about, in any language that has words; an entry of logit_bias takes more
     memory than a token, and counts as one."""
     choices, tokens = _prompts_size(form)
     return choices, tokens + len(form.logit_bias or ())

@@ -149,11 +149,11 @@ def sift(
                 kept[name] = value
             continue
         shown = where + name[:LONGEST_NAME]
-        fate = policies.get(name)
-        if fate is None:
+        policy = policies.get(name)
+        if policy is None:
             raise HttpError(f"unknown field {shown}: leave it out", param=shown, code="unknown_parameter")
-        if value is not None and not fate.accepts(value):
-            which = "" if not fate.harmless else " with this value"
-            note = fate.note.removeprefix("not served: ")
+        if value is not None and not policy.accepts(value):
+            which = "" if not policy.harmless else " with this value"
+            note = policy.note.removeprefix("not served: ")
             raise HttpError(f"{shown} is not served{which}: {note}", param=shown, code="unsupported_parameter")
     return kept

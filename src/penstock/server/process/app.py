@@ -1,4 +1,4 @@
-"""The routes, three lines each, and the shape of every error. Knows HTTP; all work is exchange's.
+"""The routes, three lines each, and the shape of every error. Knows HTTP; all work is handlers'.
 
 Bodies are read by our own forms, so that any input at all gets an answer in OpenAI's shape; what /openapi.json says of
 them is openapi's.

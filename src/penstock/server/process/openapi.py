@@ -38,8 +38,8 @@ _STATUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Of an operation: what it answers with (a schema's name or a media type, several of them), the statuses beside
-    those of all, its body by media type, its query's parameters. again: what it says at 503 is what it says at 200."""
+    """What is said of an operation: what it answers with (names of schemas or media types), the statuses beside those
+    of all, its body by media type, its query's parameters. again: what it says at 503 is what it says at 200."""
 
     answers: tuple[str, ...]
     statuses: tuple[int, ...] = ()

@@ -57,14 +57,14 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
     _, found = msgspec.json.schema_components((CompletionForm, ChatForm), ref_template=_PREFIX + "{name}")
     told = _ranges(model, longest, vocabulary)
     special = {"CompletionForm": _completion_ranges(vocabulary), "ChatForm": _chat_ranges()}
-    for form, fates in _TAKEN.items():
+    for form, policies in _TAKEN.items():
         schema = found[form]
         known: dict[str, Json] = {**told, **special[form]} if form in special else {}
         properties: Json = schema["properties"]
         for name in properties:
             kind = {**properties, **known}[name]
             properties[name] = kind if name in schema.get("required", ()) else _or_null(kind)
-        properties |= {name: _harmless(fate) for name, fate in fates.items() if fate.harmless}
+        properties |= {name: _harmless(policy) for name, policy in policies.items() if policy.harmless}
     return found
 
 
@@ -112,15 +112,15 @@ def _chat_ranges() -> dict[str, Json]:
     }
 
 
-def _harmless(fate: FieldPolicy) -> Json:
+def _harmless(policy: FieldPolicy) -> Json:
     """The values of a field that is accepted and changes nothing."""
-    if isinstance(fate.harmless, type):
-        return {**_or_null(_KINDS[fate.harmless]), "description": fate.note}
-    return {"enum": [*fate.harmless, None], "description": fate.note}
+    if isinstance(policy.harmless, type):
+        return {**_or_null(_KINDS[policy.harmless]), "description": policy.note}
+    return {"enum": [*policy.harmless, None], "description": policy.note}
 
 
 def _or_null(schema: Json) -> Json:
-    """As said, or null, which counts as left out."""
+    """Adds null, which counts as left out."""
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind != _NULL]
     plain = [{key: value for key, value in kind.items() if key != "default"} for kind in kinds]
     found: Json = {"anyOf": [*plain, _NULL]}

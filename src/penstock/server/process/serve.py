@@ -56,7 +56,7 @@ def serve(
     """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line at the start names.
 
     `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
-    process; benchmarks bring one that computes nothing. Keys, and `allowed_hosts`, are told in keys.py and access.py;
+    process; benchmarks bring one that computes nothing. Keys and `allowed_hosts` are told in api_keys.py and auth.py;
     PENSTOCK_API_KEY counts where no key is given. `state_dir` is where files and batches live; without one they are not
     served. `access_log` is a file that a line of JSON for each request is added to; `-` is standard error.
     own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that

@@ -5,30 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+
+from penstock.server.batch.output_files import LineResult, UnrunLine
 
 
-class Sized(Protocol):
-    """What an outbox holds."""
-
-    @property
-    def body(self) -> bytes: ...
-
-
-Item = TypeVar("Item", bound=Sized)
-
-
-class Outbox(Generic[Item]):
+class Outbox:
     """Holds so many bytes; who brings more waits."""
 
     def __init__(self, bytes: int) -> None:
         self._most = bytes
-        self._items: list[Item] = []
+        self._items: list[LineResult | UnrunLine] = []
         self._bytes = 0
         self._closed = False
         self._changed = asyncio.Condition()
 
-    async def put(self, item: Item) -> None:
+    async def put(self, item: LineResult | UnrunLine) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: self._bytes < self._most)
             self._items.append(item)
@@ -41,7 +32,7 @@ class Outbox(Generic[Item]):
             self._closed = True
             self._changed.notify_all()
 
-    async def take(self, patience: float) -> Sequence[Item]:
+    async def take(self, patience: float) -> Sequence[LineResult | UnrunLine]:
         """Waits until there are some, and `patience` seconds more for others, and returns all; none at the end."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._items or self._closed)

@@ -89,7 +89,7 @@ class Pipeline:
     ) -> None:
         self._shared, self._path, self._new_check = shared, path, new_check
         self._output, self._counted = output, counted
-        self._outbox: Outbox[LineResult | UnrunLine] = Outbox(shared.limits.outbox_bytes)
+        self._outbox = Outbox(shared.limits.outbox_bytes)
         self._owner, self._cancelled = owner, cancelled
         self._answer_bytes = 0.0  # of a sequence, in the mean
         self._kept = 0  # bytes of outcomes that are not on the disk

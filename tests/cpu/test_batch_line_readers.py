@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, line
-from penstock.jobs.batch import submit
 from server_fake import make_tokenizer
 
 from penstock.errors import UsageError

@@ -66,17 +66,19 @@ def add(run_folder: Path, root: Path, *, commit: str | None = None, tell: Callab
 
 def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list[str]]:
     """Returns the record that goes in, and what of it other sources have derived otherwise."""
-    record = read_record(source)
-    ours = (record.client.penstock, record.client.commit) == (__version__, commit)
-    if record.raw is not None and raw.is_file() and not ours:
-        return derived_anew(source, raw)
-    record = validate(source, raw if raw.is_file() else None)
-    if record.raw is not None and not raw.is_file():
+    told = read_record(source)
+    names_raw(told, source)
+    if told.raw is None:
+        return validate(source), []
+    if not raw.is_file():
         raise RecordError(
             f"{source.parent.name}: its record names raw data, but there is no {RAW} to derive it from again"
         )
-    names_raw(record, source)
-    return record, []
+    derived, otherwise = derived_anew(source, raw)
+    ours = (told.client.penstock, told.client.commit) == (__version__, commit)
+    if ours and otherwise:
+        raise RecordError(f"{source.name}: {otherwise[0]}")
+    return told if ours else derived, otherwise
 
 
 def _of_same_raw(record: Record, root: Path, own: Path) -> str | None:

@@ -326,10 +326,5 @@ def cost_of_million(price_per_hour: float, token_rate: float) -> float:
     return price_per_hour / 3600 / token_rate * 1e6 if token_rate > 0 else float("inf")
 
 
-def per_user(per_token: float) -> float:
-    """Tokens a second that one user sees after the first, at so many seconds a token."""
-    return 1 / per_token if per_token > 0 else float("inf")
-
-
 def per_gpu(rate: float, gpus: int) -> float:
     return rate / max(gpus, 1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,11 @@ SENT = {"open": CLOCKED, "closed": IN_TURN, "single": IN_TURN, "saturation": TOG
 
 
 def validate(path: Path, raw: Path | None = None) -> Record:
-    """Returns the record, when nothing is wrong with it; RecordError otherwise. raw: the Parquet file of its
-    samples."""
+    """Returns the record. Raises RecordError where something is wrong with it. raw: the Parquet file of its samples."""
     record = read_record(path)
     _first(path.name, faults(record))
     if raw is not None:
-        _first(path.name, _against(record, raw))
+        _first(path.name, derived_anew(path, raw)[1])
     return record
 
 
@@ -61,30 +60,20 @@ def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
         try:
             points.append(_again(record, samples, point))
         except (RecordError, ValueError) as error:
-            raise RecordError(f"{path.name}: {where}: {_underivable(error)}") from error
+            told = f"cannot be derived from the raw data: {one_line(str(error), 300)}"
+            raise RecordError(f"{path.name}: {where}: {told}") from error
         otherwise += _differences(point.model_dump(), points[-1].model_dump(), where, NEAR)
     record = record.model_copy(update={"points": points})
     _first(path.name, faults(record))
     return record, otherwise
 
 
-def _first(name: str, found: Iterator[str]) -> None:
+def _first(name: str, found: Iterable[str]) -> None:
     for fault in found:
         raise RecordError(f"{name}: {fault}")
 
 
 # --- against the raw data
-
-
-def _against(record: Record, raw: Path) -> Iterator[str]:
-    another = list(_another(record, raw))
-    yield from another
-    if another:
-        return
-    samples = _samples(raw)
-    yield from _unfit(record, samples, raw.name)
-    for number, point in enumerate(record.points):
-        yield from _derived(record, samples, point, f"points.{number} ({point.name})")
 
 
 def _another(record: Record, raw: Path) -> Iterator[str]:
@@ -162,16 +151,6 @@ def _samples(raw: Path) -> Samples:
         raise RecordError(f"{raw.name}: is no table of samples: {one_line(str(error), 200)}") from error
 
 
-def _derived(record: Record, samples: Samples, point: Point, where: str) -> Iterator[str]:
-    """Yields what of the point comes out otherwise when it is derived again."""
-    try:
-        again = _again(record, samples, point)
-    except (RecordError, ValueError) as error:
-        yield f"{where}: {_underivable(error)}"
-        return
-    yield from _differences(point.model_dump(), again.model_dump(), where, NEAR)
-
-
 def _again(record: Record, samples: Samples, point: Point) -> Point:
     """Derives the point from the samples. Raises RecordError or ValueError where it cannot be."""
     return point_of(
@@ -187,10 +166,6 @@ def _again(record: Record, samples: Samples, point: Point) -> Point:
         marks=point.marks,
         sharing=shares_prompts(record.shape),
     )
-
-
-def _underivable(error: Exception) -> str:
-    return f"cannot be derived from the raw data: {one_line(str(error), 300)}"
 
 
 def _differences(told: Any, derived: Any, where: str, near: float) -> Iterator[str]:

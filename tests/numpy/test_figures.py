@@ -11,8 +11,11 @@ import pytest
 from made_samples import LOOK, one_line, open_loop, samples_of
 
 from penstock.almanac import figures
+from penstock.almanac.intervals import SeededRandom
 from penstock.almanac.record import Goal, Interval, Point
 from penstock.almanac.samples import Samples, join
+from penstock.almanac.summaries import gaps_of
+from penstock.almanac.throughput import rates_of, steady_window
 from penstock.errors import RecordError
 
 
@@ -299,9 +302,10 @@ def test_nothing_complete_and_a_single_request() -> None:
 def test_the_rate_of_a_known_queue_is_covered(rate: float) -> None:
     covered = []
     for seed in range(60):
-        made = point(open_loop(rate, 40.0, seed=seed, output=2), seconds=40.0, opens=10.0).figures.request_rate
-        assert made is not None and made.low is not None and made.high is not None
-        covered.append(made.low <= rate <= made.high)
+        samples = open_loop(rate, 40.0, seed=seed, output=2)
+        made, _, _ = rates_of(samples, steady_window(samples, 40.0, 10.0), SeededRandom(seed))
+        assert made is not None and made.ends.low is not None and made.ends.high is not None
+        covered.append(made.ends.low <= rate <= made.ends.high)
     assert np.mean(covered) >= 0.9
 
 
@@ -312,7 +316,7 @@ def test_the_gaps_interval_covers_though_they_come_by_the_thousand() -> None:
         rng = np.random.default_rng(seed)
         pace = rng.lognormal(np.log(0.01), 0.4, 250)
         gaps = list(pace[:, None] * np.ones((250, 100)))
-        spread = point(samples_of(np.arange(250.0), np.arange(250.0) + 0.1, gaps), seconds=250.0).figures.inter_token
+        spread = gaps_of(samples_of(np.arange(250.0), np.arange(250.0) + 0.1, gaps), SeededRandom(seed))
         assert spread is not None
         for kept, figure, truth in ((covered, spread.mean, 0.01 * np.exp(0.08)), (quantile, spread.p50, 0.01)):
             assert figure.low is not None and figure.high is not None

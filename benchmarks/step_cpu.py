@@ -21,7 +21,8 @@ import numpy as np
 from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.open_runner import open_runner
 from penstock.execute.runner import TorchRunner
-from penstock.schedule.step import WANTS_FILTER, WANTS_PENALTY, Chunks, Joins, SamplingColumns, StepPlan
+from penstock.row_table import WANTS_FILTER, WANTS_PENALTY
+from penstock.schedule.step import JOIN_RECORD, Chunks, Joins, StepPlan
 
 NOTHING = np.zeros(0, np.int32)
 
@@ -122,30 +123,20 @@ def _decode(args: argparse.Namespace, number: int, groups: int, prefix: int) -> 
         mine = prompts.size + 1 + np.arange(args.rows * own, dtype=np.int32).reshape(args.rows, own)
         of_group = prompts[rows // args.group]
         plan.copies = np.stack((of_group[:, -1], mine[:, 0]), axis=1)
-        plan.joins = Joins(
-            rows=rows, samples=rows % args.group, length=length, last_token=rows % args.vocabulary,
-            prompt_length=length + 1, min_length=length + 1, limit=length + 10_000,
-            blocks=np.concatenate((of_group[:, :prefix], mine), axis=1), sampling=_sampling(args, wants),
-        )  # fmt: skip
+        plan.joins = _joins(args, wants, length, np.concatenate((of_group[:, :prefix], mine), axis=1))
     return plan
 
 
-def _sampling(args: argparse.Namespace, wants: int) -> SamplingColumns:
-    n = args.rows
-
-    def floats(value: float) -> np.ndarray:
-        return np.full(n, value, np.float32)
-
-    def ints(value: int) -> np.ndarray:
-        return np.full(n, value, np.int32)
-
-    return SamplingColumns(
-        temperature=floats(args.temperature), top_p=floats(args.top_p), top_k=ints(args.top_k), min_p=floats(0),
-        repetition=floats(args.repetition), presence=floats(0), frequency=floats(0),
-        seed=np.arange(n, dtype=np.int64) // args.group, ignore_eos=np.ones(n, np.bool_),
-        stop_ids=np.full((n, 8), -1, np.int32), logprobs=ints(-1), wants=np.full(n, wants, np.uint8),
-        bias_start=np.zeros(n + 1, np.int32), bias_ids=NOTHING, bias_values=np.zeros(0, np.float32),
-    )  # fmt: skip
+def _joins(args: argparse.Namespace, wants: int, length: np.ndarray, blocks: np.ndarray) -> Joins:
+    rows = np.arange(args.rows)
+    records = np.zeros(args.rows, JOIN_RECORD)
+    records["row"], records["sample"], records["seed"] = rows, rows % args.group, rows // args.group
+    records["length"], records["last_token"], records["limit"] = length, rows % args.vocabulary, length + 10_000
+    records["prompt_length"] = records["min_length"] = length + 1
+    records["temperature"], records["top_p"], records["top_k"] = args.temperature, args.top_p, args.top_k
+    records["repetition"], records["ignore_eos"], records["wants"] = args.repetition, 1, wants
+    records["stop_ids"] = records["logprobs"] = -1
+    return Joins(records, blocks, np.zeros(args.rows + 1, np.int32), NOTHING, np.zeros(0, np.float32))
 
 
 def _plan(number: int, rows: np.ndarray, lengths: np.ndarray, wants: int = 0, chunks: Chunks | None = None) -> StepPlan:

@@ -26,7 +26,8 @@ from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.open_runner import open_runner
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
-from penstock.schedule.step import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY, Joins, SamplingColumns, StepPlan
+from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY
+from penstock.schedule.step import JOIN_RECORD, Joins, StepPlan
 
 LLAMA_1B = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
@@ -161,28 +162,15 @@ class _Plans:
         blocks = np.random.default_rng(0).permutation(mine).astype(np.int32).reshape(self.rows, own)
         if self.groups:
             blocks = np.concatenate((self._prefixes()[np.arange(self.rows) // size], blocks), axis=1)
-        length = np.full(self.rows, self.start, np.int32)
-        return Joins(
-            rows=np.arange(self.rows, dtype=np.int32), samples=np.arange(self.rows, dtype=np.int32), length=length,
-            last_token=np.arange(self.rows, dtype=np.int32), prompt_length=length + 1, min_length=length + 1,
-            limit=length + 10_000, blocks=blocks, sampling=_sampling(self.args, self.rows, wants),
-        )  # fmt: skip
-
-
-def _sampling(args: argparse.Namespace, n: int, wants: int) -> SamplingColumns:
-    def floats(value: float) -> np.ndarray:
-        return np.full(n, value, np.float32)
-
-    def ints(value: int) -> np.ndarray:
-        return np.full(n, value, np.int32)
-
-    return SamplingColumns(
-        temperature=floats(args.temperature), top_p=floats(args.top_p), top_k=ints(0), min_p=floats(0),
-        repetition=floats(args.repetition), presence=floats(0), frequency=floats(0), seed=np.arange(n, dtype=np.int64),
-        ignore_eos=np.ones(n, np.bool_), stop_ids=np.full((n, 8), -1, np.int32), logprobs=ints(args.logprobs),
-        wants=np.full(n, wants, np.uint8), bias_start=np.zeros(n + 1, np.int32), bias_ids=NOTHING,
-        bias_values=np.zeros(0, np.float32),
-    )  # fmt: skip
+        records, args = np.zeros(self.rows, JOIN_RECORD), self.args
+        for name in ("row", "sample", "last_token", "seed"):
+            records[name] = np.arange(self.rows)
+        records["length"], records["limit"] = self.start, self.start + 10_000
+        records["prompt_length"] = records["min_length"] = self.start + 1
+        records["temperature"], records["top_p"], records["repetition"] = args.temperature, args.top_p, args.repetition
+        records["ignore_eos"], records["stop_ids"] = 1, -1
+        records["logprobs"], records["wants"] = args.logprobs, wants
+        return Joins(records, blocks, np.zeros(self.rows + 1, np.int32), NOTHING, np.zeros(0, np.float32))
 
 
 def _arguments() -> argparse.Namespace:

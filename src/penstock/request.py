@@ -10,16 +10,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from penstock.errors import ContextLengthError, UsageError
+from penstock.row_table import RANGES
 from penstock.vllm_arguments import takes_vllms
 
 # numerical_error: its logits were not finite; error: the engine refused it. Both say why beside it.
 FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerical_error", "error")
 
-MAX_STOP_IDS = 8  # stop ids a row keeps on the device; further ones are looked at by the host
 MAX_STOPS = 64  # stop strings; all are looked for in each text that may hold one, and token by token in a stream
 MAX_STOP_CHARACTERS = 2_048  # of all stop strings together
 MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
@@ -27,27 +27,6 @@ MAX_SAMPLES = 65_536
 MAX_SEED = 2**63 - 1
 MAX_SALT = 2**62 - 1
 _LARGEST = sys.float_info.max  # compared with, and never converted to: a whole number may be larger than any float
-
-
-class Range(NamedTuple):
-    """What a number may be: `low` to `high`, both among them but for an open low end."""
-
-    low: float
-    high: float
-    open_low: bool = False
-
-
-# Of the sampling numbers, a request's and a generation_config's: each value leaves a row's logits finite in float32, in
-# which rows are drawn. There 1e-38 is no normal number any more, and a logit of 35 divided by 1e-37 is infinite.
-RANGES = {
-    "temperature": Range(0.0, 100.0),  # below 1e-6, but for 0, a row is drawn at 1e-6
-    "top_p": Range(0.0, 1.0, open_low=True),  # one that float32 takes for 0 keeps the most likely token
-    "min_p": Range(0.0, 1.0),
-    "repetition_penalty": Range(1e-6, 100.0),
-    "presence_penalty": Range(-2.0, 2.0),
-    "frequency_penalty": Range(-2.0, 2.0),
-    "logit_bias": Range(-100.0, 100.0),
-}
 
 
 @takes_vllms

@@ -17,19 +17,8 @@ from penstock.kernels.choose import choose
 from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
-from penstock.schedule.step import (
-    WANTS_BIAS,
-    WANTS_FILTER,
-    WANTS_LOGPROBS,
-    WANTS_MIN_TOKENS,
-    WANTS_PENALTY,
-    Chunks,
-    Flight,
-    Int32,
-    Joins,
-    SamplingColumns,
-    StepPlan,
-)
+from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.schedule.step import JOIN_RECORD, Chunks, Flight, Int32, Joins, StepPlan
 
 VOCABULARY = 160
 END = 7
@@ -193,32 +182,20 @@ def _joins(rows: list[Row]) -> Joins:
         return np.array(values, np.int32)
 
     width = max(len(row.blocks) for row in rows)
+    asks = [row.ask for row in rows]
+    records = np.zeros(len(rows), JOIN_RECORD)
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition", "presence", "frequency", "seed", "logprobs"):
+        records[name] = [getattr(ask, name) for ask in asks]
+    records["ignore_eos"], records["wants"] = [ask.ignore_eos for ask in asks], [ask.wants() for ask in asks]
+    records["stop_ids"] = [(ask.stop_ids + [-1] * 8)[:8] for ask in asks]
+    records["bias_count"] = [len(ask.bias) for ask in asks]
+    records["row"], records["sample"] = [r.number for r in rows], [r.sample for r in rows]
+    records["length"], records["last_token"] = [r.planned for r in rows], [r.tokens[-1] for r in rows]
+    records["prompt_length"], records["limit"] = [r.prompt for r in rows], [r.limit for r in rows]
+    records["min_length"] = [r.prompt + r.ask.min_tokens for r in rows]
     return Joins(
-        rows=ints([r.number for r in rows]),
-        samples=ints([r.sample for r in rows]),
-        length=ints([r.planned for r in rows]),
-        last_token=ints([r.tokens[-1] for r in rows]),
-        prompt_length=ints([r.prompt for r in rows]),
-        min_length=ints([r.prompt + r.ask.min_tokens for r in rows]),
-        limit=ints([r.limit for r in rows]),
+        records=records,
         blocks=np.array([r.blocks + [0] * (width - len(r.blocks)) for r in rows], np.int32),
-        sampling=_columns([r.ask for r in rows]),
-    )
-
-
-def _columns(asks: list[Ask]) -> SamplingColumns:
-    def column(name: str, dtype: Any) -> Any:
-        return np.array([getattr(ask, name) for ask in asks], dtype)
-
-    floats = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-    return SamplingColumns(
-        **{name: column(name, np.float32) for name in floats},
-        top_k=column("top_k", np.int32),
-        seed=column("seed", np.int64),
-        ignore_eos=column("ignore_eos", np.bool_),
-        stop_ids=np.array([(ask.stop_ids + [-1] * 8)[:8] for ask in asks], np.int32),
-        logprobs=column("logprobs", np.int32),
-        wants=np.array([ask.wants() for ask in asks], np.uint8),
         bias_start=np.cumsum([0, *(len(ask.bias) for ask in asks)]).astype(np.int32),
         bias_ids=np.array([token for ask in asks for token in ask.bias], np.int32),
         bias_values=np.array([value for ask in asks for value in ask.bias.values()], np.float32),

@@ -18,7 +18,7 @@ import transformers
 from penstock import LLM, SamplingParams, demo
 from penstock.errors import UsageError
 from penstock.llm import Prompt
-from penstock.request import RANGES
+from penstock.row_table import RANGES
 
 ROWS = [json.loads(line) for line in demo.problems_file().read_text().splitlines()[:5]]
 QUESTIONS = [f"Question: {row['question']}\nAnswer:" for row in ROWS]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
-from penstock.request import RANGES
+from penstock.row_table import RANGES
 from penstock.server.openai import unsupported_fields as policies
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.http_limits import HttpLimits

@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from penstock.request import RANGES
+from penstock.row_table import RANGES
 
 SERVE = """
 import sys

@@ -19,6 +19,7 @@ from penstock.kernels.reference import logprobs as plain_logprobs
 from penstock.kernels.reference import noise as plain_noise
 from penstock.kernels.reference import penalties as plain_penalties
 from penstock.kernels.reference import sample as plain_sample
+from penstock.kernels.row_state import RowState, pack_joins
 from penstock.kernels.triton import (
     activation,
     blocks,
@@ -34,7 +35,8 @@ from penstock.kernels.triton import (
 )
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as fast_sample
-from penstock.request import RANGES
+from penstock.row_table import FIELDS, JOIN_WORDS, RANGES
+from penstock.schedule.step import JOIN_RECORD, Joins
 
 COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "sample", "position")
 
@@ -193,17 +195,17 @@ def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) 
 
     length = ints(width * 16 - 1)
     made = SimpleNamespace(
-        last_token=ints(vocabulary), length=length, done=ints(5) == 0, limit=length + ints(9, 1),
+        last_token=ints(vocabulary), length=length, done=(ints(5) == 0).int(), limit=length + ints(9, 1),
         prompt_length=torch.minimum(ints(width * 16), length), min_length=length + ints(4), sample=ints(1000),
         seed=torch.randint(-(2**62), 2**62, (rows + 1,), generator=rng), temperature=pick(0.0, 0.5, 1.0, 1.7),
         top_p=pick(1.0, 1.0, 0.9, 0.4), top_k=pick(0, 0, 1, 7, 40).int(), min_p=pick(0.0, 0.0, 0.05),
-        repetition=pick(1.0, 1.3), presence=pick(0.0, 0.7), frequency=pick(0.0, 0.21), ignore_eos=ints(2) == 0,
+        repetition=pick(1.0, 1.3), presence=pick(0.0, 0.7), frequency=pick(0.0, 0.21), ignore_eos=(ints(2) == 0).int(),
         stop_ids=torch.randint(-1, vocabulary, (rows + 1, 8), generator=rng, dtype=torch.int32),
         block_table=(torch.randperm((rows + 1) * width, generator=rng) + 1).view(rows + 1, width).int(),
         is_end=torch.randint(4, (vocabulary,), generator=rng) == 0, wants=ints(32), logprobs=ints(4, -1),
         bias_start=ints(1), bias_count=ints(1),
     )  # fmt: skip
-    made.done[-1] = True
+    made.done[-1] = 1
     return SimpleNamespace(**{name: value.to(device) for name, value in vars(made).items()})
 
 
@@ -238,40 +240,33 @@ def check_prepare_and_advance(device: str, rows: int) -> None:
 
 
 def check_join_and_grow(device: str) -> None:
-    cols, rng = columns(12, 50, 6, device), np.random.default_rng(0)
-    k, names = 3, ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-    sampling = SimpleNamespace(
-        **{name: rng.random(k).astype(np.float32) for name in names}, top_k=rng.integers(0, 9, k).astype(np.int32),
-        seed=rng.integers(-(2**62), 2**62, k), ignore_eos=np.array([True, False, True]),
-        stop_ids=rng.integers(-1, 50, (k, 8)).astype(np.int32), logprobs=np.array([-1, 0, 4], np.int32),
-        wants=np.array([0, 16, 7], np.uint8), bias_start=np.array([0, 0, 2, 5], np.int32),
-    )  # fmt: skip
-    more = ("last_token", "length", "limit", "prompt_length", "min_length", "samples")
-    joins = SimpleNamespace(
-        rows=np.array([4, 0, 9], np.int32), **{name: rng.integers(0, 50, k).astype(np.int32) for name in more},
-        blocks=rng.integers(1, 99, (k, 3)).astype(np.int32), sampling=sampling,
-    )  # fmt: skip
-    packed = np.full((5, step_rows.JOIN_WORDS + 4), 77, np.int32)
-    starts = np.array([40, 41, 42])
-    step_rows.pack_joins(joins, starts, packed)
-    was = {name: value.clone() for name, value in vars(cols).items()}
-    step_rows.join(torch.from_numpy(packed).to(device), cols)
-    for name, value in vars(cols).items():
-        if name == "is_end":
-            continue
-        value, old = value.cpu().numpy(), was[name].cpu().numpy()
-        for row in range(12):
-            if row not in (4, 0, 9):
-                assert (value[row] == old[row]).all()
-        found = value[joins.rows]
-        told = {"done": [False] * k, "sample": joins.samples, "bias_start": starts, "bias_count": [0, 2, 3]}
-        if name == "block_table":
-            assert (found[:, :3] == joins.blocks).all() and (found[:, 3:] == 0).all()
-        else:
-            wanted = told.get(name, getattr(joins, name, getattr(sampling, name, None)))
-            assert (found == wanted).all(), name
-    step_rows.grow(torch.tensor([[2, 5, 88], [-1, 0, 0], [9, 3, 55]], dtype=torch.int32, device=device), cols)
-    assert int(cols.block_table[2, 5]) == 88 and int(cols.block_table[9, 3]) == 55 and int(cols.block_table[9, 4]) == 0
+    """Every field of the row table, whatever they are: a joining row's numbers are found in its columns."""
+    state, rng, k = RowState(12, 96, (3,), 50, torch.device(device)), np.random.default_rng(0), 3
+    records = np.zeros(k, JOIN_RECORD)
+    records["row"] = rows = [4, 0, 9]
+    for field in FIELDS:
+        shape, kind = records[field.name].shape, field.kind
+        records[field.name] = (
+            rng.random(shape) if kind == "f4" else rng.integers(-50, 2**31 if kind == "i4" else 2**62, shape)
+        )
+    biases = np.array([0, 0, 2, 5], np.int32)
+    blocks = rng.integers(1, 99, (k, 3)).astype(np.int32)
+    joins = Joins(records, blocks, biases, np.zeros(5, np.int32), np.zeros(5, np.float32))
+    packed, starts = np.full((5, JOIN_WORDS + 4), 77, np.int32), np.array([40, 41, 42])
+    pack_joins(joins, starts, packed)
+    was = {field.name: getattr(state, field.name).cpu().numpy().copy() for field in FIELDS}
+    state.block_table.fill_(7)
+    step_rows.join(torch.from_numpy(packed).to(device), state)
+    others = [row for row in range(13) if row not in rows]
+    for field in FIELDS:
+        now = getattr(state, field.name).cpu().numpy()
+        assert (now[others] == was[field.name][others]).all(), field.name
+        assert (now[rows] == (starts if field.name == "bias_start" else records[field.name])).all(), field.name
+    table = state.block_table.cpu().numpy()
+    assert (table[rows, :3] == blocks).all() and (table[rows, 3:] == 0).all() and (table[others] == 7).all()
+    step_rows.grow(torch.tensor([[2, 5, 88], [-1, 0, 0], [9, 3, 55]], dtype=torch.int32, device=device), state)
+    table = state.block_table.cpu().numpy()
+    assert table[2, 5] == 88 and table[9, 3] == 55 and table[9, 4] == 0
 
 
 def check_noise(device: str, lanes: int) -> None:
@@ -386,7 +381,7 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     logits = drawn(rows, vocabulary, by=1e30 if ends else 3.0, dtype=dtype)
     ids = torch.arange(rows).flip(0)
     wanted = logits.float().clone()
-    asks = torch.where(cols.done[ids], 0, cols.wants[ids])
+    asks = torch.where(cols.done[ids] != 0, 0, cols.wants[ids])
     place = torch.nonzero(asks & 4)[:, 0].tolist()
     for i in place:
         mine = pool[int(ids[i])].long()

@@ -13,18 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.request import MAX_STOP_IDS, SamplingParams
+from penstock.request import SamplingParams
+from penstock.row_table import MAX_STOP_IDS, WANTS_LOGPROBS, WANTS_MIN_TOKENS
 from penstock.schedule.deltas import ERROR, LENGTH, NO_STOP_ID, STOP
-from penstock.schedule.step import (
-    BAD_LOGITS,
-    NO_TOKEN,
-    SCRATCH_BLOCK,
-    WANTS_LOGPROBS,
-    WANTS_MIN_TOKENS,
-    StepPlan,
-    StepTokens,
-    TokenLogprobs,
-)
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, SCRATCH_BLOCK, StepPlan, StepTokens, TokenLogprobs
 
 Slots = list[int]
 _START = 0x5EED
@@ -145,12 +137,12 @@ class FakeDevice:
         for i, row in enumerate(joins.rows):
             self.table[row] = SCRATCH_BLOCK
             self.table[row, : joins.blocks.shape[1]] = joins.blocks[i]
-            self.length[row], self.last[row] = joins.length[i], joins.last_token[i]
-            self.limit[row], self.first_end[row] = joins.limit[i], joins.min_length[i]
-            self.seed[row], self.sample[row] = joins.sampling.seed[i], joins.samples[i]
-            self.ignore[row], self.logprobs[row] = joins.sampling.ignore_eos[i], joins.sampling.logprobs[i]
-            self.wants[row] = joins.sampling.wants[i]
-            self.stops[int(row)] = set(joins.sampling.stop_ids[i].tolist()) - {-1}
+            told = joins.records[i]
+            self.length[row], self.last[row] = told["length"], told["last_token"]
+            self.limit[row], self.first_end[row] = told["limit"], told["min_length"]
+            self.seed[row], self.sample[row] = told["seed"], told["sample"]
+            self.ignore[row], self.logprobs[row], self.wants[row] = told["ignore_eos"], told["logprobs"], told["wants"]
+            self.stops[int(row)] = set(told["stop_ids"].tolist()) - {-1}
             self.done[row] = False
 
     def _store(self, plan: StepPlan) -> None:

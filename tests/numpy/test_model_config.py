@@ -15,7 +15,8 @@ from penstock.layers.rope_config import RopeConfig
 from penstock.models.generation_config import GenerationDefaults, end_ids, read_generation_defaults
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import model_config_of, read_model_config
-from penstock.request import RANGES, SamplingParams
+from penstock.request import SamplingParams
+from penstock.row_table import RANGES
 
 LLAMA_32_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

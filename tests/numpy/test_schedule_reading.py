@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from penstock.request import MAX_STOP_IDS, Request, SamplingParams
+from penstock.request import Request, SamplingParams
+from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas
 from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.request_state import Groups, RequestState

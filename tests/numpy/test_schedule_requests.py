@@ -8,16 +8,10 @@ from schedule_drive import EOS, VOCAB, Drive
 
 from penstock.errors import ContextLengthError, UsageError
 from penstock.request import Request, SamplingParams
-from penstock.schedule.request_state import RequestState, sampling_columns, wants_of
+from penstock.row_table import FIELDS, WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.schedule.request_state import RequestState, wants_of
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import (
-    WANTS_BIAS,
-    WANTS_FILTER,
-    WANTS_LOGPROBS,
-    WANTS_MIN_TOKENS,
-    WANTS_PENALTY,
-)
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
 
@@ -61,27 +55,41 @@ def test_wants(fields: dict[str, object], wants: int) -> None:
     assert wants_of(SamplingParams(**fields)) == wants  # type: ignore[arg-type]
 
 
-def test_sampling_columns_repeat_each_request_and_keep_biases_apart() -> None:
-    first = live_of(SamplingParams(temperature=0.5, top_p=0.9, top_k=-1, seed=-7, logit_bias={5: 1.0, 2: -3.0}))
-    plain = live_of(SamplingParams(min_p=0.25, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.5))
-    last = live_of(SamplingParams(top_k=9, ignore_eos=True, logit_bias={8: 4.0}, logprobs=2, stop_token_ids=[4, 6]))
-    columns = sampling_columns([first, plain, last], [2, 1, 3])
-    assert columns.temperature.tolist() == [0.5, 0.5, 1, 1, 1, 1]
-    assert columns.top_p.tolist() == [np.float32(0.9)] * 2 + [1] * 4
-    assert columns.top_k.tolist() == [0, 0, 0, 9, 9, 9] and columns.min_p.tolist() == [0, 0, 0.25, 0, 0, 0]
-    assert columns.repetition[2] == 1.5 and columns.presence[2] == 0.5 and columns.frequency[2] == -0.5
-    assert columns.seed.tolist() == [-7, -7, 0, 0, 0, 0] and columns.ignore_eos.tolist() == [False] * 3 + [True] * 3
-    assert columns.logprobs.tolist() == [-1, -1, -1, 2, 2, 2]
-    assert columns.stop_ids[3].tolist() == [4, 6] + [-1] * 6 and (columns.stop_ids[:3] == -1).all()
-    assert columns.bias_start.tolist() == [0, 2, 4, 4, 5, 6, 7]
-    assert columns.bias_ids.tolist() == [5, 2, 5, 2, 8, 8, 8]
-    assert columns.bias_values.tolist() == [1, -3, 1, -3, 4, 4, 4]
-    assert all(getattr(columns, name).flags.c_contiguous for name in ("temperature", "seed", "stop_ids", "wants"))
+def test_a_row_carries_what_its_request_asks() -> None:
+    asks = SamplingParams(temperature=0.5, top_p=0.9, top_k=-1, seed=-7, logit_bias={5: 1.0, 2: -3.0}, min_tokens=4)
+    first, plain = live_of(asks).record[0], live_of(SamplingParams(min_p=0.25, repetition_penalty=1.5)).record[0]
+    assert (first["temperature"], first["top_p"], first["top_k"], first["seed"]) == (0.5, np.float32(0.9), 0, -7)
+    assert (first["bias_count"], first["prompt_length"], first["min_length"], first["limit"]) == (2, 3, 7, 19)
+    assert (plain["min_p"], plain["repetition"], plain["temperature"], plain["logprobs"]) == (0.25, 1.5, 1.0, -1)
+    last = live_of(SamplingParams(top_k=9, ignore_eos=True, logprobs=2, stop_token_ids=[4, 6])).record[0]
+    assert (last["top_k"], last["ignore_eos"], last["logprobs"]) == (9, 1, 2)
+    assert last["stop_ids"].tolist() == [4, 6] + [-1] * 6 and (first["stop_ids"] == -1).all()
 
 
-def test_no_request_without_biases_makes_a_bias() -> None:
-    columns = sampling_columns([live_of(SamplingParams())], [3])
-    assert columns.bias_start.tolist() == [0] * 4 and columns.bias_ids.size == columns.bias_values.size == 0
+def test_each_sampling_number_of_the_table_is_carried_as_it_was_asked() -> None:
+    for column in FIELDS:
+        if column.param is not None and column.range is not None:
+            value = (column.range.low + column.range.high) / 4 + 0.125
+            record = live_of(SamplingParams(**{column.param: value})).record[0]  # type: ignore[arg-type]
+            assert record[column.name] == np.float32(value), column.name
+
+
+def test_joining_rows_repeat_their_requests_and_keep_biases_apart() -> None:
+    drive = Drive(limits())
+    biased = SamplingParams(seed=1, n=2, logit_bias={5: 1.0, 2: -3.0})
+    for number, params in enumerate([biased, SamplingParams(seed=2), SamplingParams(seed=3, logit_bias={8: 4.0})]):
+        drive.submit([number], params)
+    plan = drive.scheduler.plan()
+    assert plan is not None and plan.joins is not None
+    joins, records = plan.joins, plan.joins.records
+    by_seed = np.lexsort((records["sample"], records["seed"]))
+    assert records["seed"][by_seed].tolist() == [1, 1, 2, 3] and records["sample"][by_seed].tolist() == [0, 1, 0, 0]
+    assert np.diff(joins.bias_start).tolist() == records["bias_count"].tolist()
+    held = {}
+    for row, seed in enumerate(records["seed"].tolist()):
+        mine = slice(joins.bias_start[row], joins.bias_start[row + 1])
+        held[seed] = dict(zip(joins.bias_ids[mine].tolist(), joins.bias_values[mine].tolist(), strict=True))
+    assert held == {1: {5: 1.0, 2: -3.0}, 2: {}, 3: {8: 4.0}}
 
 
 @pytest.mark.parametrize(

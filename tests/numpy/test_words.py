@@ -9,7 +9,8 @@ import pytest
 
 from penstock.config import MAX_ROWS, Config
 from penstock.errors import UsageError
-from penstock.request import MAX_STOP_CHARACTERS, MAX_STOPS, RANGES, SamplingParams
+from penstock.request import MAX_STOP_CHARACTERS, MAX_STOPS, SamplingParams
+from penstock.row_table import RANGES
 
 
 @pytest.mark.parametrize(

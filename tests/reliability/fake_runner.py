@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, WANTS_LOGPROBS, StepPlan, StepTokens, TokenLogprobs
+from penstock.row_table import WANTS_LOGPROBS
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan, StepTokens, TokenLogprobs
 
 UInt64 = NDArray[np.uint64]
 ORDERS = "orders.json"
@@ -197,9 +198,10 @@ class FakeRunner:
         rows = joins.rows
         self._table[rows] = 0
         self._table[rows, : joins.blocks.shape[1]] = joins.blocks
-        self._length[rows], self._last[rows], self._limit[rows] = joins.length, joins.last_token, joins.limit
-        self._noise[rows] = _noise(joins.sampling.seed, joins.samples, joins.sampling.temperature)
-        self._stops[rows], self._logprobs[rows] = joins.sampling.stop_ids, joins.sampling.logprobs
+        told = joins.records
+        self._length[rows], self._last[rows], self._limit[rows] = told["length"], told["last_token"], told["limit"]
+        self._noise[rows] = _noise(told["seed"], told["sample"], told["temperature"])
+        self._stops[rows], self._logprobs[rows] = told["stop_ids"], told["logprobs"]
         self._done[rows] = False
 
     def _prefill(self, plan: StepPlan) -> None:

@@ -38,13 +38,13 @@ class Asked:
         self.bias_end = 0
 
     def join(self, joins: Joins) -> None:
-        rows, asked = joins.rows, joins.sampling
-        self.wants[rows] = asked.wants
-        self.random[rows] = asked.temperature > 0
-        self.logprobs[rows] = asked.logprobs
+        rows, records = joins.rows, joins.records
+        self.wants[rows] = records["wants"]
+        self.random[rows] = records["temperature"] > 0
+        self.logprobs[rows] = records["logprobs"]
         self._bias_count[rows] = 0  # what the row's number stood for before is garbage from here on
-        if asked.bias_ids.size:
-            self._keep_bias(rows, asked.bias_start, asked.bias_ids, asked.bias_values)
+        if joins.bias_ids.size:
+            self._keep_bias(rows, joins.bias_start, joins.bias_ids, joins.bias_values)
 
     def bias(self, rows: Int32) -> Bias:
         """The biases of some rows, in the order of the rows."""

@@ -36,7 +36,7 @@ def build_batch(plan: StepPlan, rows: DeviceRows, dump_block: int) -> Batch:
     """The plan's rows must be distinct; joins and new blocks are in `rows` already. dump_block: see `kv_cache`."""
     device = rows.device
     row = to_device(plan.rows, device).to(torch.int64)
-    length, done = rows.length.index_select(0, row), rows.done.index_select(0, row)
+    length, done = rows.length.index_select(0, row), rows.done.index_select(0, row) != 0
     tokens = [rows.last_token.index_select(0, row).to(torch.int64)]
     positions = [length.to(torch.int64)]
     decode, slots, max_length = None, [], 0

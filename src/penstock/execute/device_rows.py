@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.config import BLOCK_SIZE
-from penstock.request import MAX_STOP_IDS
+from penstock.kernels.row_state import RowState, pack_joins
+from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, SCRATCH_BLOCK, Int32, Joins
 
 
@@ -28,70 +28,26 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
-class DeviceRows:
-    """Columns of `max_rows` rows, and of one dead row behind them that padding may point at."""
-
-    def __init__(
-        self, max_rows: int, max_model_len: int, end_ids: tuple[int, ...], vocabulary: int, device: torch.device
-    ) -> None:
-        self.device = device
-        self.max_model_len = max_model_len
-        rows = max_rows + 1
-
-        def column(dtype: torch.dtype, fill: float = 0) -> Tensor:
-            return torch.full((rows,), fill, dtype=dtype, device=device)
-
-        self.last_token = column(torch.int32)
-        self.length = column(torch.int32)  # tokens stored
-        self.done = column(torch.bool, True)
-        self.limit = column(torch.int32)  # done once the token of position limit - 1 is drawn
-        self.prompt_length = column(torch.int32)
-        self.min_length = column(torch.int32)
-        self.sample = column(torch.int32)
-        self.seed = column(torch.int64)
-        self.temperature = column(torch.float32)
-        self.top_p = column(torch.float32, 1.0)
-        self.top_k = column(torch.int32)
-        self.min_p = column(torch.float32)
-        self.repetition = column(torch.float32, 1.0)
-        self.presence = column(torch.float32)
-        self.frequency = column(torch.float32)
-        self.ignore_eos = column(torch.bool)
-        # Read on the device alone, where kernels index the rows themselves:
-        self.wants = column(torch.int32)  # WANTS_* bits
-        self.logprobs = column(torch.int32, -1)
-        self.bias_start = column(torch.int32)  # where the row's biases lie in the device's pool
-        self.bias_count = column(torch.int32)
-        self.stop_ids = torch.full((rows, MAX_STOP_IDS), -1, dtype=torch.int32, device=device)
-        blocks = -(-max_model_len // BLOCK_SIZE)
-        self.block_table = torch.full((rows, blocks), SCRATCH_BLOCK, dtype=torch.int32, device=device)
-        self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.int64, device=device)
-        self.is_end = torch.zeros(vocabulary, dtype=torch.bool, device=device)
-        self.is_end[self.end_ids] = True
+class DeviceRows(RowState):
+    """The rows' columns, and the plain step's bookkeeping of them."""
 
     def join(self, joins: Joins) -> None:
         """Rows come to life. Their tables are scratch past what they bring."""
-        rows = self._send(joins.rows).to(torch.int64)
-        asked = joins.sampling
-        for column, values in (
-            (self.last_token, joins.last_token), (self.length, joins.length), (self.limit, joins.limit),
-            (self.prompt_length, joins.prompt_length), (self.min_length, joins.min_length),
-            (self.sample, joins.samples), (self.seed, asked.seed), (self.temperature, asked.temperature),
-            (self.top_p, asked.top_p), (self.top_k, asked.top_k), (self.min_p, asked.min_p),
-            (self.repetition, asked.repetition), (self.presence, asked.presence),
-            (self.frequency, asked.frequency), (self.ignore_eos, asked.ignore_eos), (self.stop_ids, asked.stop_ids),
-        ):  # fmt: skip
-            column.index_copy_(0, rows, self._send(values).to(column.dtype))
+        packed = np.empty((joins.rows.size, JOIN_WORDS + joins.blocks.shape[1]), np.int32)
+        pack_joins(joins, joins.records["bias_start"], packed)
+        lines = to_device(packed, self.device)
+        rows = lines[:, 0].to(torch.int64)
+        place = self.word_base[1:] + rows[:, None] * self.word_stride[1:]
+        self.words[place] = lines[:, 1:JOIN_WORDS]
         table = torch.full(
             (rows.shape[0], self.block_table.shape[1]), SCRATCH_BLOCK, dtype=torch.int32, device=self.device
         )
-        table[:, : joins.blocks.shape[1]] = self._send(joins.blocks)
+        table[:, : joins.blocks.shape[1]] = lines[:, JOIN_WORDS:]
         self.block_table.index_copy_(0, rows, table)
-        self.done.index_fill_(0, rows, False)
 
     def grow(self, new_blocks: Int32) -> None:
         """new_blocks [m, 3]: row, index in its table, block."""
-        row, index, block = self._send(new_blocks).unbind(1)
+        row, index, block = to_device(new_blocks, self.device).unbind(1)
         self.block_table[row.to(torch.int64), index.to(torch.int64)] = block
 
     def advance(self, rows: Tensor, length: Tensor, done: Tensor, drawn: Tensor) -> Tensor:
@@ -105,13 +61,11 @@ class DeviceRows:
         moved = drawn >= 0
         token = drawn.clamp(min=0)
         length = length + moved
-        over = self.is_end[token.to(torch.int64)] & ~self.ignore_eos[rows]
+        over = self.is_end[token.to(torch.int64)] & (self.ignore_eos[rows] == 0)
         over |= (self.stop_ids[rows] == token[:, None]).any(1)
         over |= length + 1 >= self.limit[rows]
         self.last_token.index_copy_(0, rows, torch.where(moved, drawn, self.last_token[rows]))
         self.length.index_copy_(0, rows, length)
-        self.done.index_copy_(0, rows, done | (drawn == BAD_LOGITS) | (moved & over))
+        ended = done | (drawn == BAD_LOGITS) | (moved & over)
+        self.done.index_copy_(0, rows, ended.to(torch.int32))
         return drawn
-
-    def _send(self, array: NDArray[np.generic]) -> Tensor:
-        return to_device(array, self.device)

@@ -43,7 +43,8 @@ from penstock.execute.staging import Staging
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.ops import RowOps
 from penstock.models.decoder import Decoder
-from penstock.schedule.step import WANTS_LOGPROBS, Int32, StepPlan
+from penstock.row_table import WANTS_LOGPROBS
+from penstock.schedule.step import Int32, StepPlan
 
 
 @dataclass(slots=True)
@@ -179,7 +180,7 @@ class DeviceStep:
             packed.source, packed.target = staging.add(plan.copies[:, 0]), staging.add(plan.copies[:, 1])
         if plan.joins is not None and plan.joins.rows.size:
             packed.biases = packing.pack_biases(staging, self.asked, plan.joins)
-            packed.joined = packing.pack_joins(staging, self.ops, plan.joins, self.asked.bias_first[plan.joins.rows])
+            packed.joined = packing.pack_rows_that_join(staging, plan.joins, self.asked.bias_first[plan.joins.rows])
         if plan.new_blocks.size:
             packed.new_blocks = packing.pack_new_blocks(staging, plan.new_blocks)
         if plan.group_length.size and not np.array_equal(plan.group_blocks, self._sent_groups):

@@ -57,7 +57,7 @@ class KvCache:
         """Blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
         fresh = [plan.new_blocks[:, 2]]
         if plan.joins is not None:
-            fresh.append(_past(plan.joins.blocks, plan.joins.length))
+            fresh.append(_past(plan.joins.blocks, plan.joins.records["length"]))
         if plan.chunks is not None:
             fresh.append(_past(plan.chunks.blocks, plan.chunks.context))
         return np.concatenate(fresh).astype(np.int64)

@@ -15,7 +15,8 @@ from penstock.execute.batch import chunk_positions, chunk_slots
 from penstock.execute.padding import chunk_capacity
 from penstock.execute.staging import Place, Staging
 from penstock.kernels.inputs import PrefillInputs
-from penstock.kernels.ops import RowOps
+from penstock.kernels.row_state import pack_joins
+from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, Int64, Joins, StepPlan
 
 
@@ -86,11 +87,11 @@ def pack_biases(staging: Staging, asked: Asked, joins: Joins) -> PackedBiases | 
     return PackedBiases(first, staging.add(asked.bias_ids[new]), staging.add(asked.bias_values[new]), start)
 
 
-def pack_joins(staging: Staging, ops: RowOps, joins: Joins, bias_start: Int64) -> Place:
+def pack_rows_that_join(staging: Staging, joins: Joins, bias_start: Int64) -> Place:
     """A line a row: its columns, then its table, of few widths, since kernels are compiled for a multiple."""
-    words = -(-(ops.join_words + joins.blocks.shape[1]) // 16) * 16
+    words = -(-(JOIN_WORDS + joins.blocks.shape[1]) // 16) * 16
     lines = np.empty((joins.rows.size, words), np.int32)
-    ops.pack_joins(joins, bias_start, lines)
+    pack_joins(joins, bias_start, lines)
     return staging.add(lines)
 
 

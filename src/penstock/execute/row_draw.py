@@ -16,7 +16,7 @@ from penstock.execute.device_rows import DeviceRows
 from penstock.kernels.ops import RowOps
 from penstock.models.decoder import Decoder
 from penstock.request import MAX_LOGPROBS
-from penstock.schedule.step import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
 
 _ADJUSTS = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS
 BIAS_POOL = 1 << 18  # biases of all rows that graphs know the place of; more of them move to a larger pool

@@ -19,17 +19,8 @@ from penstock.execute.device_rows import DeviceRows, to_device
 from penstock.kernels.inputs import SamplerInputs
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
-from penstock.schedule.step import (
-    WANTS_BIAS,
-    WANTS_FILTER,
-    WANTS_LOGPROBS,
-    WANTS_MIN_TOKENS,
-    WANTS_PENALTY,
-    Chunks,
-    Int32,
-    Int64,
-    StepPlan,
-)
+from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.schedule.step import Chunks, Int32, Int64, StepPlan
 
 MAX_SLICE = 1024  # rows of logits at once
 _ADJUSTS = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS

@@ -20,6 +20,7 @@ from penstock.execute.limits import BatchLimits
 from penstock.execute.padding import chunk_capacity, padded
 from penstock.execute.row_draw import EVERY, PLAIN
 from penstock.request import MAX_LOGPROBS
+from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _NOTHING = np.zeros(0, np.int32)
@@ -45,7 +46,7 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
 
 def _compile_bookkeeping(step: DeviceStep) -> None:
     """What is launched where rows join and grow and blocks are copied: none of them here, which -1 says."""
-    words = -(-step.ops.join_words // 16) * 16
+    words = -(-JOIN_WORDS // 16) * 16
     step.ops.join(torch.full((1, words), -1, dtype=torch.int32, device=step.rows.device), step.rows)
     plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
     plan.new_blocks, plan.copies = np.full((1, 3), -1, np.int32), np.full((1, 2), -1, np.int32)

@@ -129,7 +129,7 @@ def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Ca
 
 # Where the operations of RowOps lie in a column; one that has them all.
 _ROW_OPS = {
-    "pack_joins": "row_state", "join": "row_state", "grow": "row_state", "prepare": "row_state", "advance": "row_state",
+    "join": "row_state", "grow": "row_state", "prepare": "row_state", "advance": "row_state",
     "adjust": "penalties", "sample_rows": "sample", "logprobs_rows": "logprobs",
 }  # fmt: skip
 
@@ -145,7 +145,6 @@ def choose_rows(ops: Ops) -> RowOps | None:
 
     return RowOps(
         **{name: load(module, name) for name, module in _ROW_OPS.items()},
-        join_words=load("row_state", "JOIN_WORDS"),
         sample_scratch=load("sample", "SampleScratch").allocate,
         block_copier=load("blocks", "BlockCopier"),
     )

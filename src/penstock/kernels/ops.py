@@ -104,14 +104,12 @@ class Ops:
 @dataclass(slots=True, frozen=True)
 class RowOps:
     """Operations that read and write the rows' columns on the device by row id, so that nothing of a step depends on
-    what the host would have to ask. `rows` is an object with the columns of `kernels.triton.row_columns.RowColumns`.
+    what the host would have to ask. `rows` is an object with the columns of `kernels.row_state.RowState`.
 
     Only a column of kernels that has all of them has any; a runner without them gathers what a step needs.
     """
 
-    join_words: int  # int32 words of a joining row, its block table apart
-    pack_joins: Callable[..., None]  # joins, bias_start [k], out [k, words]: on the host
-    join: Callable[..., None]  # packed [k, words], rows
+    join: Callable[..., None]  # packed [k, words] (row_state.pack_joins), rows
     grow: Callable[..., None]  # new blocks [m, 3], rows
     prepare: Callable[..., None]  # row_ids, rows, slot_token, dump block, -> token_ids, positions, slots
     advance: Callable[..., Tensor]  # row_ids, drawn, rows, told -> told

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.errors import CheckpointError
 from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
-from penstock.request import RANGES
+from penstock.row_table import RANGES
 
 # Keys that change no token that we draw, whatever they say: key -> ANYTHING, or the value that changes nothing.
 NOTHING = {

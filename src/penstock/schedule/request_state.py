@@ -15,39 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config import BLOCK_SIZE
-from penstock.request import MAX_STOP_IDS, Request, SamplingParams
-from penstock.schedule.logprob_store import TokenScores
-from penstock.schedule.prefix_tree import ROOT, root_of
-from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
-from penstock.schedule.step import (
+from penstock.request import Request, SamplingParams
+from penstock.row_table import (
+    FIELDS,
+    MAX_STOP_IDS,
     WANTS_BIAS,
     WANTS_FILTER,
     WANTS_LOGPROBS,
     WANTS_MIN_TOKENS,
     WANTS_PENALTY,
-    Int32,
-    SamplingColumns,
 )
+from penstock.schedule.logprob_store import TokenScores
+from penstock.schedule.prefix_tree import ROOT, root_of
+from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
+from penstock.schedule.step import JOIN_RECORD, Int32
 
 WAITING, PREFILLING, READY = range(3)
 _INT32 = 2**31 - 1
-
-SAMPLING_RECORD = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("top_k", np.int32),
-        ("min_p", np.float32),
-        ("repetition", np.float32),
-        ("presence", np.float32),
-        ("frequency", np.float32),
-        ("seed", np.int64),
-        ("ignore_eos", np.bool_),
-        ("stop_ids", np.int32, MAX_STOP_IDS),
-        ("logprobs", np.int32),
-        ("wants", np.uint8),
-    ]
-)
 
 
 def wants_of(params: SamplingParams) -> int:
@@ -66,27 +50,20 @@ def wants_of(params: SamplingParams) -> int:
     return wants
 
 
-def sampling_record(params: SamplingParams, seed: int) -> NDArray[np.void]:
-    """One request's sampling parameters as a record of one."""
-    record = np.zeros(1, SAMPLING_RECORD)
-    stop_ids = np.full(MAX_STOP_IDS, -1, np.int32)
+def row_record(params: SamplingParams, seed: int, prompt_length: int, limit: int, min_length: int) -> NDArray[np.void]:
+    """Returns what every row of a request carries, [1] of JOIN_RECORD: all but its number, sample, token and length."""
+    record = np.zeros(1, JOIN_RECORD)
+    for column in FIELDS:
+        if column.param is not None:
+            record[column.name] = getattr(params, column.param)
     mine = np.array(params.stop_token_ids or (), np.int32)[:MAX_STOP_IDS]
-    stop_ids[: mine.size] = mine
-    values: tuple[Any, ...] = (
-        params.temperature,
-        params.top_p,
-        min(max(params.top_k, 0), _INT32),
-        params.min_p,
-        params.repetition_penalty,
-        params.presence_penalty,
-        params.frequency_penalty,
-        seed,
-        params.ignore_eos,
-        stop_ids,
-        -1 if params.logprobs is None else params.logprobs,
-        wants_of(params),
-    )
-    record[0] = values
+    record["stop_ids"] = -1
+    record["stop_ids"][0, : mine.size] = mine
+    record["top_k"] = min(max(params.top_k, 0), _INT32)
+    record["logprobs"] = -1 if params.logprobs is None else params.logprobs
+    record["seed"], record["wants"] = seed, wants_of(params)
+    record["limit"], record["prompt_length"], record["min_length"] = limit, prompt_length, min_length
+    record["bias_count"] = len(params.logit_bias or ())
     return record
 
 
@@ -99,7 +76,7 @@ class RequestState:
     prompt_length: int
     limit: int
     min_length: int
-    record: NDArray[np.void]  # [1] of SAMPLING_RECORD
+    record: NDArray[np.void]  # [1] of JOIN_RECORD
     bias_ids: Int32
     bias_values: NDArray[np.float32]
     more_stop_ids: Int32  # beyond the device's
@@ -125,13 +102,14 @@ class RequestState:
         most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
         bias = params.logit_bias or {}
         samples = request.samples
+        limit, min_length = min(prompt_length + most, max_len), min(prompt_length + params.min_tokens, max_len)
         return cls(
             request_id=request.request_id,
             arrival=arrival,
             prompt_length=prompt_length,
-            limit=min(prompt_length + most, max_len),
-            min_length=min(prompt_length + params.min_tokens, max_len),
-            record=sampling_record(params, seed),
+            limit=limit,
+            min_length=min_length,
+            record=row_record(params, seed, prompt_length, limit, min_length),
             bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
             more_stop_ids=np.array((params.stop_token_ids or [])[MAX_STOP_IDS:], np.int32),
@@ -250,21 +228,3 @@ class Groups:
         self._by_slot[group.slot] = None
         self._free.append(group.slot)
         group.live.groups.remove(group)
-
-
-def sampling_columns(lives: list[RequestState], counts: list[int]) -> SamplingColumns:
-    """Columns of rows that join: request i's parameters, counts[i] times."""
-    records = np.repeat(np.concatenate([live.record for live in lives]), counts)
-    bias_counts = np.repeat([live.bias_ids.size for live in lives], counts)
-    start = np.zeros(records.size + 1, np.int32)
-    np.cumsum(bias_counts, out=start[1:])
-    named = [(live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size]
-    ids = [np.tile(live.bias_ids, count) for live, count in named]
-    values = [np.tile(live.bias_values, count) for live, count in named]
-    columns = {name: records[name].copy() for name in SAMPLING_RECORD.names or ()}
-    return SamplingColumns(
-        **columns,
-        bias_start=start,
-        bias_ids=np.concatenate(ids) if ids else np.zeros(0, np.int32),
-        bias_values=np.concatenate(values) if values else np.zeros(0, np.float32),
-    )

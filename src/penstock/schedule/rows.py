@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.request import MAX_STOP_IDS
+from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.step import Bool, Int32, Int64
 
 FREE, RUNNING, DRAINED, PREEMPTED, ENDED = range(5)

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, check_request
+from penstock.row_table import WANTS_ANY
 from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.blocks import BlockPool
@@ -30,7 +31,6 @@ from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
 _NO_GROWTH: Int32 = np.zeros((0, 3), np.int32)
-_WANTS_MASK = 31
 
 
 class Scheduler:
@@ -121,7 +121,9 @@ class Scheduler:
             _, more, _ = self._grow(joins.rows, joins.rows[self._need_block()[joins.rows]])
             growth = np.concatenate((growth, more))
             # A resumed tail's last token may not have gone up yet: it is gathered from its slot like the ones to come.
-            self.slot_token.reshape(-1)[self.rows.slots(joins.rows, joins.length)] = joins.last_token
+            self.slot_token.reshape(-1)[self.rows.slots(joins.rows, joins.records["length"])] = joins.records[
+                "last_token"
+            ]
             for piece in admitted.pieces:
                 self.outputs.bring_scores(piece.rows, piece.group)
         if not rows.size and not admitted.chunks:
@@ -167,7 +169,7 @@ class Scheduler:
             number=number,
             rows=rows,
             lengths=lengths,
-            wants=int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & _WANTS_MASK,
+            wants=int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY,
             group_start=order.start,
             group_blocks=order.blocks,
             group_length=order.length,

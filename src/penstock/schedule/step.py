@@ -24,6 +24,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.row_table import FIELDS
+
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
@@ -31,52 +33,32 @@ Bool = NDArray[np.bool_]
 
 SCRATCH_BLOCK = 0  # where finished, padded and dead rows read and write; never handed out
 
-# Bits of `wants`: what a row asks of the sampler beyond temperature. A step carries the OR of its rows' bits.
-WANTS_FILTER = 1  # top_k, top_p or min_p
-WANTS_PENALTY = 2  # repetition, presence or frequency penalty
-WANTS_BIAS = 4  # logit_bias
-WANTS_MIN_TOKENS = 8  # end and stop ids are barred while length + 1 < min_length
-WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logprobs > 0)
-
 # What StepTokens.tokens holds where there is no token
 NO_TOKEN = -1  # the row was done before this step (it ran too far), or is padding
 BAD_LOGITS = -2  # the row's logits were not finite: the sample ends with an error
 
 
-@dataclass(slots=True)
-class SamplingColumns:
-    """Sampling parameters of k rows. `bias_*` is a CSR over the rows."""
-
-    temperature: Float32  # [k]  0 is greedy
-    top_p: Float32  # [k]  1 is off
-    top_k: Int32  # [k]  0 is off
-    min_p: Float32  # [k]  0 is off
-    repetition: Float32  # [k]  1 is off
-    presence: Float32  # [k]  0 is off
-    frequency: Float32  # [k]  0 is off
-    seed: Int64  # [k]
-    ignore_eos: Bool  # [k]
-    stop_ids: Int32  # [k, MAX_STOP_IDS]  -1 is none
-    logprobs: Int32  # [k]  -1: none; 0: the chosen token's; j: the j most likely too
-    wants: NDArray[np.uint8]  # [k]  WANTS_* bits
-    bias_start: Int32  # [k + 1]
-    bias_ids: Int32  # [sum]
-    bias_values: Float32  # [sum]
+# What a joining row carries: its number, and the row table's fields.
+JOIN_RECORD = np.dtype(
+    [("row", "i4"), *((f.name, f.kind, (f.width,)) if f.width > 1 else (f.name, f.kind) for f in FIELDS)]
+)
 
 
 @dataclass(slots=True)
 class Joins:
-    """Rows that come to life in this step."""
+    """Rows that come to life in this step. Biases are a CSR over the rows: they lie in a pool, not in columns."""
 
-    rows: Int32  # [k]  row numbers
-    samples: Int32  # [k]  sample index within the request: part of the noise's counter
-    length: Int32  # [k]  tokens stored already
-    last_token: Int32  # [k]  the token at position `length`
-    prompt_length: Int32  # [k]  tokens of the prompt: a token at a position from here on is output
-    min_length: Int32  # [k]  prompt_length + min_tokens
-    limit: Int32  # [k]  prompt_length + max_tokens: a row is done once the token of position limit - 1 is drawn
+    records: NDArray[np.void]  # [k] of JOIN_RECORD; what becomes of bias_start is the device's
     blocks: Int32  # [k, width]  block tables, padded with SCRATCH_BLOCK
-    sampling: SamplingColumns
+    bias_start: Int32  # [k + 1]
+    bias_ids: Int32  # [sum]
+    bias_values: Float32  # [sum]
+
+    @property
+    def rows(self) -> Int32:
+        """Returns the row numbers [k]."""
+        rows: Int32 = self.records["row"]
+        return rows
 
 
 @dataclass(slots=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.schedule.admission import Chunk, Piece
-from penstock.schedule.request_state import sampling_columns
 from penstock.schedule.rows import Rows
-from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Int32, Joins
+from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Joins
 
 
 def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
@@ -18,24 +17,26 @@ def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
     if not pieces:
         return None
     counts = [piece.rows.size for piece in pieces]
-    joined = np.concatenate([piece.rows for piece in pieces])
-
-    def each(values: list[int]) -> Int32:
-        return np.repeat(np.array(values, np.int32), counts)
-
+    lives = [piece.group.live for piece in pieces]
+    records = np.repeat(np.concatenate([live.record for live in lives]), counts)
+    joined = records["row"] = np.concatenate([piece.rows for piece in pieces])
+    records["sample"] = np.concatenate([piece.samples for piece in pieces])
+    records["length"] = np.repeat([piece.group.target for piece in pieces], counts)
+    records["last_token"] = np.repeat([int(piece.group.tokens[-1]) for piece in pieces], counts)
     width = int(rows.blocks[joined].max())
     table = rows.table[joined, :width]
     table[np.arange(width) >= rows.blocks[joined, None]] = SCRATCH_BLOCK
+    start = np.zeros(records.size + 1, np.int32)
+    np.cumsum(records["bias_count"], out=start[1:])
+    biased = [(live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size]
+    ids = [np.tile(live.bias_ids, count) for live, count in biased]
+    values = [np.tile(live.bias_values, count) for live, count in biased]
     return Joins(
-        rows=joined,
-        samples=np.concatenate([piece.samples for piece in pieces]),
-        length=each([p.group.target for p in pieces]),
-        last_token=each([int(p.group.tokens[-1]) for p in pieces]),
-        prompt_length=each([p.group.live.prompt_length for p in pieces]),
-        min_length=each([p.group.live.min_length for p in pieces]),
-        limit=each([p.group.live.limit for p in pieces]),
+        records=records,
         blocks=table,
-        sampling=sampling_columns([p.group.live for p in pieces], counts),
+        bias_start=start,
+        bias_ids=np.concatenate(ids) if ids else np.zeros(0, np.int32),
+        bias_values=np.concatenate(values) if values else np.zeros(0, np.float32),
     )
 
 

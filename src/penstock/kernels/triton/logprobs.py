@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.reference.tile_draw import TILE
+from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.pdl import has_pdl, release, wait
-from penstock.kernels.triton.row_columns import RowColumns
 from penstock.kernels.triton.tile_sums import row_of
 
 _SOME, _WARPS = 32, 8
@@ -99,7 +99,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tens
 def logprobs_rows(
     logits: Tensor,
     row_ids: Tensor,
-    rows: RowColumns,
+    rows: RowState,
     tokens: Tensor,
     most: int,
     peaks: Tensor,

@@ -19,13 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.pdl import has_pdl, release, wait
-from penstock.kernels.triton.row_columns import ADJUSTS, WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY, RowColumns
 from penstock.kernels.triton.tile_sums import row_of
+from penstock.row_table import WANTS_ADJUST as ADJUSTS
+from penstock.row_table import WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY
 
 _BLOCK, _WARPS = 8192, 16
 _SOME = 512  # tokens and biases at once
-_STOPS = 8
 
 
 @triton.jit
@@ -101,7 +102,7 @@ def _adjust(
 def adjust(
     logits: Tensor,
     row_ids: Tensor,
-    rows: RowColumns,
+    rows: RowState,
     slot_token: Tensor,
     bias_ids: Tensor,
     bias_values: Tensor,
@@ -113,7 +114,7 @@ def adjust(
     bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
     """
     n, vocabulary = logits.shape
-    assert adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary and rows.stop_ids.shape[1] == _STOPS
+    assert adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
     if n:
         early = has_pdl(logits.device)
         _adjust[(n,)](
@@ -122,5 +123,6 @@ def adjust(
             rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
             rows.is_end, rows.stop_ids, vocabulary, logits.stride(0),
             ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, SLOTS=BLOCK_SIZE,
-            STOPS=_STOPS, BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS, launch_pdl=bool(early),
+            STOPS=rows.stop_ids.shape[1], BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS,
+            launch_pdl=bool(early),
         )  # fmt: skip

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from penstock.kernels.inputs import SamplerInputs
 from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE, TILE
+from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.draw import draw_kernel
 from penstock.kernels.triton.filters import filter_kernel
 from penstock.kernels.triton.pdl import has_pdl
-from penstock.kernels.triton.row_columns import ADJUSTS, NO_TOKEN, RowColumns
+from penstock.kernels.triton.row_state import NO_TOKEN
 from penstock.kernels.triton.tile_sums import LOG2E, tile_sums_kernel
+from penstock.row_table import WANTS_ADJUST
 
 ATTEMPTS = 8
 PROGRAMS = 132 * 64  # of the pass over the logits: rows are cut until there are about so many
@@ -65,7 +67,7 @@ def sample(logits: Tensor, inputs: SamplerInputs) -> Tensor:
 def sample_rows(
     logits: Tensor,
     row_ids: Tensor,
-    rows: RowColumns,
+    rows: RowState,
     scratch: SampleScratch,
     tokens: Tensor | None = None,
     filters: bool = True,
@@ -90,7 +92,7 @@ def sample_rows(
 def _launch(
     logits: Tensor,
     row_ids: Tensor | None,
-    asked: SamplerInputs | RowColumns,
+    asked: SamplerInputs | RowState,
     position: Tensor,
     added: int,
     done: Tensor | None,
@@ -112,7 +114,7 @@ def _launch(
     same = {
         "EARLY": early,
         "launch_pdl": bool(early),
-        "ADJUSTS": ADJUSTS,
+        "ADJUSTS": WANTS_ADJUST,
         "BY_ROW": by_row,
         "HAS_ADJUSTED": has_adjusted,
         "TILE": TILE,

@@ -12,15 +12,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.request import (
-    FINISH_REASONS,
-    MAX_LOGPROBS,
-    MAX_SAMPLES,
-    MAX_SEED,
-    MAX_STOP_CHARACTERS,
-    MAX_STOPS,
-    RANGES,
-)
+from penstock.request import FINISH_REASONS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOPS
+from penstock.row_table import RANGES
 from penstock.server.batch import batches
 from penstock.server.batch.file_store import FILE_ID
 from penstock.server.openai import unsupported_fields

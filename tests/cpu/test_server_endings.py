@@ -207,23 +207,6 @@ def test_a_fault_of_ours_is_a_500_in_shape(server: Running, caplog: pytest.LogCa
     server.wait_for(lambda: any(r.exc_info and r.exc_info[0] is ZeroDivisionError for r in caplog.records))
 
 
-def test_a_key_guards_all_but_liveness(tmp_path: Path) -> None:
-    with running_server(make_tokenizer(tmp_path), api_key="s3cret") as server:
-        for headers in (
-            {},
-            {"authorization": "Bearer wrong"},
-            {"authorization": "s3cret"},
-            {"authorization": "Bearer \xff"},
-        ):
-            raw = {name: value.encode("latin-1") for name, value in headers.items()}
-            answer = httpx.get(server.url + "/v1/models", headers=raw)
-            assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-        assert httpx.get(server.url + "/metrics").status_code == 401
-        assert httpx.get(server.url + "/health/live").status_code == 200
-        with openai.OpenAI(base_url=server.url + "/v1", api_key="s3cret", max_retries=0) as client:
-            assert client.completions.create(model="fake", prompt="x", max_tokens=1).choices[0].text == "a"
-
-
 # -- serve(): a process of its own, its engine a fake one
 
 SERVE = """
@@ -432,7 +415,7 @@ def running_request(url: str) -> tuple[threading.Thread, list[httpx.Response]]:
 
 
 def test_the_first_signal_lets_a_running_request_end(tmp_path: Path) -> None:
-    serving = Serving(tmp_path, step=1)
+    serving = Serving(tmp_path, step=0.4)
     waiter, answers = running_request(serving.url())
     status, out, err = serving.end(signal.SIGTERM)
     waiter.join(30)
@@ -441,7 +424,7 @@ def test_the_first_signal_lets_a_running_request_end(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_dies_ends_the_process(tmp_path: Path) -> None:
-    serving = Serving(tmp_path, die=0.5)
+    serving = Serving(tmp_path, die=0.2)
     serving.url()
     status, out, _ = serving.end()
     assert status == 1 and out.startswith("closed\nerror: the engine died")

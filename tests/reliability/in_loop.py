@@ -49,7 +49,7 @@ class Here:
                 "blocks": stats["kv_usage"],
                 "requests": len(self.client._streams) + len(self.client._client.asked),
                 "descriptors": files - self._files,
-                "tasks": tasks - self._tasks,
+                "tasks": max(tasks - self._tasks, 0),  # of a start still under way there were more
             }
             if not any(left.values()):
                 break

@@ -126,10 +126,10 @@ def _worth(counted: Samples) -> float:
 
 def _goals(first: Floats, starts: Ints, worth: float, goals: Sequence[float], seconds: float) -> list[Goal]:
     made = []
-    for goal in goals:
-        met = first <= goal
-        share = float(met.mean())
-        low, high = intervals.share_interval(share * worth, worth)
+    every = [first <= goal for goal in goals]
+    shares = [float(met.mean()) for met in every]
+    lows, highs = intervals.share_interval(np.array(shares) * worth, worth)
+    for goal, met, share, low, high in zip(goals, every, shares, lows, highs, strict=True):
         by_start = [float(met[starts == start].mean()) for start in np.unique(starts)]
         ends = intervals.across_starts(share, Ends(float(low), float(high)), by_start)
         made.append(

@@ -28,7 +28,7 @@ from penstock.server.online.metrics import Board
 from penstock.server.process.port import bind, port_error
 from penstock.server.process.signals import StopSignals, signals, unless_stopped
 from penstock.server.process.site import LAST_WORDS, Site, engine_died, line, tell_drain
-from penstock.server.process.worker import Down, EngineEnded, Up, WorkerDrain, WorkerStart
+from penstock.server.process.worker import Down, EngineEnded, ServerDrain, ServerStart, Up
 
 MOST = 64  # server processes
 WORKER = (sys.executable, "-m", "penstock.server.process.worker")
@@ -87,7 +87,7 @@ class _Worker:
     def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
         self.number, self.process = number, process
 
-    def say(self, word: Down | WorkerStart) -> None:
+    def say(self, word: Down | ServerStart) -> None:
         if self.process.returncode is None and self.process.stdin is not None:
             self.process.stdin.write(msgspec.json.encode(word) + b"\n")
 
@@ -127,7 +127,7 @@ class _Service:
                 descriptors = (listener.fileno(), board)
                 worker = _Worker(number, await _start_process(descriptors))
                 self._workers.append(worker)
-                worker.say(WorkerStart(address, *descriptors, number, count, self._site, tokenizer))
+                worker.say(ServerStart(address, *descriptors, number, count, self._site, tokenizer))
                 listener.close()
         finally:
             os.close(board)
@@ -178,7 +178,7 @@ class _Service:
     async def _drain(self) -> None:
         """Tells all servers to end and waits for them, no longer than they may take."""
         for worker in self._workers:
-            worker.say(WorkerDrain())
+            worker.say(ServerDrain())
         processes = [worker.process for worker in self._workers]
         longest = self._site.limits.drain_seconds + 4 * LAST_WORDS
         gone = asyncio.ensure_future(_ended(processes, longest))
@@ -187,7 +187,7 @@ class _Service:
         second.cancel()
         if not gone.done():
             for worker in self._workers:
-                worker.say(WorkerDrain())
+                worker.say(ServerDrain())
         await gone
 
     async def _engine_ended(self) -> None:

@@ -26,7 +26,7 @@ from penstock.server.process.signals import StopSignals, unless_stopped
 from penstock.server.process.site import Site, serve_engine
 
 
-class WorkerStart(msgspec.Struct):
+class ServerStart(msgspec.Struct):
     """The first line down. `listener` and `board` are descriptors; this is server `number` of `count`."""
 
     address: str
@@ -38,7 +38,7 @@ class WorkerStart(msgspec.Struct):
     tokenizer: bool
 
 
-class WorkerDrain(msgspec.Struct, tag="drain"):
+class ServerDrain(msgspec.Struct, tag="drain"):
     """Down: end as on a signal; the second time, now."""
 
 
@@ -52,7 +52,7 @@ class Serves(msgspec.Struct, tag="serves"):
     """Up: connections are taken. (Else Failed comes up, with what was raised.)"""
 
 
-Down = WorkerDrain | EngineEnded
+Down = ServerDrain | EngineEnded
 Up = Serves | Failed
 
 
@@ -74,7 +74,7 @@ async def _work() -> None:
     first = await lines.readline()
     if not first:
         return  # the parent was gone before it said anything
-    start = msgspec.json.decode(first, type=WorkerStart)
+    start = msgspec.json.decode(first, type=ServerStart)
     engine, stop = SharedEngine(), StopSignals()
     hearing = asyncio.create_task(_hear(lines, engine, stop))
     joining = join(ClientEnd(start.address), engine, start.tokenizer, start.site.limits.step_timeout)

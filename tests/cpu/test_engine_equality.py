@@ -188,7 +188,7 @@ def test_a_fork_group_gives_what_its_samples_give_one_by_one(
 def test_rows_that_a_wrong_forecast_preempts_make_the_same_tokens(folder: Path, llm: LLM, twin: Twin) -> None:
     """Short samples teach the forecast that samples are short; then long ones come, and blocks run out."""
     short = SamplingParams(n=64, max_tokens=64, logit_bias={END: 100.0}, detokenize=False)
-    long = SamplingParams(n=12, seed=3, max_tokens=90, logit_bias={END: -100.0}, detokenize=False)
+    long = SamplingParams(n=6, seed=3, max_tokens=90, logit_bias={END: -100.0}, detokenize=False)
     compared = Comparison(twin)
     want = {
         (len(prompt), index): one_sample(llm, prompt, long, index)

@@ -238,7 +238,10 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported: supported are gemma3_text, llama, mistral, qwen2, qwen3, qwen3_moe"),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' is not supported: supported are gemma3_text, llama, mistral, qwen2, qwen3, qwen3_moe",
+        ),
         ({"model_type": REMOVE}, "key 'model_type' is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config' is not supported"),

@@ -25,7 +25,7 @@ logs=${LOGS:-$(mktemp -d)}
 tools=${*:-memcheck racecheck}
 
 only_ours=(--target-processes application-only --error-exitcode 99 --kernel-name-exclude kns=_ZN --print-limit 20)
-timeout "$limit" "$sanitizer" --tool memcheck "${only_ours[@]}" "$python" tests/gpu/planted_fault.py >"$logs/probe.log" 2>&1
+timeout "$limit" "$sanitizer" --tool memcheck "${only_ours[@]}" "$python" tests/kernels/planted_fault.py >"$logs/probe.log" 2>&1
 if ! grep -q "Invalid __global__ write" "$logs/probe.log"; then
     grep -m 2 -i "not supported\|error" "$logs/probe.log" >&2
     echo "compute-sanitizer does not see a planted fault here (on gVisor it never can): try another machine" >&2
@@ -35,8 +35,8 @@ fi
 found=0
 for tool in $tools; do
     for sweep in attention sampler; do
-        file=tests/gpu/test_triton_attention.py
-        [ "$sweep" = sampler ] && file=tests/gpu/test_triton_sample.py
+        file=tests/kernels/test_triton_attention_gpu.py
+        [ "$sweep" = sampler ] && file=tests/kernels/test_triton_sample_gpu.py
         log=$logs/$tool.$sweep.log
         begun=$SECONDS
         timeout "$limit" "$sanitizer" --tool "$tool" "${only_ours[@]}" "$python" -m pytest -q -p no:cacheprovider "$file" \

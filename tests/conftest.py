@@ -1,6 +1,6 @@
 """What all tests share: one thread each, no network, the same draws each time, and GPU tests that say why they rest.
 
-Folders tell what a test may need: numpy (no torch), cpu, gpu, many_gpu, house. It knows no room.
+Folders are the package's own; marks tell what a test needs: torch, gpu, or nothing. It knows no room.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,20 @@ if importlib.util.find_spec("hypothesis"):
     if in_sources := getattr(providers, "is_local_module_file", None):
         providers.is_local_module_file = lambda path: not settings.default.derandomize and in_sources(path)
 
-HERE = Path(__file__).parent
-GPUS_NEEDED = {"gpu": 1, "many_gpu": 2}  # folder -> CUDA devices
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leaves test files that say that they need torch alone where there is none."""
+    if collection_path.name.startswith("test_") and not importlib.util.find_spec("torch"):
+        text = collection_path.read_text(encoding="utf-8")
+        return "pytest.mark.torch" in text or "pytest.mark.gpu" in text or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests of the GPU folders where there are too few GPUs; torch is imported only if there are such tests."""
+    """Skips tests marked `gpu` where there is none; torch is imported only if there are such tests."""
     for item in items:
-        needed = GPUS_NEEDED.get(item.path.relative_to(HERE).parts[0], 0)
-        if needed and (found := _cuda_devices()) < needed:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA GPU, found {found}"))
+        if item.get_closest_marker("gpu") and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,7 +68,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         torch.manual_seed(0)
 
 
-def _cuda_devices() -> int:
+@cache
+def _has_gpu() -> bool:
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.cuda.is_available()

@@ -1,6 +1,6 @@
 """The engine gives what it gave: the golden record replayed on the CPU, in the ways in which most can go wrong.
 
-All ways, on a GPU too: `python tests/golden/record.py --check KIND`; tests/gpu/test_golden_gpu.py replays its record.
+All ways: `python tests/golden/record.py --check KIND`; test_golden_gpu.py replays a GPU's record there.
 """
 
 from __future__ import annotations

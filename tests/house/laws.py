@@ -370,9 +370,21 @@ def _draws_by_chance(call: ast.Call) -> bool:
     return owner == "secrets" or name in ("urandom", "uuid4", "SystemRandom")
 
 
-def numpy_tests_need_no_torch(root: Path) -> list[str]:
+def tests_that_need_torch_say_so(root: Path) -> list[str]:
+    """By a mark, so that the others run without it. What of tests/ they import counts as theirs."""
+    leads: dict[str, set[str]] = {}
+    for each in imports(root):
+        leads.setdefault(each.path, set()).add(each.package)
+    path_of = {path.split("/")[-1].removesuffix(".py"): path for path, _ in sources(root)}
+
+    def needs_torch(path: str, seen: frozenset[str]) -> bool:
+        packages = leads.get(path, set()) - seen
+        theirs = [path_of[package] for package in packages if package in path_of]
+        return bool(packages & {"torch", "transformers"}) or any(needs_torch(p, seen | packages) for p in theirs)
+
     return [
-        each.says("tests/numpy imports no torch")
-        for each in imports(root)
-        if each.path.startswith("numpy/") and each.package in ("torch", "transformers")
+        f"{path}:1: imports torch: say pytestmark = pytest.mark.torch, or gpu"
+        for path, text in sources(root)
+        if path.split("/")[-1].startswith("test_") and "pytest.mark.torch" not in text and "pytest.mark.gpu" not in text
+        if needs_torch(path, frozenset())
     ]

@@ -33,7 +33,7 @@ SOURCE_LAWS: list[Law] = [
 TEST_LAWS: list[Law] = [
     laws.tests_can_fail,
     laws.tests_draw_the_same_each_time,
-    laws.numpy_tests_need_no_torch,
+    laws.tests_that_need_torch_say_so,
     laws.files_draw_their_border,
 ]
 

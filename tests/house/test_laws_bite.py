@@ -85,7 +85,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.tests_draw_the_same_each_time, "cpu/test_x.py", "import os\nassert os.urandom(3)", "os.urandom(3)"),
     (laws.tests_draw_the_same_each_time, "cpu/x.py", "import random\nr = random.Random()", "random.Random()"),
     (laws.tests_draw_the_same_each_time, "cpu/x.py", "import secrets\nr = secrets.randbits(3)", "secrets.randbits"),
-    (laws.numpy_tests_need_no_torch, "numpy/test_x.py", "import torch\nassert torch", "no torch"),
+    (laws.tests_that_need_torch_say_so, "text/test_x.py", "import torch\nassert torch", "mark.torch"),
 ]
 
 WHOLE = {
@@ -154,7 +154,8 @@ def test_a_whole_house_breaks_nothing(law: Law, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("law", TEST_LAWS, ids=lambda law: law.__name__)
 def test_whole_tests_break_nothing(law: Law, tmp_path: Path) -> None:
-    plant(tmp_path, "cpu/test_x.py", "import torch\ndef test_x():\n    assert torch.ones(1).sum() == Random(1)")
+    marked = "import pytest, torch\npytestmark = pytest.mark.torch\n"
+    plant(tmp_path, "cpu/test_x.py", marked + "def test_x():\n    assert torch.ones(1).sum() == Random(1)")
     plant(
         tmp_path,
         "numpy/test_x.py",

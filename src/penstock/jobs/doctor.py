@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
 Facts = list[tuple[str, str]]
 
-TRIED = (9, 0)  # compute capability of the GPUs that tests/gpu ran on
+TRIED = (9, 0)  # compute capability of the GPUs that the tests marked gpu ran on
 
 
 def print_doctor(config: Config) -> None:

@@ -4,7 +4,7 @@ Predict, then admit: nothing is reserved for the worst case. Each row is expecte
 samples like it did (its group's, then the model's); it takes one block every 16 tokens and gives all of its own back at
 its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a row is preempted and keeps its tokens.
 
-It knows numbers only: no rows, no pool. `tests/numpy/test_forecast.py` replays it step by step.
+It knows numbers only: no rows, no pool. `tests/schedule/test_forecast.py` replays it step by step.
 """
 
 from __future__ import annotations

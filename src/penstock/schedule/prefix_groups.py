@@ -2,7 +2,7 @@
 
 A fork group's tails share its full blocks. Fork groups whose tables begin with the same blocks (the same few-shot
 header, the same system prompt) share those: one level of grouping, chosen so that by the device's measured costs
-nearly the most time is saved (the most in 98 of 100 random families, tests/numpy/test_prefix_groups.py). Found from
+nearly the most time is saved (the most in 98 of 100 random families, tests/schedule/test_prefix_groups.py). Found from
 block numbers alone: the prefix tree gives equal beginnings equal blocks.
 
     units (fork groups with running tails)       A: 1 2 3 4 (64 tails)   B: 1 2 7 (1 tail)   C: 1 2 8 (1 tail)

@@ -6,7 +6,7 @@ times (F.linear takes MKL, which runs a slow path on AMD); fp16, which this proc
 packed fp32.
 
 A row's result does not move with the number of rows: bf16 products never do; fp32 ones do below about 12 rows, by other
-kernels for few rows, and so are padded to 16 (tests/cpu/test_kernels_linear.py).
+kernels for few rows, and so are padded to 16 (tests/kernels/test_linear.py).
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exa
 
 def _safe_blocks(blocks: Int) -> Int:
     """MKL sums 193 to 383 terms in two halves, fewer in one go, more in runs of 384. So those lengths are padded to
-    384, and padding elsewhere adds zeros at the end of a run (measured; tests/cpu/test_kernels_rows.py holds it)."""
+    384, and padding elsewhere adds zeros at the end of a run (measured; tests/kernels/test_rows_alone.py holds it)."""
     return np.where((blocks > 12) & (blocks < 24), 24, blocks)
 
 

@@ -1,0 +1,293 @@
+"""The bench's and the almanac's commands from end to end, against `fake_engine.py`: exit codes, faults, files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from bench_runs import ENGINE
+from made_records import write_records
+from typer.testing import CliRunner, Result
+from vllm_result import told
+
+from penstock import __version__
+from penstock.almanac.record import Record
+from penstock.bench.calibrate import Calibration, Rung, machine_key, write_ceiling
+from penstock.bench.cpu_pinning import cores_here
+from penstock.cli import app
+
+QUICK = ["--short", "--no-ladder", "--warm-up", "0.1", "--window", "0.5", "--longest", "5", "--drain", "0.1",
+         "--at-once", "12", "--alone", "2", "--enough", "10", "--bisections", "1", "--goal", "1"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_ceiling_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor of its GPUs: of a server at a URL nobody knows which of several it has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("penstock.bench.machine_probe._gpu", lambda visible: None)
+
+
+def penstock(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return fake(tmp_path)
+
+
+def fake(folder: Path) -> Path:
+    path = folder / "fake.toml"
+    path.write_text(f"""
+says = "for tests"
+install = "nothing"
+version = ["{{python}}", "--version"]
+command = ["{{python}}", "{ENGINE}", "{{port}}"]
+ready = "/health"
+stop = "SIGTERM"
+path = "/v1/completions"
+ids = true
+""")
+    return path
+
+
+def run(engine: Path, out: Path, *more: object) -> Result:
+    words = ("--engine", engine, "--model", "tiny", "--shape", "8x4", "--out", out)
+    return penstock("bench", "run", *words, *QUICK, *more)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder, to be copied."""
+    folder = tmp_path_factory.mktemp("done")
+    with pytest.MonkeyPatch.context() as here:
+        here.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        here.setattr("penstock.bench.machine_probe._gpu", lambda visible: None)
+        assert run(fake(folder), folder / "a").exit_code == 0
+    return folder / "a"
+
+
+def record_in(out: Path) -> Record:
+    return Record.model_validate_json((out / "8x4" / "record.json").read_text())
+
+
+def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine: Path, done: Path) -> None:
+    rung = Rung(1, 5000.0, 0.001, 4.0, "lag", 3000.0, 0.001, 20.0)
+    write_ceiling(Calibration(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
+    first = run(engine, tmp_path / "a", "--price", "3", "--random-weights", "--env", "VLLM_X=1", "--model-name", "Tiny",
+                "--processes", "1")  # fmt: skip
+    assert first.exit_code == 0 and "saturation" in first.stdout and "report/index.html" in first.stdout
+    record = record_in(tmp_path / "a")
+    assert (record.engine.name, record.model.name, record.model.weights) == ("fake", "Tiny", "random")
+    assert record.engine.configuration.name == "tuned" and record.engine.configuration.environment["VLLM_X"] == "1"
+    assert record.method.goals == [1.0] and record.method.short and record.method.price_per_hour == 3
+    cores = len(cores_here())
+    assert record.machine.server_cores == (None if cores < 2 else cores - 1)
+    assert cores < 2 or record.machine.cores == cores
+    assert record.engine.version == ".".join(map(str, sys.version_info[:3]))
+    assert (record.client.ceiling_events, record.client.ceiling_requests) == (5000.0, 3000.0)
+    assert all(point.client.headroom is not None and point.client.headroom > 1 for point in record.points)
+    compared = penstock("bench", "compare", tmp_path / "a", done / "8x4")
+    assert compared.exit_code == 0 and "B / A" in compared.stdout and "not alike: A is a short run" in compared.stdout
+    records = tmp_path / "records"
+    added = penstock("almanac", "add", tmp_path / "a", done, "--records", records)
+    assert added.exit_code == 0 and len(list(records.rglob("*.json"))) == 2
+    again = penstock("almanac", "add", tmp_path / "a", "--records", records)
+    assert again.exit_code == 1 and "in the almanac already" in again.stderr
+    assert penstock("almanac", "validate", records, tmp_path / "a").exit_code == 0
+
+
+def test_the_almanac_of_this_folder_is_validated_with_its_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = penstock("almanac", "validate")
+    assert nothing.exit_code == 2 and "no folder almanac/records here" in nothing.stderr
+    write_records(tmp_path / "almanac" / "records", 3, rows=60)
+    assert "3 of 3 records hold together, 3 not re-derived" in penstock("almanac", "validate").stdout
+    first = sorted((tmp_path / "almanac" / "records").rglob("*.json"))[0]
+    first.rename(first.with_name("elsewhere.json"))
+    moved = penstock("almanac", "validate")
+    assert moved.exit_code == 1 and "belongs at" in moved.stderr and "2 of 3" in moved.stdout
+    inside = write_records(tmp_path / "points" / "of-mine", 1, rows=60)
+    assert "1 of 1" in penstock("almanac", "validate", tmp_path / "points" / "of-mine").stdout and len(inside) == 1
+
+
+def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Path, done: Path) -> None:
+    shutil.copytree(done, tmp_path / "a")
+    assert "1 of 1 records" in penstock("almanac", "validate", tmp_path / "a").stdout
+    path = tmp_path / "a" / "8x4" / "record.json"
+    forged = json.loads(path.read_text())
+    forged["points"][0]["output_tokens"] += 4
+    (tmp_path / "a" / "8x4" / "forged.json").write_text(json.dumps(forged))
+    found = penstock("almanac", "validate", tmp_path / "a")
+    assert found.exit_code == 1 and "1 of 2 records" in found.stdout
+    assert "refused" in found.stderr and "forged.json" in found.stderr
+    assert penstock("almanac", "validate", tmp_path / "nothing").exit_code == 1
+    (tmp_path / "empty").mkdir()
+    assert penstock("almanac", "validate", tmp_path / "empty").exit_code == 2
+
+
+def test_a_run_that_another_version_derived_is_derived_anew(tmp_path: Path, done: Path) -> None:
+    """A definition was mended since: what its raw data gives now goes in, and nothing that it doesn't give."""
+    shutil.copytree(done, tmp_path / "a")
+    path, raw = (tmp_path / "a" / "8x4" / name for name in ("record.json", "raw.parquet"))
+    honest = path.read_text()
+    at = next(at for at, point in enumerate(json.loads(honest)["points"]) if point["kind"] == "saturation")
+
+    def added(commit: str | None, to: str, *, high: float | None = None, digest: str | None = None) -> Result:
+        told = json.loads(honest)
+        if high is not None:
+            told["points"][at]["figures"]["output_rate"]["high"] = high
+        told["raw"]["sha256"] = digest or told["raw"]["sha256"]
+        told["client"]["commit"] = commit
+        path.write_text(json.dumps(told))
+        return penstock("almanac", "add", tmp_path / "a", "--records", tmp_path / to)
+
+    found = added("0123456789ab", "one", high=1e8)
+    said = f"8x4: derived anew, for Penstock {__version__} at 0123456789ab derived otherwise: points.{at} (saturation)."
+    assert found.exit_code == 0 and f"{said}figures.output_rate.high: 100000000.0, but the raw data" in found.stdout
+    (file,) = (tmp_path / "one").rglob("*.json")
+    record, before = (Record.model_validate_json(text) for text in (file.read_text(), honest))
+    assert record.points == before.points and record.client.commit == "0123456789ab"
+    assert penstock("almanac", "validate", file, "--raw", raw).exit_code == 0
+    alike = added("0123456789ab", "two")
+    assert alike.exit_code == 0 and "anew" not in alike.stdout
+    ours = added(before.client.commit, "three", high=1e8)
+    assert ours.exit_code == 1 and "figures.output_rate.high" in ours.stderr
+    another = added("0123456789ab", "three", digest="0" * 64)
+    assert another.exit_code == 1 and "another file, or a changed one" in another.stderr
+    assert not (tmp_path / "three").exists()
+
+
+def test_a_shape_that_is_refused_leaves_the_others(tmp_path: Path, engine: Path) -> None:
+    more = ("--shape", "60x60", "--options", "context=100")
+    found = run(engine, tmp_path / "a", *more)
+    assert found.exit_code == 0 and "the context is 100" in found.stdout
+    assert record_in(tmp_path / "a").points
+    lost = Record.model_validate_json((tmp_path / "a" / "60x60" / "record.json").read_text())
+    assert not lost.points and lost.failures[0].kind == "context too short"
+    (group,) = (tmp_path / "a" / "60x60" / "report" / "data").glob("g*.js")
+    assert "the context is 100" in group.read_text()
+    kept = penstock("almanac", "validate", tmp_path / "a")
+    assert "2 of 2 records hold together, 1 re-derived" in kept.stdout  # the report beside them is none
+
+
+def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path, engine: Path) -> None:
+    found = run(engine, tmp_path / "a", "--options", "begins=no says='no GPU here'")
+    assert found.exit_code == 1 and "nothing could be measured: did not start" in found.stderr
+    assert found.stderr.strip().splitlines()[-1].startswith("penstock: ") and "no GPU here" in found.stderr
+
+
+def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(told()))
+    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+             "--command", "vllm serve m --max-num-seqs 8", "--dtype", "bfloat16")  # fmt: skip
+    found = penstock(*words)
+    assert found.exit_code == 0 and "vllm 0.26.0" in found.stdout
+    assert penstock("almanac", "validate", tmp_path / "i").exit_code == 0
+    assert penstock(*words).exit_code == 2  # never into a folder that is there
+    assert penstock("bench", "import", tmp_path / "no.json", *words[3:]).exit_code == 2
+
+
+def test_an_import_that_cannot_be_written_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(told()))
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    found = penstock("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+                     "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
+    assert found.exit_code == 2 and f"{tmp_path / 'i'} cannot be written (No space left on device)" in found.stderr
+    assert not (tmp_path / "i").exists()  # the same command goes on
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--goal", "-1"), "--goal -1.0 is no time"),
+        (tuple(f"--goal={at}" for at in range(1, 22)), "21 goals: a record holds 20"),
+        (("--command", "vllm serve it's"), """--command "vllm serve it's" is none as a shell takes it: No closing"""),
+        (("--command", "x " * 201), "--command has 201 words: a record holds 200"),
+        (("--machine", "none.json"), "none.json describes no machine"),
+    ],
+)
+def test_an_import_that_cannot_be_made_leaves_no_folder(tmp_path: Path, more: tuple[str, ...], says: str) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(told()))
+    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+             "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
+    found = penstock(*words, *more)
+    assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0
+    assert not (tmp_path / "i").exists()
+    assert penstock(*words).exit_code == 0
+
+
+def test_results_of_two_models_leave_no_folder(tmp_path: Path) -> None:
+    two = json.dumps(told()) + json.dumps({**told(), "model_id": "another"})
+    (tmp_path / "vllm.json").write_text(two)
+    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
+             "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
+    found = penstock(*words)
+    assert "results of 2 models" in found.stderr and not (tmp_path / "i").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "a URL, or --engine NAME"),
+        (("http://127.0.0.1:1", "--engine", "vllm"), "not both"),
+        (("http://127.0.0.1:1", "--options", "x"), "--options goes with --engine alone"),
+        (("http://127.0.0.1:1", "--starts", "2"), "--starts goes with --engine alone"),
+        (("--engine", "penstock", "--engine-version", "1"), "--engine-version goes with a URL alone"),
+        (("--engine", "nosuch"), "there is no engine 'nosuch': there are llamacpp, penstock, transformers, vllm"),
+        (("http://127.0.0.1:1",), "nothing serves at http://127.0.0.1:1/"),
+        (("http://192.0.2.7:1",), "describe that machine with --machine FILE.json"),
+        (("ftp://x",), "is no URL of a server"),
+        (("http://127.0.0.1:1", "--goal", "-1"), "--goal -1.0 is no time"),
+        (("http://127.0.0.1:1", "--short", "--full"), "give one"),
+        (("http://127.0.0.1:1", "--window", "99", "--longest", "9"), "--longest 9 is less than --window 99"),
+        (("--engine", "vllm", "--python", "/nowhere/python"), "vllm cannot be asked for its version"),
+        (("--engine", "penstock", "--env", "X"), "--env 'X' is no NAME=VALUE"),
+        (("--engine", "penstock", "--options", "a 'b"), """--options "a 'b" is none as a shell takes it: No closing"""),
+        (("http://127.0.0.1:1", "--python", "p"), "--python goes with --engine alone"),
+        (("http://127.0.0.1:1", "--tokenizer", "t"), "--tokenizer is of no use where prompts go as ids"),
+        (("http://127.0.0.1:1", "--text", "--vocabulary", "99"), "--vocabulary is of no use where prompts go as texts"),
+        (("http://127.0.0.1:1", *(f"--goal={at}" for at in range(1, 22))), "21 goals: a record holds 20"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_in_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    found = penstock("bench", "run", *words, "--model", "m", "--shape", "8x4", "--out", tmp_path / "o")
+    assert found.exit_code in (1, 2) and says in found.stderr
+    assert found.stderr.strip().count("\n") == 0 and found.stderr.startswith("penstock: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("ids = true", "ids = 5"), "fake.toml"),
+        (("ids = true", "ids = true\nidz = true"), "unknown or missing: idz"),
+        (('ready = "/health"', ""), "unknown or missing: ready"),
+        (('stop = "SIGTERM"', 'stop = "SIGNAL"'), "stop"),
+        (("ids = true", "ids = "), "is no TOML"),
+    ],
+)
+def test_a_peer_file_that_is_none_is_told_by_what_is_wrong(
+    tmp_path: Path, engine: Path, change: tuple[str, str], says: str
+) -> None:
+    engine.write_text(engine.read_text().replace(*change))
+    found = run(engine, tmp_path / "o")
+    assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0
+
+
+def test_a_machine_elsewhere_is_described_by_a_file(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"cpu": 5}')
+    found = penstock("bench", "run", "http://192.0.2.7:1", "--model", "m", "--shape", "8x4", "--machine",
+                     tmp_path / "bad.json")  # fmt: skip
+    assert found.exit_code == 2 and "describes no machine" in found.stderr

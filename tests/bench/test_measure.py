@@ -1,0 +1,408 @@
+"""Runs against an engine that can be killed and led astray: faults by their names, other points kept, stopped runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bench_runs
+import numpy as np
+import pytest
+from bench_runs import ENGINE, MACHINE, QUICK, fake_peer, measured, run_of
+from made_samples import LOOK, samples_of
+
+from penstock.almanac.samples import read_parquet
+from penstock.almanac.validate import validate
+from penstock.bench.measure_shape import ShapeRun, fault_of, kind_of
+from penstock.bench.point_planner import CLOSED, OPEN, SATURATION, SINGLE, PointPlan
+from penstock.bench.run_folder import MeasuredPoint, RunFolder
+from penstock.bench.run_spec import RunSpec, ServerSpec, fingerprint
+from penstock.bench.runs import run_all
+from penstock.bench.server_process import ServerProcess, free_port
+from penstock.bench.workload import workload
+from penstock.bench.write_record import write_record
+from penstock.errors import CapacityError, EngineError, UsageError
+
+
+def failures(folder: RunFolder) -> list[tuple[str | None, str]]:
+    return [(one.failure.point, one.failure.kind) for one in folder.failed()]
+
+
+def kinds(folder: RunFolder) -> set[str]:
+    return {one.plan.kind for one in folder.measured}
+
+
+def test_a_run_measures_its_points_and_its_record_is_believed(tmp_path: Path) -> None:
+    run = replace(run_of(tmp_path, settings=replace(QUICK, starts=2)), price=2.0)
+    folder = measured(run)
+    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN}
+    assert [one.plan.start for one in folder.measured if one.plan.kind == SINGLE] == [0, 1]
+    assert sorted(path.name for path in folder.path.glob("server-*.log")) == ["server-0.log", "server-1.log"]
+    record = write_record(run, workload("8x4"), folder)
+    assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
+    assert record.engine.command.endswith("fake_engine.py 8000") and record.engine.version == "1.2"
+    assert (record.method.short, record.method.starts, record.method.price_per_hour) == (True, 2, 2.0)
+    opened = [point for point in record.points if point.kind == "open"]
+    assert opened and all(point.requests == round((point.rate or 0) * point.seconds) for point in opened)
+    single = next(point for point in record.points if point.kind == "single")
+    assert single.requests == 6 and single.complete == 6 and single.output_tokens == 24
+
+
+def test_a_point_that_kills_the_server_costs_itself_alone(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    folder = measured(run_of(tmp_path, "dies_above=20", f"count={starts}"))
+    assert failures(folder)[0] == (SATURATION, "crashed")
+    assert SINGLE in kinds(folder) and OPEN in kinds(folder)
+    assert len(starts.read_text().splitlines()) == 1 + len(failures(folder))  # a fresh one after each
+    told = folder.failed()[0].failure
+    assert told.message.startswith("the server ended") and "going down" in told.log
+    assert "\x1b" not in told.log and "\x07" not in told.log and "\u200b" not in told.log
+    kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")  # of no figure, but there to look into
+    assert len(kept) == QUICK.at_once and "cut" in set(kept.outcome)
+    run = run_of(tmp_path, "dies_above=20", f"count={starts}")
+    record = write_record(run, workload("8x4"), folder)
+    assert validate(folder.path / "record.json", folder.path / "raw.parquet").failures == record.failures
+    assert record.failures[0].point == SATURATION
+
+
+def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    """It takes a request, a warm-up, and no more."""
+    folder = measured(run_of(tmp_path, "dies_after=60", "first=0.001", "gap=0"))
+    assert 1 <= len(folder.failed()) <= 3 and {kind for _, kind in failures(folder)} == {"crashed"}
+    points = [one.plan.key for one in folder.failed() if one.plan is not None]
+    assert len(set(points)) == len(points)
+
+
+def test_a_shape_that_is_refused_is_told_with_the_servers_words(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "context=100")
+    folder = measured(run, "90x20")
+    assert failures(folder) == [(None, "context too short")] and not folder.measured
+    assert "110 tokens, the context is 100" in folder.failed()[0].failure.message
+    record = write_record(run, workload("90x20"), folder)
+    assert validate(folder.path / "record.json").failures == record.failures and not record.points
+    assert failures(measured(run, "8x4")) == []  # the next shape is none the worse
+
+
+def test_samples_that_an_engine_cannot_serve_are_a_refusal(tmp_path: Path) -> None:
+    folder = measured(run_of(tmp_path, peer=fake_peer(samples=False)), "monkeys:3")
+    assert failures(folder) == [(None, "refused")] and "one sample a request, 3" in folder.failed()[0].failure.message
+    assert not list(folder.path.glob("server-*.log"))
+
+
+def test_a_server_that_does_not_start_is_tried_again_with_the_next_run(tmp_path: Path) -> None:
+    mark = tmp_path / "starts"
+    peer = fake_peer(
+        command=["sh", "-c", f"test -e {mark} && exec {sys.executable} {ENGINE} {{port}}; echo {mark}: no GPU"]
+    )
+    folder = measured(run_of(tmp_path, peer=peer))
+    assert failures(folder) == [(None, "did not start")]
+    told = folder.failed()[0].failure
+    assert "starts: no GPU" in told.message and told.log == "starts: no GPU\n"  # of the machine's folders nothing
+    mark.touch()
+    folder = measured(run_of(tmp_path, peer=peer))
+    assert failures(folder) == [] and SINGLE in kinds(folder)
+    missing = measured(run_of(tmp_path / "b", peer=fake_peer(command=["/nowhere/engine", "{port}"])))
+    assert failures(missing) == [(None, "did not start")]
+
+
+def test_a_silent_server_is_stalled_and_the_point_ends_before_its_time(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    folder = measured(run_of(tmp_path, "silent_above=20", settings=replace(QUICK, longest=300.0)))
+    assert failures(folder)[0] == (SATURATION, "stalled") and SINGLE in kinds(folder)
+    assert re.search(r"nothing came for 1 s; \d+ of \d+ requests", folder.failed()[0].failure.message)
+    assert time.monotonic() - begin < 200
+    kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")
+    assert len(kept) == QUICK.at_once and "unfinished" in set(kept.outcome) and set(kept.point) == {SATURATION}
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("length", "context too short"), ("stop", "wrong output")])
+def test_answers_that_are_cut_are_told_by_how_they_ended(tmp_path: Path, ending: str, kind: str) -> None:
+    """A server that cuts at its context says `length`, before as much as was asked for; another end is a wrong one."""
+    folder = measured(run_of(tmp_path, "less=1", f"ending={ending}"))
+    assert failures(folder) == [(None, kind)]
+    told = folder.failed()[0].failure.message
+    assert "3 tokens out, 4 were asked for" in told
+    assert ("11 tokens in and out" if ending == "length" else "ignore_eos is not heeded") in told
+
+
+def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slot that drops nobody: requests of the warm-up are in its queue when that is over. A request is sent behind
+    them, and it has ended before the first point begins. The warm-up is long enough for a client that comes late to it:
+    of one that sent nothing at all nothing is left behind."""
+    loads: list[tuple[str, list[str]]] = []
+    real = ShapeRun._load
+
+    def told(shape: ShapeRun, target: Any, load: Any, point: str, *more: Any) -> Any:
+        samples, seen = real(shape, target, load, point, *more)
+        loads.append((point, samples.outcome.astype(str).tolist()))
+        return samples, seen
+
+    monkeypatch.setattr(ShapeRun, "_load", told)
+    measured(run_of(tmp_path, "slots=1", "first=0.1", settings=replace(QUICK, bisections=0, at_once=4, warm_up=0.8)))
+    assert [point for point, _ in loads[:4]] == ["one", "warm-up", "one", "single"]
+    assert "unfinished" in loads[1][1] and loads[2][1] == ["ok"]
+
+
+def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:
+    """One slot, a twentieth of a second each: at the rate of everything at once the queue is not served in time."""
+    settings = replace(QUICK, goals=(8.0,), at_once=8, enough=4, drain=0.1, bisections=2)
+    folder = measured(run_of(tmp_path, "slots=1", "first=0.05", settings=settings))
+    assert failures(folder) == [] and OPEN in kinds(folder)
+    assert all(0 <= one.found((8.0,)).met[8.0] <= 1 for one in folder.measured)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcomes", "fault"),
+    [
+        (OPEN, ["unfinished"] * 9, None),
+        (CLOSED, ["unfinished"] * 9, None),
+        (SATURATION, ["unfinished"] * 9, "unfinished"),
+        (SINGLE, ["unfinished"], "unfinished"),
+        (OPEN, ["unfinished"] * 8 + ["status"], None),
+        (OPEN, ["unfinished"] * 4 + ["status"] * 3 + ["cut"] * 2, "status"),
+        (SATURATION, ["length"] * 8 + ["ok"], None),
+        (SATURATION, ["length"] * 5 + ["cut"], "length"),
+        (OPEN, [], "unfinished"),
+    ],
+)
+def test_what_makes_a_point_a_failure(kind: str, outcomes: list[str], fault: str | None) -> None:
+    count = len(outcomes)
+    samples = samples_of(np.arange(count), np.arange(count) + 1.0, [np.zeros(3)] * count, outcome=outcomes)
+    assert fault_of(PointPlan("p", kind, 0, 9.0), samples) == fault
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "kind"),
+    [
+        ("status", "status 200, then an error in its place: {'message': 'Context size has been exceeded.'}",
+         "context too short"),
+        ("status", "status 400: {'message': 'request (2048 tokens) exceeds the available context size'}",
+         "context too short"),
+        ("status", "status 400: This model's maximum context length is 2048 tokens", "context too short"),
+        ("status", "status 400: a prompt has 4000 tokens and the context 2304, with room for one", "context too short"),
+        ("status", "status 500: CUDA error in context 3", "wrong output"),
+        ("status", "status 400: n is not supported", "refused"),
+        ("status", "status 200, then an error in its place: CUDA out of memory", "out of memory"),
+        ("status", "status 500: CUDA error: invalid device context", "wrong output"),
+        ("length", "5 tokens out, 4 were asked for", "wrong output"),
+        ("refused", "no connection", "refused"),
+        ("stalled", "no byte for 9 s", "stalled"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_told_by_its_word(outcome: str, message: str, kind: str) -> None:
+    assert kind_of(outcome, message, None) == kind
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("version: 11434 (abc)", "11434"), ("vllm 0.26.0+cu130", "0.26.0+cu130"),
+        ("version: 0.6.0-dev (build 11434, commit abc)", "b11434"),
+        ("version: 0.6.0-dev (build 0, commit unknown)", "0.6.0"),
+    ],
+)  # fmt: skip
+def test_an_engines_version_is_read_from_what_it_prints(said: str, version: str) -> None:
+    assert fake_peer(version=["{python}", "-c", f"print({said!r})"]).version_of(sys.executable) == version
+
+
+# --- a server that is there
+
+
+def there(tmp_path: Path, *options: str) -> ServerProcess:
+    port = free_port()
+    return ServerProcess([sys.executable, str(ENGINE), str(port), *options], port, "tiny", tmp_path / "there.log")
+
+
+def by_url(out: Path, port: int) -> RunSpec:
+    subject = ServerSpec(
+        name="Tiny-1B", model="tiny", version="7", url=f"http://127.0.0.1:{port}", engine="other", vocabulary=500
+    )
+    return RunSpec(subject, [workload("8x4")], QUICK, out, 0, 1, MACHINE)
+
+
+def test_a_server_that_is_there_is_measured_and_left_alone(tmp_path: Path) -> None:
+    with there(tmp_path) as server:
+        run = by_url(tmp_path, server.port)
+        folder = measured(run)
+        assert server.alive
+    assert failures(folder) == [] and OPEN in kinds(folder)
+    record = write_record(run, workload("8x4"), folder)
+    assert (record.engine.name, record.engine.version) == ("other", "7") and "127.0.0.1" in record.engine.command
+    assert not list(folder.path.glob("server-*.log"))
+
+
+def test_one_that_dies_is_given_up_and_one_that_is_not_there_is_no_run(tmp_path: Path) -> None:
+    with there(tmp_path, "dies_above=20") as server:
+        run = by_url(tmp_path, server.port)
+        folder = measured(run)
+    assert failures(folder) == [(SATURATION, "crashed")] and SINGLE in kinds(folder)
+    with pytest.raises(UsageError, match=r"nothing serves at http://127\.0\.0\.1"):
+        measured(run)
+
+
+def again_there(server: ServerProcess, *options: str) -> ServerProcess:
+    return replace(server, command=[*server.command[:3], *options])
+
+
+def test_a_point_in_which_somebody_elses_server_died_is_not_believed_and_is_tried_once_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with there(tmp_path) as server:
+        run = replace(by_url(tmp_path, server.port), settings=replace(QUICK, window=1.0))
+        killed = []
+
+        def kill(shape: ShapeRun, target: Any, load: Any, point: str, *more: Any) -> Any:
+            if point.startswith("open") and not killed:
+                killed.append(threading.Timer(0.6, os.killpg, (server.pid, signal.SIGKILL)))
+                killed[0].start()
+            return real(shape, target, load, point, *more)
+
+        real = ShapeRun._load
+        with (
+            pytest.MonkeyPatch.context() as patched,
+            pytest.raises(EngineError, match=r"no longer answers: .* start it again, and the same command goes on"),
+        ):
+            patched.setattr(ShapeRun, "_load", kill)
+            run_all(run)
+    told = json.loads((tmp_path / "8x4" / "record.json").read_text())
+    assert [point["kind"] for point in told["points"]] == [SINGLE, SATURATION]
+    (failure,) = told["failures"]
+    assert failure["kind"] == "crashed" and failure["point"].startswith("open-")
+    assert f"failed: {failure['point']}: crashed: the server no longer answers" in capsys.readouterr().out
+    lost = read_parquet(tmp_path / "8x4" / "points" / f"{failure['point']}.0.failed.parquet")
+    assert "refused" in set(lost.outcome)  # and before this it would have been a point
+    with again_there(server):
+        folder = measured(run)
+    assert failures(folder) == [] and failure["point"] in {one.plan.name for one in folder.measured}
+    assert validate_of(run, folder) == []
+
+
+def validate_of(run: RunSpec, folder: RunFolder) -> list[str]:
+    """The failures' kinds of the record, which is believed."""
+    record = write_record(run, workload("8x4"), folder)
+    assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
+    return [failure.kind for failure in record.failures]
+
+
+def test_a_point_that_ends_somebody_elses_server_twice_is_not_tried_again(tmp_path: Path) -> None:
+    with there(tmp_path, "dies_above=20") as server:
+        run = by_url(tmp_path, server.port)
+        assert failures(measured(run)) == [(SATURATION, "crashed")]
+    for _ in range(2):
+        with again_there(server, "dies_above=20"):
+            folder = measured(run)
+    assert failures(folder) == [(SATURATION, "crashed")] and OPEN in kinds(folder)
+
+
+# --- stopping and going on
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import numpy as np
+from bench_runs import QUICK, run_of
+from penstock.bench.runs import run_all
+from penstock.cli.exit_codes import stopped_by_sigterm
+stopped_by_sigterm(lambda: run_all(run_of(Path(sys.argv[2]), "count=" + sys.argv[2] + "/starts")))
+"""
+
+
+def stopped(out: Path, number: signal.Signals, points: int) -> subprocess.CompletedProcess[str]:
+    """A run in a process of its own that gets a signal once so many points are done."""
+    command = [sys.executable, "-c", SCRIPT, str(Path(bench_runs.__file__).parent), str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    until = time.monotonic() + 120
+    while len(list(out.glob("8x4/points/*.parquet"))) < points and process.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(number)
+    return subprocess.CompletedProcess(command, process.wait(60), "", process.stderr.read() if process.stderr else "")
+
+
+def test_a_stopped_run_ends_its_server_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
+    told = stopped(tmp_path, signal.SIGTERM, 1)
+    assert told.returncode != 0 and "the same command goes on from there" in told.stderr
+    (server,) = (tmp_path / "starts").read_text().split()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(server), 0)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
+    folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
+    after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
+    assert before and before.items() <= after.items() and len(after) > len(before)
+    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN} and folder.opened == 2
+
+
+def test_a_killed_run_goes_on_too(tmp_path: Path) -> None:
+    stopped(tmp_path, signal.SIGKILL, 2)
+    (tmp_path / "8x4" / "points" / "open-9.0.json").write_text("{")  # a point without its samples is none
+    server, until = int((tmp_path / "starts").read_text()), time.monotonic() + 60
+    while Path(f"/proc/{server}").exists():
+        assert time.monotonic() < until, "the server has outlived its run"
+        time.sleep(0.05)
+    folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
+    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN}
+    names = [one.plan.key for one in folder.measured]
+    assert len(set(names)) == len(names) and "open-9.0" not in names
+
+
+def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, work = run_of(tmp_path), workload("8x4")
+    folder = RunFolder(tmp_path / "f", fingerprint(run, work))
+    with pytest.raises(UsageError, match="another process measures"):
+        RunFolder(tmp_path / "f", fingerprint(run, work))
+    folder.close()
+    changes = {
+        "version": replace(run, subject=replace(run.subject, version="2.0")),
+        "options": replace(run, subject=replace(run.subject, options=("a",))),
+        "environment": replace(run, subject=replace(run.subject, environment={"A": "1"})),
+        "prompts": replace(run, subject=replace(run.subject, ids=False)),
+        "seed": replace(run, seed=1),
+        "settings": replace(run, settings=replace(QUICK, window=9.0)),
+        "processes": replace(run, processes=2),
+        "model": replace(run, subject=replace(run.subject, model="other")),
+        "commit": replace(run, commit="0123456789ab"),
+        "machine": replace(run, machine=run.machine.model_copy(update={"cores": 64})),
+        "python": replace(run, subject=replace(run.subject, python="/other/python")),
+    }
+    for name, other in changes.items():
+        with pytest.raises(UsageError, match=rf"holds another run \({name} differ\)"):
+            RunFolder(tmp_path / "f", fingerprint(other, work))
+    for more in ({"environment": {"A": "1"}}, {"path": "/x"}, {"more": {"top_k": 1}}, {"without": ["seed"]}):
+        other = replace(run, subject=replace(run.subject, peer=fake_peer(**more)))  # an own .toml, edited since
+        with pytest.raises(UsageError, match=r"holds another run \(engine differ\)"):
+            RunFolder(tmp_path / "f", fingerprint(other, work))
+    with monkeypatch.context() as installed, pytest.raises(UsageError, match=r"another run \(penstock differ\)"):
+        installed.setattr("penstock.bench.run_spec.__version__", "99.0")
+        RunFolder(tmp_path / "f", fingerprint(run, work))
+    again = RunFolder(tmp_path / "f", fingerprint(run, work))
+    assert (again.name, again.opened) == (folder.name, 2)  # a refused one has not opened it
+    again.close()
+    (tmp_path / "f" / "run.json").write_text(json.dumps({"asked": 1}))
+    with pytest.raises(UsageError, match="is no run's"):
+        RunFolder(tmp_path / "f", fingerprint(run, work))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be used"):
+        RunFolder(tmp_path / "file", fingerprint(run, work))
+
+
+def test_a_folder_that_can_no_longer_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    run, work = run_of(tmp_path), workload("8x4")
+    folder = RunFolder(tmp_path / "f", fingerprint(run, work))
+    (tmp_path / "f" / "points").rmdir()
+    plan = PointPlan("open-1", OPEN, 0, 9.0)
+    samples = samples_of([0.0], [1.0], [np.zeros(3)])
+    with pytest.raises(CapacityError, match=r"cannot be written \(No such file or directory\): make room"):
+        folder.add(MeasuredPoint(plan, samples, LOOK, 9.0, 9.0))
+    assert folder.measured == []
+    folder.close()

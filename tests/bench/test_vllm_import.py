@@ -1,0 +1,151 @@
+"""vLLM's own result file becomes samples and a record: its figures come out again, what it doesn't know is marked.
+
+The file is made up in the shape that vllm/benchmarks/serve.py writes; the figures it would print are computed here by
+its own definitions (throughput over the whole run; TPOT = (latency - ttft) / (tokens - 1); latency from the sending).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm_result import told
+
+from penstock.almanac.record import Configuration, EngineInfo, MachineInfo, Record
+from penstock.almanac.validate import validate
+from penstock.bench.vllm_import import read_vllm, record_of
+from penstock.errors import RecordError
+
+ENGINE = EngineInfo(
+    name="vllm", version="0.26.0", command="vllm serve x", configuration=Configuration(name="default", flags=[])
+)
+MACHINE = MachineInfo(gpu=None, cpu="made up", cores=2, memory_mib=4096, system="Linux", python="3.11")
+
+
+def write(tmp_path: Path, *results: Any) -> Path:
+    path = tmp_path / "result.json"
+    path.write_text("\n".join(json.dumps(each) for each in results))
+    return path
+
+
+def imported(tmp_path: Path, *results: dict[str, Any]) -> Record:
+    found = read_vllm(write(tmp_path, *results))
+    return record_of(found, tmp_path / "raw.parquet", engine=ENGINE, machine=MACHINE, goals=[0.05, 0.3], weights="real",
+                     dtype="bf16")  # fmt: skip
+
+
+def test_its_figures_come_out_again(tmp_path: Path) -> None:
+    file = told()
+    record = imported(tmp_path, file)
+    (point,) = record.points
+    ok = np.array(file["output_lens"]) > 0
+    ttfts = np.array(file["ttfts"])[ok]
+    rows = [row for row, good in zip(file["itls"], ok, strict=True) if good]
+    itls = np.concatenate(rows)
+    assert (point.name, point.kind, point.rate) == ("open 20", "open", 20.0)
+    assert point.complete == file["completed"] and point.outcomes == {"cut": int((~ok).sum())}
+    figures = point.figures
+    assert figures.first_token and figures.inter_token and figures.per_token and figures.end_to_end
+    assert figures.output_rate and figures.request_rate
+    assert figures.first_token.mean.value == pytest.approx(ttfts.mean(), rel=1e-4)
+    assert figures.first_token.p99.value == pytest.approx(np.percentile(ttfts, 99), rel=1e-4)
+    assert figures.inter_token.p99.value == pytest.approx(np.percentile(itls, 99), rel=1e-4)
+    assert figures.per_token.p50.value == pytest.approx(np.median([np.sum(row) / 15 for row in rows]), rel=1e-4)
+    assert figures.end_to_end.mean.value == pytest.approx(ttfts.mean() + itls.sum() / len(rows), rel=1e-4)
+    span = file["duration"] - (file["start_times"][0] - 1000.0)  # from the first sending, not from the client's start
+    assert figures.output_rate.value == pytest.approx(16 * ok.sum() / span, rel=1e-4)
+    assert figures.request_rate.value == pytest.approx(ok.sum() / span, rel=1e-4)
+
+
+def test_it_is_a_record_that_can_be_believed_and_is_never_ranked(tmp_path: Path) -> None:
+    record = imported(tmp_path, told(), told(rate="inf", seed=1), told(rate="inf", users=8, seed=2), told(seed=3))
+    (tmp_path / "record.json").write_text(record.model_dump_json(by_alias=True))
+    assert validate(tmp_path / "record.json", tmp_path / "raw.parquet") == record
+    assert [point.name for point in record.points] == ["open 20", "saturation", "closed 8", "open 20 (2)"]
+    assert record.shape.kind == "exact" and record.shape.name == "64x16" and record.shape.prompts == "text"
+    for point in record.points:
+        assert {"client unknown", "intended start unknown", "text prompts", "client short"} <= set(point.marks)
+        assert point.client.short
+    assert record.when == "2026-01-31T12:00:00Z" and record.model.name == "meta-llama/Llama-3.2-1B"
+    assert "<b>" not in record.model_dump_json()
+
+
+def test_mixed_lengths_are_a_dataset(tmp_path: Path) -> None:
+    file = told()
+    file["input_lens"] = list(range(1, 401))
+    shape = imported(tmp_path, file).shape
+    assert shape.kind == "dataset" and shape.name.startswith("mixed ") and 190 < shape.input < 210
+
+
+def test_an_old_file_without_start_times(tmp_path: Path) -> None:
+    file = told(rate="inf")
+    del file["start_times"]
+    (result,) = read_vllm(write(tmp_path, file))
+    assert result.kind == "saturation" and set(result.samples.actual) == {0.0}
+    late = {key: value for key, value in told().items() if key != "start_times"}
+    with pytest.raises(RecordError, match="start_times: is missing"):
+        read_vllm(write(tmp_path, late))
+
+
+def test_how_late_its_client_was(tmp_path: Path) -> None:
+    file = told(users=16) | {"queue_times": [0.0] * 390 + [0.25] * 10}
+    (result,) = read_vllm(write(tmp_path, file))
+    assert result.kind == "open" and result.concurrency == 16
+    assert result.late_p99 == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ttfts": None}, "ttfts"),
+        ({"ttfts": []}, "output_lens: is no list of 0 entries|ttfts: holds no request|input_lens: is no list of 0"),
+        ({"itls": [[0.1]] * 399}, "itls: is no list of 400 entries"),
+        ({"itls": [["x"]] * 400}, "itls.0: is no list of numbers"),
+        ({"itls": [[-1.0]] * 400}, "itls.0: a time below 0"),
+        ({"ttfts": [float("nan")] * 400}, "ttfts: holds a number that is none"),
+        ({"ttfts": [True] * 400}, "ttfts: is no list of numbers"),
+        ({"output_lens": [1e300] * 400}, "output_lens: holds a number"),
+        ({"start_times": [1.0]}, "start_times: 1 entries, ttfts has 400"),
+        ({"request_rate": -1}, "request_rate: -1 is no rate"),
+        ({"request_rate": "fast"}, "request_rate: 'fast' is no rate"),
+        ({"max_concurrency": 1.5}, "max_concurrency: 1.5 is no number"),
+        ({"date": "yesterday"}, "date: 'yesterday' is none"),
+    ],
+)
+def test_files_that_cannot_be(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    with pytest.raises(RecordError, match=f"^result.json: .*({says})") as refused:
+        read_vllm(write(tmp_path, told() | change))
+    assert str(refused.value).isprintable()
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    short = {key: value for key, value in told().items() if key not in ("itls", "ttfts")}
+    with pytest.raises(RecordError, match=r"it lacks ttfts, itls: run vllm bench serve with --save-result"):
+        read_vllm(write(tmp_path, short))
+    for content, says in (("", "is empty"), ("[1]", "but a list"), ("{", "is no JSON"), ('{"a": 1} x', "is no JSON")):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(RecordError, match=says):
+            read_vllm(tmp_path / "bad.json")
+    with pytest.raises(RecordError, match=r"gone\.json: cannot be read"):
+        read_vllm(tmp_path / "gone.json")
+    with pytest.raises(RecordError, match="result 2: request_rate"):
+        read_vllm(write(tmp_path, told(), told() | {"request_rate": 0}))
+
+
+def test_a_number_that_no_record_holds_is_told_in_one_line(tmp_path: Path) -> None:
+    late = told()
+    late["ttfts"][0] = 2e6
+    with pytest.raises(RecordError, match=r"^the file.s numbers make no record: window: Input should") as refused:
+        imported(tmp_path, late)
+    assert str(refused.value).isprintable()
+
+
+def test_two_models_are_two_records(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="results of 2 models"):
+        imported(tmp_path, told(), told() | {"model_id": "other"})
+    nothing = told() | {"output_lens": [0] * 400}
+    with pytest.raises(RecordError, match="no request of the file was complete"):
+        imported(tmp_path, nothing)

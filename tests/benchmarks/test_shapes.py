@@ -1,0 +1,236 @@
+"""benchmarks/shapes.py at tiny size: the models it writes, what it computes of steps, and a run from end to end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shapes
+from random_model import SHAPES, load_format, tensors, write_model
+from random_tokenizer import made_up, rare_pair, write_tokenizer
+from step_limit import Machine
+from step_parts import Ran, part_of_kernel, part_of_operator, split
+from step_watch import Watch
+
+import penstock.kernels
+from penstock.demo import model_folder
+from penstock.engine.roofline import limit_seconds
+from penstock.llm import LLM
+from penstock.models.generation_config import end_ids, read_generation_defaults
+from penstock.models.read_config import read_model_config
+from penstock.request import SamplingParams
+from penstock.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+TINY = SHAPES["tiny"]
+KNOBS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 32, "kv_cache_tokens": 8192}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_model(TINY, folder, weights=True)
+    return folder
+
+
+# --- the model's folder
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("llama-3-8b", 8_030_261_248)])
+def test_shapes_have_the_real_models_size(name: str, parameters: int) -> None:
+    """The counts of meta-llama's own checkpoints."""
+    assert sum(int(np.prod(size)) for _, size in tensors(SHAPES[name])) == parameters
+
+
+def test_the_folder_is_read_as_any_model(folder: Path) -> None:
+    config = read_model_config(folder)
+    assert (config.hidden_size, config.num_layers, config.vocab_size) == (TINY.hidden, TINY.layers, TINY.vocab)
+    ends = end_ids(config, read_generation_defaults(folder))
+    assert len(ends) == TINY.ends and len(set(ends)) == TINY.ends and max(ends) < TINY.vocab
+    assert load_format(folder) == "auto"
+    with LLM(str(folder), **KNOBS) as llm:
+        out = llm.generate(["Question: "], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+    assert len(out[0].outputs[0].token_ids) == 5
+
+
+def test_lengths_are_geometric_by_the_share_of_ends(folder: Path) -> None:
+    """One id in 16 ends a sample, all are equally likely: 400 samples are 16 tokens long on average, within 5 sigma."""
+    with LLM(str(folder), **KNOBS) as llm:
+        out = llm.generate([[1, 2, 3]], SamplingParams(n=400, max_tokens=1000, temperature=0.6, seed=1), use_tqdm=False)
+    lengths = [len(sample.token_ids) for sample in out[0].outputs]
+    assert abs(np.mean(lengths) - TINY.vocab / TINY.ends) < 5 * 16 / 400**0.5
+
+
+def test_the_tokenizer_is_filled_up_and_still_encodes_as_before(folder: Path) -> None:
+    filled, demo = Tokenizer.load(folder), Tokenizer.load(model_folder())
+    text = "Question: Anna has 12 apples.\nAnswer:"
+    assert filled.vocab_size == TINY.vocab and filled.encode(text) == demo.encode(text)
+    assert all(filled.decode([token]) for token in range(demo.vocab_size, TINY.vocab))
+
+
+def test_a_given_tokenizer_is_taken_gzipped_too(tmp_path: Path) -> None:
+    source = tmp_path / "tokenizer.json.gz"
+    source.write_bytes(gzip.compress((model_folder() / "tokenizer.json").read_bytes()))
+    write_model(TINY, tmp_path / "model", source)
+    assert Tokenizer.load(tmp_path / "model").vocab_size == TINY.vocab
+    assert load_format(tmp_path / "model") == "dummy"
+    with pytest.raises(SystemExit, match="no vocabulary of 100"):
+        write_tokenizer(tmp_path, source, 100)
+
+
+def test_made_up_words_are_new_and_always_the_same() -> None:
+    words = made_up({"a": 0, "b": 1}, 500)
+    assert len(words) == 500 and list(words.values()) == list(range(2, 502)) and words == made_up({"a": 0, "b": 1}, 500)
+
+
+def test_a_rare_pair_is_in_about_the_share_that_was_asked() -> None:
+    pieces = [b"ab"] * 40 + [b"cd"] * 9 + [b" ef"] * 51
+    assert rare_pair(pieces, 0.1) == "cd"
+    with pytest.raises(SystemExit, match="no token"):
+        rare_pair([b"1", b"2"], 0.1)
+
+
+# --- steps
+
+
+class Asking:
+    """A runner that is only asked."""
+
+    num_blocks = 7
+
+    def answer(self) -> int:
+        return 42
+
+
+def test_watch_counts_what_ran(folder: Path) -> None:
+    """A group of 6 samples on a prompt of 40 tokens: 2 blocks are shared, and no token is computed and not counted."""
+    with LLM(str(folder), **KNOBS, steps_ahead=0) as llm:
+        watch = llm.engine.runner = Watch(llm.engine.runner)
+        params = SamplingParams(n=6, max_tokens=4, ignore_eos=True)
+        llm.generate([list(range(100, 140))], params, use_tqdm=False)
+    steps = watch.steps.columns()
+    assert steps["chunk"].sum() == 39 and steps["chunk_pairs"].sum() == 39 * 40 / 2
+    assert steps["rows"].sum() == 6 * 4
+    tokens_read = steps["own"] + steps["shared_pairs"]
+    assert tokens_read.sum() == 6 * (40 + 41 + 42 + 43)
+    assert Watch(Asking()).answer() == 42  # type: ignore[arg-type]
+
+
+def test_a_watch_cuts_at_its_deadline_and_the_engine_goes_on(folder: Path) -> None:
+    with LLM(str(folder), **KNOBS) as llm:
+        watch = llm.engine.runner = Watch(llm.engine.runner)
+        watch.begin(deadline=time.monotonic() - 1)
+        long = SamplingParams(max_tokens=900, ignore_eos=True)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2, 3]], long, use_tqdm=False)
+        assert watch.cut and len(watch.steps) < 10
+        watch.begin()
+        out = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=7, ignore_eos=True), use_tqdm=False)
+        assert len(out[0].outputs[0].token_ids) == 7 and not watch.cut
+
+
+def test_the_limit_is_the_sum_of_its_terms() -> None:
+    machine = Machine("cpu", 2, 1e9, (1, 100), (1e-4, 1e-3), (2e-4, 1e-2))
+    names = ("rows", "own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
+    steps = dict.fromkeys(names, np.zeros(1))
+    assert limit_seconds(steps, TINY, machine) == 0.0
+    many = steps | {"rows": np.array([100.0])}
+    stored = 100 * (TINY.kv_numbers + TINY.vocab) * 2 / 1e9
+    assert limit_seconds(many, TINY, machine) == pytest.approx(TINY.layers * 1e-3 + 1e-2 + stored)
+    read = many | {"own": np.array([1e6])}
+    gained = limit_seconds(read, TINY, machine) - limit_seconds(many, TINY, machine)
+    assert gained == pytest.approx(1e6 * TINY.kv_numbers * 2 / 1e9)
+    rate = machine.best_rate(TINY.layer_weights)
+    pairs = many | {"shared_pairs": np.array([1e6])}
+    gained = limit_seconds(pairs, TINY, machine) - limit_seconds(many, TINY, machine)
+    assert gained == pytest.approx(1e6 * 4 * TINY.heads * TINY.head_dim * TINY.layers / rate)
+
+
+def test_few_rows_take_the_reading_of_the_weights() -> None:
+    machine = Machine("cpu", 2, 1e6, (16, 64), (1e-6, 2e-6), (1e-6, 2e-6))
+    seconds = machine.products(np.array([0.0, 1.0, 16.0]), 1000, machine.layer)
+    assert seconds.tolist() == [0.0, 2e-3, 2e-3]
+
+
+# --- parts
+
+
+def test_parts_add_up_to_the_step_with_the_gap() -> None:
+    ran = [
+        Ran("nvjet_gemm", 0, 400),
+        Ran("flash_fwd", 400, 500),
+        Ran("flash_fwd", 450, 550),  # beside the other: the gap sees their union
+        Ran("add_kernel", 900, 1200),  # half of it is past the window
+    ]
+    found = split(ran, 100, 1050, 1, part_of_kernel())
+    assert found["parts_ms"] == pytest.approx(
+        {"products": 300e-6, "attention": 200e-6, "sampling": 0, "elementwise": 150e-6, "gap": 350e-6}
+    )
+    assert found["busy_percent"] == pytest.approx(100 * 600 / 950)
+    assert found["kernels"][0]["name"] == "nvjet_gemm"
+
+
+def test_our_kernels_count_by_their_file(tmp_path: Path) -> None:
+    (tmp_path / "decode.py").write_text("@triton.jit\ndef _own(q):\n    pass\n\ndef host():\n    pass\n")
+    (tmp_path / "tiles.py").write_text("@jit\ndef _draw(q):\n    pass\n")
+    (tmp_path / "norm.py").write_text("@triton.jit\ndef _norm(q):\n    pass\n")
+    (tmp_path / "rows.py").write_text("@triton.jit\ndef _own(q):\n    pass\n")  # a second one of the name
+    part_of = part_of_kernel(tmp_path)
+    assert [part_of(name) for name in ("_own", "_own_0d1d2d", "_draw", "_norm", "host")] == [
+        "attention",
+        "attention",
+        "sampling",
+        "elementwise",
+        "elementwise",
+    ]
+    named = {
+        "products": "sm90_xmma_gemm_bf16bf16",
+        "attention": "flash_fwd_kernel",
+        "elementwise": "vectorized_elementwise_kernel",
+    }
+    assert {part: part_of(name) for part, name in named.items()} == {part: part for part in named}
+    assert part_of_operator("aten::mm") == "products" and part_of_operator("aten::copy_") == "elementwise"
+
+
+def test_the_files_that_are_named_hold_kernels() -> None:
+    """The parts' lists follow the column of kernels: a file that is renamed has to be renamed there too."""
+    there = {path.stem for path in (Path(penstock.kernels.__file__).parent / "triton").glob("*.py")}
+    assert {"decode", "prefix", "prefill", "linear_small", "tile_sums", "draw", "filters"} <= there
+    part_of = part_of_kernel()
+    assert [part_of(name) for name in ("_own", "_prefix", "_prefill", "_linear_small", "_rms_norm")] == [
+        "attention",
+        "attention",
+        "attention",
+        "products",
+        "elementwise",
+    ]
+
+
+# --- all of it
+
+
+def test_a_run_gathers_its_rows_and_tells_what_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--shape", "tiny", "--out", str(tmp_path), *(f"--knob={name}={value}" for name, value in KNOBS.items())]
+    assert shapes.main([*words, "--work", "one", "--work", "monkeys-stops"]) == 0
+    monkeypatch.setattr(shapes, "in_a_process", lambda call, *arguments: call(*arguments))
+    assert shapes.main([*words, "--work", "big", "--knob", "kv_cache_tokens=100"]) == 1  # holds no sequence
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert set(found) == {"one", "monkeys-stops", "big"}
+    assert found["one"]["output_tokens"] == found["one"]["steps"] == 64
+    assert found["one"]["thrown_away_percent"] == 0.0 and 0 < found["one"]["limit_percent"] < 100
+    assert sum(found["one"]["parts_ms"].values()) == pytest.approx(found["one"]["step_ms"], rel=1e-6)
+    assert "kv_cache_tokens (100) holds no" in found["big"]["failed"]
+    table = capsys.readouterr().out.splitlines()[-3:]
+    assert {line.split()[0] for line in table} == set(found)
+
+
+def test_the_first_token_is_timed(folder: Path) -> None:
+    knobs = {**KNOBS, "model": str(folder), "max_model_len": 256}
+    assert 0 < shapes.start_up_seconds(knobs, cold=True) < 300

@@ -1,0 +1,337 @@
+"""The command line as a user meets it, with the real demo model where it takes one; a process where one is killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from penstock.cli import app, main
+from penstock.cli.engine_options import _part, knob_parameters
+from penstock.cli.exit_codes import stopped_by_sigterm, with_one_line
+from penstock.config import Config
+from penstock.demo import model_folder, problems_file
+from penstock.engine.interrupts import held_interrupts
+from penstock.jobs import doctor as doctor_room
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+EXACT = ["--dtype", "float32", "--prefix-groups", "off"]  # nothing is merged: texts are equal to the last letter
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def penstock(*arguments: str) -> tuple[int, str, str]:
+    """What the entry point ends with, prints and says, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        patch.setattr(sys, "argv", ["penstock", *arguments])
+        main()
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def refused(*arguments: str) -> str:
+    """What a command says that has to end with one line and exit code 2."""
+    code, out, err = penstock(*arguments)
+    assert (code, out) == (2, ""), (code, out, err)
+    assert err.startswith("penstock: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_help_lists_what_is_there_and_loads_no_torch() -> None:
+    code = "import sys; sys.argv = ['penstock', '--help']\nfrom penstock.cli import app\n"
+    code += "app(standalone_mode=False)\nassert not {'torch', 'transformers', 'matplotlib', 'numpy'} & set(sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    commands = ended.stdout.partition("Commands:")[2].split()
+    assert [c for c in ("demo", "monkeys", "run", "serve", "doctor") if c in commands] == [
+        "demo",
+        "monkeys",
+        "run",
+        "serve",
+        "doctor",
+    ]
+    assert {"bench", "almanac", "batch"} <= set(commands) and "build" not in commands
+
+
+def test_version() -> None:
+    import penstock as package
+
+    assert penstock("--version") == (0, f"penstock {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["serve", "run", "monkeys"])
+def test_every_knob_is_an_option(command: str) -> None:
+    code, out, _ = penstock(command, "--help")
+    assert code == 0
+    knobs = {knob.name for group in Config().groups() for knob in fields(group)}
+    assert {parameter.name for parameter in knob_parameters(())} == knobs
+    own = {"model"} if command != "run" else set()
+    own |= {"skip_tokenizer_init"} if command == "monkeys" else set()  # prompts are text there
+    for name in knobs - own:
+        assert f"--{name.replace('_', '-')}" in out, name
+
+
+def test_unknown_options_are_refused() -> None:
+    err = refused("monkeys", "demo", "--no-such-thing")
+    assert "no such option: --no-such-thing" in err and err.endswith("penstock monkeys -h\n")
+    assert "no such command 'gibbon'" in refused("gibbon")
+    assert "option '--out' requires an argument" in refused("demo", "--out")
+    assert "missing option '--problems'" in refused("monkeys", "demo", "--out", "x")
+    assert "invalid value for '--n'" in refused("demo", "--n", "many")
+    code, out, err = penstock()
+    assert code == 2 and "Commands:" in out + err
+
+
+def test_a_stop_without_words_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as ended:
+        with_one_line(stopped)
+    assert ended.value.exit_code == 130 and capsys.readouterr().err == "penstock: stopped\n"
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sigterm_stops_a_job_where_ctrl_c_is_ignored_too(ignored: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is in a background process of a shell."""
+
+    def job() -> None:
+        with held_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+            steps.append(1)
+        steps.append(2)
+
+    steps: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        with pytest.raises(typer.Exit) as ended:
+            stopped_by_sigterm(job)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert ended.value.exit_code == 143 and capsys.readouterr().err == "penstock: stopped\n"
+    assert steps == ([] if ignored else [1])  # held to the end of the step
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_summaries_of_commands_are_whole() -> None:
+    _, out, _ = penstock("--help")
+    assert "..." not in out.partition("Commands:")[2]
+
+
+def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
+    problems = ["--problems", str(problems_file())]
+    out = ["--out", str(tmp_path / "out")]
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "none"}\n')
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1, "prompt": "x"}\n')
+    kept, few = [str(tmp_path / "kept.jsonl")], ["--kv-cache-tokens", "64", "--device", "cpu"]
+    cases = {
+        "temperature must be between": ["monkeys", "demo", *problems, *out, "--temperature", "-1"],
+        "n must be between": ["monkeys", "demo", *problems, *out, "--n", "0"],
+        "--top-p must be above 0.0": ["monkeys", "demo", *problems, *out, "--top-p", "0"],
+        "--max-tokens must be at least 1": ["monkeys", "demo", *problems, *out, "--max-tokens", "0"],
+        "--max-num-seqs must be between 1 and": ["monkeys", "demo", *problems, *out, "--max-num-seqs", "0"],
+        "--served-model-name is empty": ["serve", "demo", "--served-model-name", ""],
+        "row 2: answer doesn't end in": ["monkeys", "demo", "--problems", str(broken), *out],
+        "no file": ["monkeys", "demo", "--problems", str(tmp_path / "none.jsonl"), *out],
+        "--out /proc/none/out cannot be made": ["monkeys", "demo", *problems, "--out", "/proc/none/out"],
+        "--kv-cache-tokens (64) holds no sequence of --max-model-len": ["run", str(rows), *kept, *few],
+        "is no folder": ["run", str(rows), str(tmp_path / "none" / "out.jsonl")],
+        "there is no folder": ["run", str(rows), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "model")],
+        "'int3' is not one of 'auto', 'bfloat16'": ["doctor", "--dtype", "int3"],
+    }
+    for says, arguments in cases.items():
+        assert says in refused(*arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jsonl", "rows.jsonl"]
+
+
+def test_doctor_says_what_would_run() -> None:
+    code, out, err = penstock("doctor", "--dtype", "float32", "--kv-cache-tokens", "4608", "--device", "cpu")
+    assert (code, err) == (0, "")
+    for word in ("torch", "processor", "float32 (as --dtype says)", "attention", "LlamaForCausalLM", "weights"):
+        assert word in out
+    assert "KV tokens that fit  4,608 (" in out and "2 sequences of full length" in out
+
+
+def test_doctor_refuses_what_serve_would(tmp_path: Path) -> None:
+    code, _, err = penstock("doctor", "--revision", "main", "--device", "cpu")
+    assert (code, err) == (2, "penstock: the demo model has no revisions: leave --revision out\n")
+
+
+def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((model_folder() / "config.json").read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "num_beams": 4, "suppress_tokens": [1]}')
+    code, out, _ = penstock("doctor", str(tmp_path), "--load-format", "dummy")
+    assert code == 0 and "not served          num_beams, suppress_tokens of its generation_config.json" in out, out
+
+
+def rows_of(path: Path) -> dict[object, dict[str, object]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {row.get("id", (row.get("problem"), row.get("sample"))): row for row in rows}
+    assert len(by_id) == len(rows), "something was written twice"
+    return by_id
+
+
+def wait_for_lines(child: subprocess.Popen[str], path: Path, lines: int) -> None:
+    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+
+
+def test_doctor_says_that_weights_are_too_large(tmp_path: Path) -> None:
+    config = json.loads((model_folder() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 1_000_000}))
+    code, _, err = penstock("doctor", str(tmp_path), "--load-format", "dummy")
+    assert code == 2 and err.startswith(f"penstock: the weights of {tmp_path} take ") and err.count("\n") == 1
+
+
+def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
+    """SIGKILL twice, then to the end: every id once, and every text as a run in one piece writes it."""
+    source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    questions = [json.loads(line)["question"] for line in problems_file().read_text().splitlines()[:14]]
+    with source.open("w") as file:
+        for i, question in enumerate(questions):
+            row = {"id": i, "prompt": f"Question: {question}\nAnswer:", "n": 2, "max_tokens": 32, "stop": ["Question:"]}
+            file.write(json.dumps(row) + "\n")
+        file.write(json.dumps({"id": "long", "prompt": "word " * 4000}) + "\n")
+    for lines in (1, 6):
+        child = start("run", str(source), str(out), "--max-num-seqs", "6", *EXACT)
+        wait_for_lines(child, out, lines)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    before = len(rows_of(out))
+    assert penstock("run", str(source), str(out), *EXACT)[0] == 0
+    assert penstock("run", str(source), str(whole), "--max-num-seqs", "16", *EXACT)[0] == 0
+    assert rows_of(out) == rows_of(whole)
+    assert 6 <= before <= len(rows_of(out)) == 15
+    assert "2304" in str(rows_of(out)["long"]["error"])
+
+
+def test_run_of_nothing_but_errors_fails(tmp_path: Path) -> None:
+    """Each time: a pipeline that looks at the exit code alone mustn't go on with rows that are all errors."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"id": i, "prompt": "word " * 4000}) + "\n" for i in range(2)))
+    for said in ("2 of them with an error", "nothing was left to do"):
+        code, _, err = penstock("run", str(source), str(out), *EXACT)
+        assert code == 2 and said in err and "penstock: no row could be run; the first because" in err, err
+    assert set(rows_of(out)) == {0, 1}
+
+
+def test_monkeys_stopped_with_the_real_model(tmp_path: Path) -> None:
+    """Ctrl-C ends with 130, SIGTERM with 143, and says how to go on; the same command then draws what is missing."""
+    out = tmp_path / "out"
+    command = ["monkeys", "demo", "--problems", str(problems_file()), "--limit", "4", "--n", "12", "--few-shot", "1"]
+    command += ["--max-tokens", "32", "--out", str(out), *EXACT]
+    for number, code, lines in ((signal.SIGINT, 130, 3), (signal.SIGTERM, 143, 12)):
+        child = start(*command, "--max-num-seqs", "4")
+        wait_for_lines(child, out / "samples.jsonl", lines)
+        child.send_signal(number)
+        _, err = child.communicate()
+        assert child.returncode == code, err
+        assert "Traceback" not in err and "of 48 samples are in" in err and "the same command goes on" in err
+    before = len(rows_of(out / "samples.jsonl"))
+    code, said, _ = penstock(*command)
+    assert code == 0 and "majority vote" in said and str(out / "report.html") in said.replace("\n", "")
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["samples"] == 48 == len(rows_of(out / "samples.jsonl"))
+    assert summary["speed"]["samples"] == 48 - before
+    assert summary["engine"]["prefilled_tokens"] <= summary["prompt_tokens"]
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "make_docs.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_serve_refuses_a_port_that_cannot_be(tmp_path: Path) -> None:
+    assert os.environ.get("HF_HUB_OFFLINE") == "1"
+    assert "port" in refused("serve", "demo", "--port", "70000")
+
+
+def doctored(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Config | None, int]:
+    """The config that `penstock doctor` comes to, and its exit code."""
+    seen: list[Config] = []
+    monkeypatch.setattr(doctor_room, "print_doctor", seen.append)
+    monkeypatch.setattr(sys, "argv", ["penstock", "doctor", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return (seen[0] if seen else None), int(ended.value.code or 0)
+
+
+def test_vllms_arguments_are_read_beside_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--tensor-parallel-size 1 -tp=1 --dtype half --max_num_seqs=7 --disable-log-stats --quantization None"
+    words += (
+        " --hf-overrides {} --swap-space 4 --no-enable-lora --tokenizer x/y -O3 --trust-remote-code --max-model-len 500"
+    )
+    config, code = doctored(monkeypatch, *words.split(), "--model", "x/y")
+    assert config is not None and code == 0
+    assert (config.model.model, config.model.dtype, config.memory.max_model_len, config.batching.max_num_seqs) == (
+        "x/y", "float16", 500, 7,
+    )  # fmt: skip
+    said = "penstock: --trust-remote-code changes nothing: no code of a model ever runs here\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("-tp 2", "--tensor-parallel-size 2 is not served (only 1): a process drives one GPU"),
+        ("--tensor_parallel_size=2", "--tensor-parallel-size 2 is not served"),
+        ("--enable-lora", "--enable-lora is not served: merge an adapter into its model"),
+        ("--lora-modules a=b c=d", "no such option: --lora-modules"),  # a server's
+        ("--no-use-v2-block-manager --quantization fp8", "--quantization fp8 is not served"),
+        ("--numa-bind-nodes 0 1", "--numa-bind-nodes 0 is not served: start it under numactl"),
+        ("--compilation-config.mode 3", "--compilation-config.mode 3 is not served (only {})"),
+        ("--tokenizer other", "--tokenizer other is not served (only the same as model)"),
+        ("--num-gpu-blocks-override 9", "is not served: --kv-cache-tokens says it in tokens"),
+        ("--task", "option --task requires an argument"),
+        ("--enable-prefix", "no such option: --enable-prefix: see"),
+        ("--max-num-seq 3", "no such option: --max-num-seq (Possible options: --max-num-seqs): see"),
+        ("demo --model other", "unexpected extra argument"),
+    ],
+)
+def test_what_is_refused_of_vllms_says_the_way_out(
+    words: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctored(monkeypatch, *words.split()) == (None, 2)
+    said = capsys.readouterr().err
+    assert says in said and said.startswith("penstock: ") and said.count("\n") == 1
+
+
+def test_a_servers_arguments_are_serves_alone() -> None:
+    assert "--lora-modules a=b is not served: merge an adapter" in refused("serve", "demo", "--lora-modules", "a=b")
+    assert "port must be between" in refused("serve", "demo", "--disable-fastapi-docs", "--port", "70000")
+    words: list[str] = []
+    _part(iter(["--served-model-name", "--enable-lora", "--", "--enable-lora"]), serve_options(), True, words, [])
+    assert words == ["--served-model-name", "--enable-lora", "--", "--enable-lora"]  # a value, and what is no option
+
+
+def serve_options() -> list[object]:
+    command: Any = typer.main.get_command(app)
+    return command.commands["serve"].params

@@ -1,0 +1,181 @@
+"""The demo model as it is shipped: what `transformers` makes of it, and what the engine measures with it.
+
+The bounds on pass@k are those of a real draw: 384 samples through the engine, against the same prompts sampled
+with the training's own plain model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import measure
+import pytest
+import torch
+from documents import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PAD, chat_text, few_shot_text, token_rows
+from measure import number_of, pass_at_k, prompts_of, sample
+from problems import shipped
+from safetensors import safe_open
+from small_llama import load
+from tokenizers import Tokenizer
+from torch.nn.functional import cross_entropy
+from train_tokenizer import VOCABULARY, train
+
+from penstock import LLM, RequestOutput, SamplingParams
+from penstock.demo import model_folder, problems_file
+
+pytestmark = pytest.mark.torch
+
+PROBLEMS, SAMPLES = 24, 16
+PLAIN_PASS_AT_1 = 0.67  # python scripts/demo/measure.py --limit 24 --n 64, on a CPU: 0.6706; its deviation is 0.009
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    engine = LLM(str(model_folder()), seed=3)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def answers(llm: LLM) -> list[RequestOutput]:
+    prompts, _ = prompts_of(PROBLEMS, 4, seed=1)
+    params = SamplingParams(n=SAMPLES, temperature=0.6, max_tokens=160, stop=["Question:"], seed=5)
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_the_context_that_it_claims_is_as_well_known_as_the_trained_one() -> None:
+    """Mean loss of 256 tokens at the end against those before; past the end it more than doubles."""
+    model = load(model_folder(), "cpu", torch.float32)
+    tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+    claimed = model.shape.max_position_embeddings
+    rows = islice(token_rows(tokenizer, seed=77, length=claimed + 1, batch=16), 3)
+    with torch.inference_mode():
+        losses = []
+        for row in rows:
+            ids = torch.from_numpy(row.astype("int64"))[None]
+            losses.append(cross_entropy(model(ids[:, :-1])[0].float(), ids[0, 1:], reduction="none"))
+    loss = torch.stack(losses).mean(0)
+    assert claimed == 2304 and loss[2048:].mean() < 1.25 * loss[256:2048].mean()
+
+
+def right_of(answers: list[RequestOutput]) -> list[int]:
+    _, truth = prompts_of(PROBLEMS, 4, seed=1)
+    return [sum(number_of(s.text) == number for s in each.outputs) for each, number in zip(answers, truth, strict=True)]
+
+
+def test_pass_at_1_is_what_was_measured_after_training(answers: list[RequestOutput]) -> None:
+    measured = sum(right_of(answers)) / (PROBLEMS * SAMPLES)
+    assert measured == pytest.approx(PLAIN_PASS_AT_1, abs=0.05)
+    assert 0.25 < measured < 0.80
+
+
+def test_repeated_sampling_finds_more(answers: list[RequestOutput]) -> None:
+    curve = [sum(pass_at_k(SAMPLES, c, k) for c in right_of(answers)) / PROBLEMS for k in (1, 4, 16)]
+    assert curve == sorted(curve)
+    assert curve[-1] > curve[0] + 0.15
+
+
+def test_samples_end_by_themselves_and_by_the_stop_string(answers: list[RequestOutput]) -> None:
+    ends = Counter((s.finish_reason, s.stop_reason) for each in answers for s in each.outputs)
+    samples = PROBLEMS * SAMPLES
+    assert ends["stop", "Question:"] > samples / 4  # it goes on to a next problem
+    assert ends["stop", None] > samples / 10  # it closes the text
+    assert ends["length", None] < samples / 50
+    assert all("Question:" not in s.text for each in answers for s in each.outputs)
+
+
+def test_without_examples_it_answers_too(llm: LLM) -> None:
+    prompts, truth = prompts_of(PROBLEMS, 0, seed=1)
+    params = SamplingParams(n=4, temperature=0.6, max_tokens=160, stop=["Question:"], seed=6)
+    outs = llm.generate(prompts, params, use_tqdm=False)
+    right = [number_of(s.text) == number for each, number in zip(outs, truth, strict=True) for s in each.outputs]
+    assert sum(right) > 0.25 * len(right)
+
+
+def test_it_chats(llm: LLM) -> None:
+    rows = [json.loads(line) for line in problems_file().read_text(encoding="utf-8").splitlines()][:PROBLEMS]
+    chats = [[{"role": "user", "content": row["question"]}] for row in rows]
+    outs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=160), use_tqdm=False)
+    right = [number_of(o.outputs[0].text) == r["answer"].split("#### ")[1] for o, r in zip(outs, rows, strict=True)]
+    assert sum(right) > 0.25 * len(right)
+    assert all(o.outputs[0].finish_reason == "stop" for o in outs)
+    assert all(o.outputs[0].token_ids[-1] == 2 for o in outs)  # the end of its turn
+
+
+def test_transformers_loads_it_unchanged_and_agrees() -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(str(model_folder()), dtype=torch.float32)
+    ours = load(model_folder(), "cpu", torch.float32)
+    assert 4e6 < sum(p.numel() for p in theirs.parameters()) < 10e6
+    assert theirs.generation_config.eos_token_id == [0, 2]
+    ids = torch.arange(2 * 70).reshape(2, 70) * 13 % VOCABULARY
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=2e-4, rtol=0)
+
+
+def test_the_plain_sampler_agrees_with_transformers_in_a_padded_batch() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = AutoModelForCausalLM.from_pretrained(str(model_folder()), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(str(model_folder()))
+    prompts = [tokenizer.encode(p) for p in prompts_of(3, 0, seed=1)[0]]
+    assert len({len(p) for p in prompts}) > 1
+    cold = sample(load(model_folder(), "cpu", torch.float32), prompts, 2, 1e-4, 16, [VOCABULARY], 3, seed=0)
+    for row, prompt in enumerate(prompts):
+        greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None)
+        assert cold[2 * row].tolist() == cold[2 * row + 1].tolist() == greedy[0, len(prompt) :].tolist()
+
+
+def test_the_tokenizer_is_the_one_that_the_script_trains() -> None:
+    shipped_text = (model_folder() / "tokenizer.json").read_text(encoding="utf-8")
+    assert json.loads(train().to_str()) == json.loads(shipped_text)
+
+
+def test_transformers_reads_the_tokenizer_and_its_chat_template() -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(model_folder()))
+    assert len(tokenizer) == VOCABULARY == json.loads((model_folder() / "config.json").read_text())["vocab_size"]
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == (END_OF_TEXT, PAD, None)
+    assert tokenizer.convert_tokens_to_ids([END_OF_TEXT, END_OF_TURN]) == [0, 2]
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    problem = shipped("test")[0]
+    turns = [{"role": "user", "content": problem.question}, {"role": "assistant", "content": problem.answer}]
+    assert tokenizer.apply_chat_template(turns, tokenize=False) + END_OF_TEXT == chat_text([problem], None)
+    assert tokenizer.decode(tokenizer.encode(few_shot_text([problem]))) == few_shot_text([problem])
+
+
+@pytest.mark.parametrize("text", ["", " 12345", "naïve 日本語 😀", "def f(x):\n\n\treturn x  # ok\r\n", "\u0000\ufeff"])
+def test_any_text_comes_back(text: str) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_digits_are_tokens_of_their_own() -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+    assert tokenizer.encode("x 2048").tokens[1:] == ["Ġ2", "0", "4", "8"]
+    assert all(sum(c.isdigit() for c in token) <= 1 for token in tokenizer.get_vocab())
+
+
+def test_the_package_stays_small() -> None:
+    files = list(model_folder().iterdir())
+    assert sum(path.stat().st_size for path in files) < 20e6
+    assert all(path.stat().st_size < 16 * 2**20 for path in files)
+    with safe_open(model_folder() / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+def test_the_training_log_holds_the_bar() -> None:
+    log = json.loads((Path(measure.__file__).parent / "training.json").read_text(encoding="utf-8"))
+    passed = log["measured"]["pass_at_k"]
+    assert log["measured"]["problems"] == 200 and log["measured"]["few_shot"] == 4
+    assert 0.25 < passed["1"] < 0.80 and passed["64"] > passed["1"] + 0.15

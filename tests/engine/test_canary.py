@@ -1,0 +1,60 @@
+"""Canaries: requests whose every token can come from their own prompt alone, many at once, on the CPU's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import bad_logits_cases
+import pytest
+import torch
+from canary_drive import Flock
+from canary_model import make_folder
+
+from penstock import LLM
+
+pytestmark = pytest.mark.torch
+
+KNOBS = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "max_num_seqs": 48, "max_model_len": 512}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("canary"))
+
+
+@pytest.mark.parametrize("knobs", [{"steps_ahead": 1}, {"prefix_groups": "off", "steps_ahead": 2}], ids=str)
+def test_no_foreign_token(folder: Path, knobs: dict[str, object]) -> None:
+    """Few blocks, rows preempted all the time, one request in six cancelled on the way."""
+    flock = Flock.of(70, seed=1)
+    with LLM(str(folder), **KNOBS, kv_cache_tokens=2000, preempt_every=4, **knobs) as llm:
+        flock.fly(llm)
+        stats = llm.stats()
+    assert not flock.wrong, flock.wrong[:3]
+    assert flock.left > 3 and stats["preemptions"] > 10 and stats["prefix_hit_tokens"] > 0
+    assert (flock.grouped > 0) is ("prefix_groups" not in knobs)
+
+
+def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:
+    """Two blocks of different prompts change places once: somebody must say something wrong."""
+    flock = Flock.of(20, seed=2, leaving=0)
+    with LLM(str(folder), **KNOBS, kv_cache_tokens=8000) as llm:
+        kv = llm.engine.runner._state.kv  # type: ignore[attr-defined]
+        rows = llm.engine.scheduler.rows
+
+        def swap(step: int) -> None:
+            if step == 12:
+                live = [row for row in range(rows.count) if rows.blocks[row] - rows.shared[row] > 1]
+                a, b = (int(rows.table[row, rows.shared[row]]) for row in (live[0], live[-1]))
+                assert a != b
+                for layer in kv.layers:
+                    layer[[a, b]] = layer[[b, a]]
+
+        with torch.inference_mode():
+            flock.fly(llm, swap)
+    assert flock.wrong
+
+
+@pytest.mark.parametrize("check", [bad_logits_cases.check_prompt, bad_logits_cases.check_own_blocks])
+def test_blocks_of_bad_logits_are_cleared_and_never_found(folder: Path, check: Callable[..., None]) -> None:
+    check(folder, device="cpu")

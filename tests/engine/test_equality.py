@@ -1,0 +1,241 @@
+"""Token for token the same: alone = batched = chunked = prefix-cached = preempted = forked, greedy and sampled, mixed.
+
+What "alone" gives is held against a slow twin of the whole engine first; the rest is held against "alone".
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_model import CONTEXT, END, VOCABULARY, Comparison, Twin, logits_of, make_folder
+
+from penstock import LLM, SamplingParams
+from penstock.request import RequestOutput
+
+pytestmark = pytest.mark.torch
+
+HEADER = [40 + i * 7 % 200 for i in range(37)]  # two full blocks and a piece
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "penalties, greedy": {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
+    "plain": {"temperature": 0.8},
+    "top_p": {"temperature": 1.0, "top_p": 0.7},
+    "top_k": {"temperature": 1.2, "top_k": 4, "logprobs": 0},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "counted penalties": {"temperature": 0.9, "presence_penalty": 0.8, "frequency_penalty": 0.5},
+    "bias": {"temperature": 1.0, "logit_bias": {5: 4.0, 9: -100.0, END: 2.0}},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": [60, 61], "logit_bias": {60: 5.0, END: 5.0}},
+    "stop ids": {"temperature": 1.0, "stop_token_ids": list(range(100, 130)), "ignore_eos": True, "logprobs": 3},
+    "all": {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "logprobs": 1,
+        "presence_penalty": 0.2, "frequency_penalty": -0.3, "logit_bias": {7: 1.5}, "ignore_eos": True,
+    },
+}  # fmt: skip
+
+
+def params_of(name: str, **more: Any) -> SamplingParams:
+    seed = 1000 + list(SETTINGS).index(name)
+    return SamplingParams(**{"seed": seed, "max_tokens": 24, "detokenize": False} | SETTINGS[name] | more)
+
+
+def prompts() -> list[list[int]]:
+    """One a setting: of 1 to 90 tokens, some with the same beginning, one twice, one a block long."""
+    rng = random.Random(3)
+    drawn = [[rng.randrange(2, VOCABULARY) for _ in range(n)] for n in (1, 16, 17, 33, 90, 5, 8)]
+    return [*drawn, HEADER + drawn[5], HEADER + drawn[6], HEADER + drawn[1], HEADER + drawn[5]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def twin(folder: Path) -> Twin:
+    return logits_of(folder)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with open_llm(folder, enable_prefix_caching=False) as made:
+        yield made
+
+
+def open_llm(folder: Path, **knobs: Any) -> LLM:
+    defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_tokens": 8192, "dtype": "float32"}
+    defaults["prefix_groups"] = "always"  # small groups too, which `auto` leaves alone
+    return LLM(str(folder), **defaults | knobs)
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[RequestOutput]:
+    """Each prompt with its setting in a run of its own."""
+    return [
+        llm.generate([prompt], params_of(name), use_tqdm=False)[0]
+        for prompt, name in zip(prompts(), SETTINGS, strict=True)
+    ]
+
+
+def test_alone_is_what_the_slow_twin_draws(twin: Twin, alone: list[RequestOutput]) -> None:
+    compared = Comparison(twin)
+    for out, name in zip(alone, SETTINGS, strict=True):
+        params = params_of(name)
+        want = twin.run(out.prompt_token_ids, params)
+        compared.sample(name, out.prompt_token_ids, params, 0, want, out.outputs[0].token_ids)
+    compared.close("alone")
+    assert {out.outputs[0].finish_reason for out in alone} == {"stop", "length"}
+    assert len({tuple(out.outputs[0].token_ids) for out in alone}) == len(alone)
+
+
+def check_same(name: str, twin: Twin, alone: list[RequestOutput], outs: list[RequestOutput]) -> None:
+    compared = Comparison(twin)
+    for want, got, setting in zip(alone, outs, SETTINGS, strict=True):
+        a, b = want.outputs[0], got.outputs[0]
+        compared.sample(f"{name}, {setting}", want.prompt_token_ids, params_of(setting), 0, a.token_ids, b.token_ids)
+        if a.token_ids == b.token_ids:
+            assert (a.finish_reason, a.stop_reason) == (b.finish_reason, b.stop_reason), setting
+            check_scores(a.logprobs, b.logprobs)
+    compared.close(name)
+
+
+def check_scores(want: Any, got: Any) -> None:
+    assert (want is None) == (got is None)
+    for a, b in zip(want or (), got or (), strict=True):
+        assert list(a) == list(b)
+        torch.testing.assert_close(
+            [s.logprob for s in a.values()], [s.logprob for s in b.values()], atol=1e-4, rtol=1e-4
+        )
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "chunked": {"max_num_batched_tokens": 16, "max_num_seqs": 16},
+    "chunked, few rows": {"max_num_batched_tokens": 17, "max_num_seqs": 3},
+    "one row": {"max_num_seqs": 1},
+    "preempted": {"preempt_every": 3},
+    "preempted, no cache, no groups": {"preempt_every": 2, "enable_prefix_caching": False, "prefix_groups": "off"},
+    "preempted, chunked, 3 ahead": {"preempt_every": 2, "steps_ahead": 3, "max_num_batched_tokens": 64},
+    "few blocks": {"kv_cache_tokens": CONTEXT + 32},
+    "few blocks, 3 ahead": {"kv_cache_tokens": CONTEXT + 32, "steps_ahead": 3},
+    "read at once": {"steps_ahead": 0},
+    "2 ahead": {"steps_ahead": 2},
+    "3 ahead": {"steps_ahead": 3},
+    "no groups": {"prefix_groups": "off"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_way_gives_the_same_tokens_twice(
+    variant: str, folder: Path, twin: Twin, alone: list[RequestOutput]
+) -> None:
+    with open_llm(folder, **VARIANTS[variant]) as llm:
+        for run in ("first", "again, from the cache"):
+            outs = llm.generate(prompts(), [params_of(name) for name in SETTINGS], use_tqdm=False)
+            check_same(f"{variant}, {run}", twin, alone, outs)
+        stats = llm.stats()
+        if "preempt" in variant:
+            assert stats["preemptions"] > 0
+        if VARIANTS[variant].get("enable_prefix_caching", True):
+            assert stats["prefix_hit_tokens"] > 0
+        assert (stats["running"], stats["waiting"]) == (0, 0)
+
+
+FORKS: dict[str, dict[str, Any]] = {
+    "rows for all": {"max_num_seqs": 128},
+    "fewer rows than samples": {"max_num_seqs": 7, "max_num_batched_tokens": 16},
+    "no groups": {"max_num_seqs": 128, "prefix_groups": "off"},
+    "preempted": {"max_num_seqs": 40, "preempt_every": 2, "steps_ahead": 2},
+    "few blocks": {"max_num_seqs": 40, "kv_cache_tokens": CONTEXT + 64},
+}
+
+
+@pytest.fixture(scope="module")
+def singles(llm: LLM) -> dict[tuple[str, int], list[list[int]]]:
+    """The samples of a group, each drawn by itself: setting, n -> tokens."""
+    found = {}
+    for name, n in (("greedy", 2), ("plain", 64), ("all", 8), ("min_tokens", 8), ("stop ids", 8)):
+        params = params_of(name, n=n)
+        found[name, n] = [one_sample(llm, HEADER, params, index) for index in range(n)]
+    return found
+
+
+def one_sample(llm: LLM, prompt: list[int], params: SamplingParams, index: int) -> list[int]:
+    from penstock.llm import Prompt
+
+    (finished,) = llm.stream([Prompt(key=0, prompt=prompt, params=params, samples=[index])])
+    assert finished.output is not None and finished.output.index == index
+    return finished.output.token_ids
+
+
+@pytest.mark.parametrize("variant", FORKS)
+def test_a_fork_group_gives_what_its_samples_give_one_by_one(
+    variant: str, folder: Path, twin: Twin, singles: dict[tuple[str, int], list[list[int]]]
+) -> None:
+    compared = Comparison(twin)
+    with open_llm(folder, **FORKS[variant]) as llm:
+        outs = llm.generate([HEADER] * len(singles), [params_of(name, n=n) for name, n in singles], use_tqdm=False)
+    for out, (name, n) in zip(outs, singles, strict=True):
+        assert [o.index for o in out.outputs] == list(range(n))
+        for output, want in zip(out.outputs, singles[name, n], strict=True):
+            compared.sample(name, HEADER, params_of(name, n=n), output.index, want, output.token_ids)
+    compared.close(variant)
+    assert len({tuple(tokens) for tokens in singles["plain", 64]}) > 32
+
+
+def test_rows_that_a_wrong_forecast_preempts_make_the_same_tokens(folder: Path, llm: LLM, twin: Twin) -> None:
+    """Short samples teach the forecast that samples are short; then long ones come, and blocks run out."""
+    short = SamplingParams(n=64, max_tokens=64, logit_bias={END: 100.0}, detokenize=False)
+    long = SamplingParams(n=6, seed=3, max_tokens=90, logit_bias={END: -100.0}, detokenize=False)
+    compared = Comparison(twin)
+    want = {
+        (len(prompt), index): one_sample(llm, prompt, long, index)
+        for prompt in (HEADER, HEADER[:20])
+        for index in range(long.n)
+    }
+    for ahead in (0, 2):
+        with open_llm(folder, max_num_seqs=16, kv_cache_tokens=CONTEXT + 200, steps_ahead=ahead) as other:
+            other.generate([HEADER] * 2, short, use_tqdm=False)
+            outs = other.generate([HEADER, HEADER[:20]], long, use_tqdm=False)
+            assert other.stats()["preemptions"] > 0
+            assert other.stats()["kv_usage"] == 0
+        for out in outs:
+            for output in out.outputs:
+                mine = want[len(out.prompt_token_ids), output.index]
+                compared.sample(f"{ahead} ahead", out.prompt_token_ids, long, output.index, mine, output.token_ids)
+    compared.close("a wrong forecast")
+
+
+def test_a_group_of_1024_is_the_same_in_fewer_and_in_more_rows(folder: Path, llm: LLM, twin: Twin) -> None:
+    params = SamplingParams(n=1024, temperature=1.0, seed=5, max_tokens=4, ignore_eos=True, detokenize=False)
+    compared = Comparison(twin)
+    want = {index: one_sample(llm, HEADER, params, index) for index in (0, 1, 511, 1000, 1023)}
+    seen = []
+    for rows in (100, 1100):
+        with open_llm(folder, max_num_seqs=rows, max_num_batched_tokens=1100, kv_cache_tokens=2**16) as other:
+            (out,) = other.generate([HEADER], params, use_tqdm=False)
+            assert other.stats()["prefilled_tokens"] == len(HEADER) - 1
+        assert [o.index for o in out.outputs] == list(range(1024))
+        seen.append([o.token_ids for o in out.outputs])
+        for index, tokens in want.items():
+            compared.sample(f"{rows} rows", HEADER, params, index, tokens, seen[-1][index])
+    for index, (few, many) in enumerate(zip(*seen, strict=True)):
+        compared.sample("100 and 1,100 rows", HEADER, params, index, few, many)
+    compared.close("a group of 1,024")
+
+
+def test_near_ties_are_told_from_faults(twin: Twin) -> None:
+    greedy = SamplingParams(temperature=0.0)
+    row = twin.adjusted(HEADER, [], greedy)
+    first, second = row.topk(2).indices.tolist()
+    tied = SamplingParams(temperature=0.0, logit_bias={second: float(row[first] - row[second]) - NEAR_ENOUGH})
+    assert twin.is_near_tie(HEADER, [], tied, 0, {first, second})
+    assert not twin.is_near_tie(HEADER, [], greedy, 0, {first, second})
+    assert not twin.is_near_tie(HEADER, [], tied, 0, {first, int(row.argmin())})
+
+
+NEAR_ENOUGH = 2e-5

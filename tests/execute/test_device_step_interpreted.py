@@ -1,0 +1,211 @@
+"""DeviceStep on a machine without a GPU: its packing, kernels and order, in Triton's interpreter, in float32.
+
+What it gives is held against the plain step, read late. Only graphs and streams are left to the GPU tests.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import family_cases
+import numpy as np
+import pytest
+import torch
+import triton_interpreter  # before the kernels
+from execute_drive import Ask, Host, Row, tiny_runner
+
+from penstock.execute import executor as executor_file
+from penstock.execute import warm
+from penstock.execute.device_step import DeviceStep
+from penstock.execute.runner import TorchRunner
+from penstock.kernels import choose
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepTokens
+
+pytestmark = pytest.mark.torch
+
+ASKS = [
+    Ask(),
+    Ask(temperature=0.8, seed=11, logprobs=3),
+    Ask(temperature=1.5, seed=-3, top_p=0.7, logprobs=0),
+    Ask(temperature=1.0, seed=2, top_k=9, repetition=1.3, frequency=0.3),
+    Ask(temperature=0.7, seed=5, presence=1.0, bias={9: 4.0, 30: -5.0}, min_tokens=3),
+]
+
+
+@pytest.fixture
+def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Triton column is picked on the CPU too, products of one row among it, and what a step leaves is copied behind
+    it, as a stream does: the next step writes to the same place."""
+    for op, candidates in choose.CANDIDATES.items():
+        there = tuple(replace(c, devices=("cpu", "cuda"), dtypes=(torch.float32,)) for c in candidates)
+        monkeypatch.setitem(choose.CANDIDATES, op, there)
+    monkeypatch.setattr(executor_file, "_to_host", lambda x, pinned: x.clone())
+
+
+def _steps(runner: TorchRunner, asks: list[Ask], steps: int) -> list[StepTokens]:
+    host = Host(runner)
+    rows = [host.row(i, list(range(8, 20 + 3 * i)), 40, ask) for i, ask in enumerate(asks)]
+    out = [host.launch(rows, **({"joins": rows} if step == 0 else {})) for step in range(steps)]
+    return [flight.fetch() for flight in out]
+
+
+def _plain(asks: list[Ask], steps: int) -> list[StepTokens]:
+    runner = tiny_runner()
+    try:
+        assert not isinstance(runner._state, DeviceStep)
+        return _steps(runner, asks, steps)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("asks", [ASKS[:1], ASKS], ids=["one row", "every"])
+def test_tokens_and_logprobs_are_the_plain_steps(asks: list[Ask], request: pytest.FixtureRequest) -> None:
+    want = _plain(asks, 2)
+    request.getfixturevalue("by_triton")
+    runner = tiny_runner()
+    assert isinstance(runner._state, DeviceStep) and runner._state.model.ops.one_row is not None
+    found = _steps(runner, asks, 2)
+    runner.close()
+    for here, there in zip(want, found, strict=True):
+        assert here.tokens.tolist() == there.tokens.tolist()
+        assert (here.logprobs is None) == (there.logprobs is None)
+        if here.logprobs is not None and there.logprobs is not None:
+            for name in ("where", "rank", "top_ids"):
+                assert (getattr(here.logprobs, name) == getattr(there.logprobs, name)).all(), name
+            np.testing.assert_allclose(here.logprobs.chosen, there.logprobs.chosen, atol=1e-4)
+            np.testing.assert_allclose(here.logprobs.top, there.logprobs.top, atol=1e-4)
+
+
+def _tails(runner: TorchRunner, prefix: int) -> list[list[int]]:
+    """Three tails of a prompt of 40 tokens, its last block copied for each, its first two shared."""
+    host = Host(runner)
+    prompt = [9 + i % 20 for i in range(40)]
+    blocks = host.take(3)
+    host.prefill(prompt, blocks, pieces=2)
+    ask, rows, copies = Ask(temperature=1.0, seed=4, repetition=1.2), [], []
+    for sample in range(3):
+        mine = host.take(1)
+        copies.append((blocks[2], mine[0]))
+        rows.append(Row(sample, prompt, 40, 100, blocks[:2] + mine, ask, sample, 39))
+    steps = [host.launch(rows, joins=rows, copies=copies, prefix=prefix)]
+    steps += [host.launch(rows, prefix=prefix) for _ in range(1)]
+    return [flight.fetch().tokens.tolist() for flight in steps]
+
+
+def test_groups_and_copied_blocks_are_the_plain_steps(request: pytest.FixtureRequest) -> None:
+    plain = tiny_runner()
+    want = _tails(plain, 0)
+    plain.close()
+    request.getfixturevalue("by_triton")
+    runner = tiny_runner()
+    assert _tails(runner, 2) == want
+    runner.close()
+
+
+def test_groups_past_the_capacity_go_alone(by_triton: None) -> None:
+    """Of two groups a step of four rows has room for one: the others' rows are attended each by itself."""
+    tokens = []
+    for groups in (0, 2):
+        runner = tiny_runner()
+        host = Host(runner)
+        rows = []
+        for group in range(2):
+            prompt = [9 + group + i % 20 for i in range(33)]
+            shared = host.take(2)
+            host.prefill(prompt, shared)
+            for i in range(2):
+                ask, blocks = Ask(temperature=1.0, seed=i), shared + host.take(1)
+                rows.append(Row(2 * group + i, prompt, 33, 60, blocks, ask, planned=32))
+        plan = host.plan(rows, joins=rows)
+        if groups:
+            plan.group_start = np.array([0, 2, 4], np.int32)
+            plan.group_blocks = np.array([rows[0].blocks[:2], rows[2].blocks[:2]], np.int32)
+            plan.group_length = np.array([32, 32], np.int32)
+        tokens.append(runner.launch(plan).fetch().tokens.tolist())
+        assert plan.group_length.size == min(groups, 1)
+        runner.close()
+    assert tokens[0] == tokens[1]
+
+
+def test_prompt_logprobs_are_the_plain_steps(request: pytest.FixtureRequest) -> None:
+    prompt, scored = [9 + i * 7 % 100 for i in range(50)], []
+    for fixture in (None, "by_triton"):
+        if fixture:
+            request.getfixturevalue(fixture)
+        runner = tiny_runner()
+        host = Host(runner)
+        scored.append([f.fetch().prompt_logprobs for f in host.prefill(prompt, host.take(4), 3, prompt_logprobs=2)])
+        runner.close()
+    for here, there in zip(*scored, strict=True):
+        assert here is not None and there is not None and (here.top_ids == there.top_ids).all()
+        np.testing.assert_allclose(here.chosen, there.chosen, atol=1e-4)
+
+
+def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(by_triton: None) -> None:
+    told = {}
+    for poison in (None, 100):
+        runner = tiny_runner(poison=poison)
+        host = Host(runner)
+        ask = Ask(bias={100: -100.0})
+        bad = host.row(0, [*range(8, 20), 100], 40, ask)
+        rows = [host.row(1, list(range(9, 21)), 40, ask)]
+        first = host.run([bad, *rows], 2, ahead=1).tolist()
+        host.next_block = 1  # all of them are handed out again
+        told[poison] = first, host.run([host.row(i, [8 + i] * 5, 40, ask) for i in range(1)], 2).tolist()
+        assert isinstance(runner._state, DeviceStep) and runner._state.kv.poisoned is (poison is not None)
+        assert all(layer[bad.blocks].isfinite().all() for layer in runner._state.kv.layers)
+        runner.close()
+    assert told[100][0][0] == [BAD_LOGITS, NO_TOKEN]
+    assert told[100][0][1:] == told[None][0][1:] and told[100][1] == told[None][1]
+
+
+class _AtOnce:
+    """Of ThreadPoolExecutor: what is submitted is done by whoever submits it. The interpreter serves one thread."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        pass
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, work: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work())
+        return done
+
+
+def test_a_model_with_a_window_starts_and_says_what_transformers_says(
+    tmp_path: Path, by_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the worst steps of the start on. Prefix groups are asked for, and its rows are attended each by itself.
+
+    What a step launches at work was launched at the start: it is compiled there.
+    """
+    launched: set[str] = set()
+    started: set[str] = set()
+    launch = triton_interpreter.interpreter.GridExecutor.__call__
+
+    def noted(kernel: Any, *arguments: Any, **more: Any) -> None:
+        launched.add(kernel.fn.__name__)
+        launch(kernel, *arguments, **more)
+
+    def warmed(*arguments: Any) -> None:
+        warm.warm(*arguments)
+        started.update(launched)
+
+    monkeypatch.setattr(triton_interpreter.interpreter.GridExecutor, "__call__", noted)
+    monkeypatch.setattr("penstock.execute.runner.warm", warmed)
+    monkeypatch.setattr(warm, "ThreadPoolExecutor", _AtOnce)
+    tiny = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "sliding_window": 7}
+    case = ("Mistral", tiny | family_cases.heads(2, 1, 16))
+    work = family_cases.Work(alone=(5,), together=(15,), shared=17, forks=(3,), n=2, tokens=3, vocabulary=40)
+    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32, "kv_cache_tokens": 256}
+    judged = family_cases.judge(case, tmp_path, work, device="cpu", dtype="float32", **limits)
+    assert judged.is_right() and judged.logprobs == 26 and judged.windowed and not judged.grouped
+    assert {"_prepare", "_own", "_join", "_grow", "_copy_blocks"} <= launched == started

@@ -1,0 +1,202 @@
+"""What a GPU step is fed, without a GPU: sizes, staging in words, packing of plans, the order of capture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from execute_drive import Ask, Row, _joins
+
+from penstock.execute import packing
+from penstock.execute.asked import Asked
+from penstock.execute.graphs import coarse_first
+from penstock.execute.padding import (
+    GRAPH_ROWS,
+    chunk_capacity,
+    graph_sizes,
+    group_capacity,
+    padded,
+    padded_tokens,
+    sizes_up_to,
+)
+from penstock.execute.staging import LOOSE_WORDS, RING, Staging
+from penstock.execute.warm import _numbers_of_chunks
+from penstock.schedule.step import Chunks, StepPlan
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+
+
+def _plan(rows: int, groups: list[int], chunks: Chunks | None = None) -> StepPlan:
+    """`groups`: members of each; its prefix has as many blocks."""
+    start = np.cumsum([0, *groups]).astype(np.int32)
+    blocks = np.arange(len(groups) * 9, dtype=np.int32).reshape(len(groups), 9)
+    length = np.array(groups, np.int32) * 16
+    nothing = np.zeros((0, 3), np.int32)
+    return StepPlan(0, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32), 0, start, blocks, length,
+                    nothing[:, :2], nothing, None, chunks)  # fmt: skip
+
+
+def test_sizes_hold_their_rows_and_are_few() -> None:
+    for rows in range(1, 9000):
+        assert rows <= padded(rows) <= max(rows + 8, rows * 17 // 16 + 1)
+    assert len(sizes_up_to(GRAPH_ROWS)) < 110
+    assert (padded(0), group_capacity(0), group_capacity(1)) == (0, 0, 0)
+    assert all(group_capacity(size) & (group_capacity(size) - 1) == 0 for size in sizes_up_to(8192))
+    assert [padded_tokens(tokens) for tokens in (0, 1, 16, 17)] == [0, 16, 16, 32]
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17, 512, 4096, 4097, 16384, 70000])
+def test_every_number_of_chunks_that_may_come_is_warmed(tokens: int) -> None:
+    warmed = {chunk_capacity(chunks) for chunks in _numbers_of_chunks(tokens)}
+    assert warmed == {chunk_capacity(chunks) for chunks in range(1, tokens + 1)}
+    assert max(_numbers_of_chunks(tokens)) <= tokens and len(warmed) < 8
+
+
+def test_every_step_up_to_the_largest_graph_has_one_that_is_little_larger() -> None:
+    captured = graph_sizes(GRAPH_ROWS)
+    assert len(captured) < 75 and max(captured) == GRAPH_ROWS and set(captured) <= set(sizes_up_to(GRAPH_ROWS))
+    for rows in range(1, GRAPH_ROWS + 1):
+        size = min(size for size in captured if size >= rows)
+        assert size <= max(rows + 8, rows * 5 // 4) and size >= padded(rows)
+    assert max(graph_sizes(100)) == padded(100)
+
+
+def test_capture_begins_with_the_largest_and_goes_from_coarse_to_fine() -> None:
+    sizes = sizes_up_to(GRAPH_ROWS)
+    order = coarse_first(sizes)
+    assert sorted(order) == sorted(sizes) and order[0] == max(sizes)
+    first = order[:12]
+    assert first == sorted(first, reverse=True) and min(first) <= 2
+
+
+def test_what_is_staged_arrives() -> None:
+    staging = Staging(24, 4, CPU)
+    generator = np.random.default_rng(0)
+    for _ in range(2 * RING):
+        staging.begin()
+        staging.write("rows", np.arange(5, dtype=np.int32), 99, 8)
+        arrays = [
+            generator.integers(-9, 9, (3, 7)).astype(np.int32),
+            generator.random(5).astype(np.float32),
+            generator.integers(-(2**62), 2**62, (2, 3)),
+            generator.random(9) < 0.5,
+            np.zeros((0, 4), np.int32),
+            generator.integers(0, 9, (6, 2)).astype(np.int32)[:, 1],
+        ]
+        places = [staging.add(array) for array in arrays]
+        staging.send()
+        assert staging.rows[:8].tolist() == [0, 1, 2, 3, 4, 99, 99, 99]
+        for array, place in zip(arrays, places, strict=True):
+            found = staging.view(place).numpy()
+            assert found.shape == array.shape and (found == array).all()
+            assert staging.view(place).data_ptr() % 16 == 0 or not array.size
+
+
+def test_what_the_device_holds_is_not_sent_again() -> None:
+    staging = Staging(24, 4, CPU)
+
+    def step(rows: list[int], fill: int, loose: int | None) -> None:
+        staging.begin()
+        staging.write("rows", np.array(rows, np.int32), fill, 8)
+        staging.write("skip", np.zeros(len(rows), np.int32), 0, 8)
+        place = None if loose is None else staging.add(np.array([loose], np.int32))
+        staging.send()
+        assert place is None or staging.view(place).tolist() == [loose]
+
+    step([3, 1], 9, None)
+    staging.rows[7] = 77  # what a copy would put right
+    step([3, 1], 9, None)
+    step([3, 1], 9, 5)  # the loose part goes alone
+    assert staging.rows[:8].tolist() == [3, 1, 9, 9, 9, 9, 9, 77]
+    for rows, fill in (([3, 2], 9), ([3, 2], 8), ([3, 2, 8], 8)):
+        step(rows, fill, None)
+        assert staging.rows[:8].tolist() == rows + [fill] * (8 - len(rows))
+
+
+def test_a_large_burst_behind_equal_rows_arrives() -> None:
+    staging = Staging(8, 1, CPU)
+    large = np.arange(LOOSE_WORDS + 5, dtype=np.int32)
+    for _ in range(3):
+        staging.begin()
+        staging.write("rows", np.arange(3, dtype=np.int32), 7, 4)
+        place = staging.add(large)
+        staging.send()
+        assert staging.rows[:4].tolist() == [0, 1, 2, 7] and (staging.view(place).numpy() == large).all()
+        large = large[::-1].copy()
+
+
+def test_a_burst_larger_than_the_buffer_arrives_too() -> None:
+    staging = Staging(8, 1, CPU)
+    staging.begin()
+    staging.write("rows", np.arange(3, dtype=np.int32), 7, 4)
+    large = np.arange(LOOSE_WORDS + 5, dtype=np.int32)
+    small, place = staging.add(np.array([1.5], np.float32)), staging.add(large)
+    staging.send()
+    assert staging.rows[:4].tolist() == [0, 1, 2, 7]
+    assert staging.view(small).tolist() == [1.5] and (staging.view(place).numpy() == large).all()
+
+
+def test_rows_and_groups_are_padded() -> None:
+    staging, plan = Staging(24, 4, CPU), _plan(9, [3, 2])
+    staging.begin()
+    packing.pack_rows(staging, plan, 16, 23)
+    packing.pack_groups(staging, plan, 4)
+    staging.send()
+    assert staging.rows[:16].tolist() == [*range(9), *[23] * 7]
+    assert staging.skip[:16].tolist() == [48] * 3 + [32] * 2 + [0] * 11
+    assert staging.group_start.tolist() == [0, 3, 5, 5, 5] and staging.group_length.tolist() == [48, 32, 0, 0]
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 2, 5])
+def test_groups_past_the_capacity_go_alone(capacity: int) -> None:
+    plan = _plan(9, [3, 2, 2])
+    packing.without_groups_past(plan, capacity)
+    kept = min(capacity, 3)
+    assert plan.group_start.tolist() == [0, 3, 5, 7][: kept + 1]
+    assert plan.group_blocks.shape[0] == plan.group_length.size == kept
+
+
+def test_chunks_are_padded_to_the_dump() -> None:
+    chunks = Chunks(
+        tokens=np.arange(100, 121, dtype=np.int32), start=np.array([0, 18, 21], np.int32),
+        context=np.array([0, 30], np.int32), blocks=np.array([[5, 6, 0], [7, 8, 9]], np.int32),
+        prompt_logprobs=np.array([-1, -1], np.int32), next_token=np.full(21, -1, np.int32),
+    )  # fmt: skip
+    staging = Staging(8, 1, CPU)
+    staging.begin()
+    packed = packing.pack_chunks(staging, chunks, 32, 77 * 16)
+    staging.send()
+    slots, positions = staging.view(packed.slots).tolist(), staging.view(packed.positions).tolist()
+    assert slots == [*range(80, 96), 96, 97, 8 * 16 + 14, 8 * 16 + 15, 9 * 16, *[77 * 16] * 11]
+    assert positions == [*range(18), 30, 31, 32, *[0] * 11]
+    inputs = packing.prefill_inputs(staging, packed, chunks)
+    assert inputs.start.tolist() == [0, 18, *[21] * 15] and inputs.context.tolist() == [0, 30, *[0] * 14]
+    assert inputs.block_table[:, :3].tolist() == chunks.blocks.tolist() and inputs.block_table.shape[1] == 16
+
+
+def test_biases_go_to_the_device_where_they_lie_on_the_host() -> None:
+    asked, staging = Asked(64), Staging(64, 1, CPU)
+    pool_ids, pool_values = np.zeros(1 << 12, np.int32), np.zeros(1 << 12, np.float32)
+    starts = np.zeros(65, np.int32)
+    generator = np.random.default_rng(1)
+    truth: dict[int, dict[int, float]] = {}
+    for _ in range(60):
+        numbers = generator.choice(64, 3, replace=False)
+        biases = [{int(t): float(t) / 2 for t in generator.choice(99, generator.integers(0, 9), False)} for _ in "abc"]
+        joins = _joins([Row(int(n), [1], 1, 9, [1], Ask(bias=b)) for n, b in zip(numbers, biases, strict=True)])
+        staging.begin()
+        packed = packing.pack_biases(staging, asked, joins)
+        staging.send()
+        starts[numbers] = asked.bias_first[numbers]
+        if packed is not None:
+            ids = staging.view(packed.ids).numpy()
+            pool_ids[packed.first : packed.first + ids.size] = ids
+            pool_values[packed.first : packed.first + ids.size] = staging.view(packed.values).numpy()
+            if packed.start is not None:
+                starts[:] = staging.view(packed.start).numpy()
+        truth |= dict(zip(numbers.tolist(), biases, strict=True))
+        for row, bias in truth.items():
+            mine = slice(starts[row], starts[row] + len(bias))
+            assert dict(zip(pool_ids[mine].tolist(), pool_values[mine].tolist(), strict=True)) == bias

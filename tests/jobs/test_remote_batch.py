@@ -1,0 +1,419 @@
+"""`penstock batch` against a server: files up and rows down, a server that goes and comes back, faults in one line."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import http.server
+import io
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_fake import CHAT, Batching, batching, jsonl, line
+from server_fake import make_tokenizer
+
+from penstock.cli import main
+from penstock.errors import JournalError, UsageError
+from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
+from penstock.jobs.remote_batch import fetch, line_of, submit, troubles_of, watch
+from penstock.journal import Journal
+from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy
+from penstock.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+MOST = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Batching]:
+    with batching(tokenizer, tmp_path / "state", BatchLimits(max_file_bytes=MOST)) as running:
+        yield running
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """The exit code of a command line."""
+    monkeypatch.setattr("sys.argv", ["penstock", "batch", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def written(folder: Path, lines: list[dict[str, Any]]) -> Path:
+    path = folder / "in.jsonl"
+    path.write_bytes(jsonl(lines))
+    return path
+
+
+def test_submit_watch_fetch(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out, url = written(tmp_path, [line("a"), line("b", prompt="x" * 300)]), tmp_path / "out.jsonl", server.url
+    assert run(monkeypatch, "submit", path, "--url", url) == 0
+    batch_id = capsys.readouterr().out.strip()
+    assert run(monkeypatch, "watch", batch_id, "--url", f"{url}/v1/") == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "completed, 2 of 2, 1 failed"
+    assert run(monkeypatch, "fetch", batch_id, out, "--url", url) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{out}: 1 rows", f"{tmp_path / 'out.errors.jsonl'}: 1 rows"]
+    assert json.loads(out.read_text())["custom_id"] == "a"
+    assert json.loads((tmp_path / "out.errors.jsonl").read_text())["custom_id"] == "b"
+    assert run(monkeypatch, "cancel", batch_id, "--url", url) == 1
+    said = capsys.readouterr().err
+    assert said == "penstock: the server refused: a batch that is completed cannot be cancelled\n"
+
+
+def test_bad_lines_are_named(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batch_id = submit(Remote(server.url), written(tmp_path, [line(str(i), n=0) for i in range(30)]), None)
+    assert server.until_over(batch_id).status == "failed"
+    assert run(monkeypatch, "watch", batch_id, "--url", server.url) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "failed" and len(said) == 22
+    assert said[1].startswith("penstock: line 1: n must be between 1 and 65536") and said[1].endswith(" (body.n)")
+    assert said[-1].startswith("penstock: and 10 more")
+    with pytest.raises(RemoteError, match="is failed and left no rows"):
+        fetch(Remote(server.url), batch_id, tmp_path / "out")
+
+
+def test_bad_lines_among_good_ones_are_named_once(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path, [line("a"), line("b", n=0), line("a"), line("c")])
+    batch_id, out = submit(Remote(server.url), path, None), tmp_path / "out.jsonl"
+    assert run(monkeypatch, "watch", batch_id, "--url", server.url) == 0
+    said = [each for each in capsys.readouterr().err.splitlines() if each.startswith("penstock: ")]
+    assert said[0] == "penstock: bad lines are not run and go to the error file:" and len(said) == 3
+    assert said[1].startswith("penstock: line 2: n must be between 1 and 65536") and said[1].endswith(" (body.n)")
+    assert said[2] == "penstock: line 3: an earlier line has this custom_id: give every line its own (custom_id)"
+    assert run(monkeypatch, "fetch", batch_id, out, "--url", server.url) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{out}: 2 rows", f"{tmp_path / 'out.errors.jsonl'}: 2 rows"]
+
+
+def test_the_endpoint_is_the_first_lines_or_as_said(server: Batching, tmp_path: Path) -> None:
+    remote = Remote(server.url)
+    path = written(tmp_path, [line("a", CHAT)])
+    assert watch(remote, submit(remote, path, None), io.StringIO(), 0.01)["endpoint"] == CHAT
+    assert watch(remote, submit(remote, path, "/v1/completions"), io.StringIO(), 0.01)["status"] == "failed"
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"[]", b"{}", b'{"url": 3}', b"\xff"])
+def test_a_file_that_says_no_url_needs_one(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="url"):
+        submit(Remote("http://127.0.0.1:1"), path, None)
+
+
+@pytest.mark.parametrize("endpoint", [None, "/v1/completions"])
+def test_what_is_no_plain_file_of_lines_is_refused_before_it_is_sent(endpoint: str | None, tmp_path: Path) -> None:
+    nobody = Remote("http://127.0.0.1:1")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="is a device, a pipe or a socket: name a file of JSON lines"):
+        submit(nobody, tmp_path / "fifo", endpoint)
+    with pytest.raises(UsageError, match="is a device, a pipe or a socket: name a file of JSON lines"):
+        nobody.upload(tmp_path / "fifo")
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(jsonl([line("a")])))
+    with pytest.raises(UsageError, match="is gzip, and servers take plain lines: gunzip -k it first"):
+        submit(nobody, tmp_path / "in.jsonl.gz", endpoint)
+
+
+def test_a_first_line_is_read_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.jobs.remote_batch.LONGEST_LINE", 100)
+    nobody, path = Remote("http://127.0.0.1:1"), tmp_path / "in.jsonl"
+    for content in (b"x" * 101, b" " * 101, b"\n" * 500 + b" " * 80 + b'{"url": "/v1/completions"}\n'):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="first line has more than 32 MiB"):
+            submit(nobody, path, None)
+    path.write_bytes(b"\n" * 500 + b'{"url": "/v1/completions"}\n' + b"x" * 200)
+    with pytest.raises(NoAnswerError):
+        submit(nobody, path, None)
+
+
+def test_a_refused_submit_takes_its_upload_back(server: Batching, tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match="endpoint"):
+        submit(Remote(server.url), written(tmp_path, [line("a")]), "/v1/embeddings")
+    assert server.openai.files.list().data == []
+
+    class Stays(Remote):
+        def delete(self, file_id: str) -> Any:
+            raise RemoteError("no", status=507)
+
+    with pytest.raises(RemoteError, match=r"endpoint.*; the uploaded file-\w+ stays there \(no\)") as refused:
+        submit(Stays(server.url), written(tmp_path, [line("a")]), "/v1/embeddings")
+    assert refused.value.status == 400 and len(server.openai.files.list().data) == 1
+
+
+def test_an_upload_of_which_a_batch_may_be_stays(server: Batching, tmp_path: Path) -> None:
+    class Torn(Remote):
+        def create(self, file_id: str, endpoint: str) -> Any:
+            super().create(file_id, endpoint)
+            raise NoAnswerError("the server broke off")
+
+    with pytest.raises(NoAnswerError):
+        submit(Torn(server.url), written(tmp_path, [line("a")]), None)
+    assert server.until_over(server.openai.batches.list().data[0].id).status == "completed"
+
+
+def fetched(server: Batching, folder: Path, lines: list[dict[str, Any]]) -> tuple[str, list[tuple[Path, int]]]:
+    """A batch's id, and what its fetch into the folder's out.jsonl made."""
+    batch_id = server.submit(jsonl(lines))
+    server.until_over(batch_id)
+    return batch_id, fetch(Remote(server.url), batch_id, folder / "out.jsonl")
+
+
+def test_fetch_writes_over_nothing_else(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    out, errors = folder / "out.jsonl", folder / "out.errors.jsonl"
+    both, made = fetched(server, folder, [line("a"), line("b", n=0)])
+    assert made == [(out, 1), (errors, 1)]
+    assert fetch(Remote(server.url), both, out) == made  # the same again
+    content = out.read_bytes()
+    for other in (content[:-2] + b"?\n", b"mine"):  # of its size, and of another
+        out.write_bytes(other)
+        assert run(monkeypatch, "fetch", both, out, "--url", server.url) == 2
+        assert capsys.readouterr().err == (
+            f"penstock: {out} is there already and holds something else: name another OUT, or replace it with "
+            "--overwrite\n"
+        )
+        assert out.read_bytes() == other
+    assert run(monkeypatch, "fetch", both, out, "--url", server.url, "--overwrite") == 0
+    assert out.read_bytes() == content and len(list(folder.iterdir())) == 2
+
+
+def test_an_error_file_of_another_batch_is_not_left_beside(server: Batching, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    out, errors = folder / "out.jsonl", folder / "out.errors.jsonl"
+    fetched(server, folder, [line("a"), line("b", n=0)])
+    out.unlink()
+    with pytest.raises(JournalError, match=r"out\.errors\.jsonl is there already"):
+        fetched(server, folder, [line("c")])
+    assert list(folder.iterdir()) == [errors]
+    batch_id = server.submit(jsonl([line("c")]))
+    server.until_over(batch_id)
+    assert fetch(Remote(server.url), batch_id, out, overwrite=True) == [(out, 1)]
+    assert list(folder.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
+def test_fetch_refuses_what_is_no_file_before_it_asks(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    for overwrite in (False, True):
+        with pytest.raises(JournalError, match=f"{name} is a device, a pipe or a socket: name a file"):
+            fetch(Remote("http://127.0.0.1:1"), "batch_x", tmp_path / "out.jsonl", overwrite=overwrite)
+    assert (tmp_path / name).is_fifo()
+    with pytest.raises(UsageError, match="- is no OUT"):
+        fetch(Remote("http://127.0.0.1:1"), "batch_x", Path("-"))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_fetch_takes_no_name_of_a_run(tmp_path: Path, name: str, overwrite: bool) -> None:
+    """An OUT without a byte is as free as any, were it not for its journal."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / name).symlink_to(tmp_path / name)
+    with Journal(tmp_path / name, {}) as journal:
+        for folder in (tmp_path, tmp_path / "elsewhere"):
+            with pytest.raises(JournalError, match=rf"{name} belongs to the run of {name}\.journal: name another OUT"):
+                fetch(Remote("http://127.0.0.1:1"), "batch_x", folder / "out.jsonl", overwrite=overwrite)
+        journal.add(1, {"id": 1})
+    assert json.loads((tmp_path / name).read_text()) == {"id": 1}
+
+
+def test_fetch_writes_through_a_link_and_keeps_a_draft_s_namesake(server: Batching, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "out.jsonl").symlink_to("../there.jsonl")  # to nothing
+    (folder / "out.jsonl.part").write_text("mine")
+    fetched(server, folder, [line("a")])
+    assert (folder / "out.jsonl").is_symlink() and json.loads((tmp_path / "there.jsonl").read_text())[
+        "custom_id"
+    ] == "a"
+    assert (folder / "out.jsonl.part").read_text() == "mine" and len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("letters", [250, 300])
+def test_a_name_that_is_too_long(server: Batching, tmp_path: Path, letters: int) -> None:
+    batch_id = server.submit(jsonl([line("a")]))
+    server.until_over(batch_id)
+    with pytest.raises(JournalError, match=r"cannot be written \(file name too long\): name another output"):
+        fetch(Remote(server.url), batch_id, tmp_path / ("x" * letters))
+
+
+def test_a_disk_that_only_reads(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be opened there, and nothing taken away."""
+
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    batch_id = server.submit(jsonl([line("a")]))
+    server.until_over(batch_id)
+    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(JournalError, match=r"cannot be written \(read-only file system\): name another output"):
+        fetch(Remote(server.url), batch_id, tmp_path / "out")
+
+
+def test_https_where_http_is_spoken(server: Batching) -> None:
+    url = server.url.replace("http:", "https:")
+    with pytest.raises(RemoteError, match=f"^{url} answers without TLS: write http:// in --url$") as error:
+        watch(Remote(url), "batch_x", io.StringIO(), 0.01)
+    assert not isinstance(error.value, NoAnswerError)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        for endpoint in (None, "/v1/completions"):
+            with pytest.raises(UsageError, match="cannot be read"):
+                submit(Remote("http://127.0.0.1:1"), path, endpoint)
+
+
+def test_large_files_go_up_and_come_down(server: Batching, tmp_path: Path) -> None:
+    content = random.randbytes(3_500_000)
+    (tmp_path / 'odd "na\\me\n.bin').write_bytes(content)
+    made = Remote(server.url).upload(tmp_path / 'odd "na\\me\n.bin')
+    assert made["filename"] == "odd name.bin" and made["bytes"] == len(content)
+    back = io.BytesIO()
+    assert Remote(server.url).download(made["id"], back) == len(content) and back.getvalue() == content
+
+
+def test_a_file_that_is_too_large_is_refused_in_words(server: Batching, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(MOST * 3))
+    with pytest.raises(RemoteError, match=f"the file is larger than {MOST} bytes"):
+        Remote(server.url).upload(tmp_path / "large")
+
+
+def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path / "state", access=AccessPolicy(keys=gather_keys(["secret"], None, {}))) as server:
+        path = written(tmp_path, [line("a")])
+        assert submit(Remote(server.url, "secret"), path, None).startswith("batch_")
+        with pytest.raises(
+            RemoteError, match=f"^{server.url} wants an API key: give --api-key, or set PENSTOCK_API_KEY$"
+        ):
+            submit(Remote(server.url), path, None)
+        with pytest.raises(RemoteError, match="does not take this API key: check --api-key or PENSTOCK_API_KEY"):
+            submit(Remote(server.url, "another"), path, None)
+
+
+def test_a_server_that_goes_and_comes_back_is_watched_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    said = io.StringIO()
+    with batching(tokenizer, tmp_path / "state") as first:
+        first.running.hold(True)
+        batch_id = submit(Remote(first.url), written(tmp_path, [line("a")]), None)
+        first.running.wait_for(lambda: first.engine.open)
+        seen = [Remote(first.url).batch(batch_id)]
+    with batching(tokenizer, tmp_path / "state") as second:
+
+        class GoneForAWhile(Remote):
+            looks = 0
+
+            def batch(self, name: str) -> Any:
+                self.looks += 1
+                where = "http://127.0.0.1:1" if self.looks <= 3 else second.url
+                return seen[0] if self.looks == 1 else Remote(where).batch(name)
+
+        assert watch(GoneForAWhile(second.url), batch_id, said, 0.01)["status"] == "completed"
+    lines = said.getvalue().splitlines()
+    assert lines[0].startswith("in_progress, 0 of 1") and lines[-1] == "completed, 1 of 1"
+    assert lines.count("the server does not answer; its batches go on when it is started again") == 1
+
+
+def test_fetching_too_early_says_so(server: Batching, tmp_path: Path) -> None:
+    server.running.hold(True)
+    batch_id = server.submit(jsonl([line("a")]))
+    with pytest.raises(RemoteError, match=f"is not over .*penstock batch watch {batch_id}"):
+        fetch(Remote(server.url), batch_id, tmp_path / "out")
+    server.running.hold(False)
+    server.until_over(batch_id)
+    with pytest.raises(JournalError, match="is no folder: make it first"):
+        fetch(Remote(server.url), batch_id, tmp_path / "none" / "out")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x:99999", "http://x:y", "http://x/?a"]
+)
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(UsageError, match="is no address of a server"):
+        Remote(url)
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "watch", "batch_x", "--url", "http://127.0.0.1:1") == 1
+    assert capsys.readouterr().err == (
+        "penstock: http://127.0.0.1:1 does not answer (connection refused): start a server with --state-dir there, or "
+        "name another --url\n"
+    )
+
+
+ANSWERS = [
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "no server of OpenAI"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "no server of OpenAI"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", "broke off"),
+    (b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>", "answered 404 Not Found and didn't say why"),
+    (b'HTTP/1.1 500 X\r\nContent-Length: 13\r\n\r\n{"error": 3}\n', "answered 500 X and didn't say why"),
+    (b"\x00\x01\x02\r\n\r\n", "does not answer"),
+    (b"", "does not answer"),
+]
+
+
+@pytest.mark.parametrize(("answer", "says"), ANSWERS)
+def test_servers_that_are_none(answer: bytes, says: str) -> None:
+    class Odd(http.server.BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(answer)
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Odd) as odd:
+        threading.Thread(target=odd.handle_request, daemon=True).start()
+        with pytest.raises(RemoteError, match=says) as error:
+            Remote(f"http://127.0.0.1:{odd.server_port}").batch("batch_x")
+        assert "\n" not in str(error.value)
+
+
+def test_a_file_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    class Torn(http.server.BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            batch = b'{"id": "batch_x", "status": "completed", "output_file_id": "file-x"}'
+            whole = b"/batches/" in self.request.recv(65_536)
+            size, content = (len(batch), batch) if whole else (3_000_000, bytes(1_500_000))
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + content)
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Torn) as torn:
+        threading.Thread(target=lambda: [torn.handle_request() for _ in range(2)], daemon=True).start()
+        with pytest.raises(NoAnswerError, match="broke off"):
+            fetch(Remote(f"http://127.0.0.1:{torn.server_port}"), "batch_x", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_words_of_a_batch() -> None:
+    assert line_of({"status": "validating", "request_counts": {"total": 0}}) == "validating"
+    assert line_of({"status": "in_progress", "request_counts": {"total": 1500, "completed": 7, "failed": 2}}) == (
+        "in_progress, 9 of 1,500, 2 failed"
+    )
+    assert line_of({"status": "in_progress", "expected_at": int(time.time()) + 5_410}) == (
+        "in_progress, done in about 1 h 30 min"
+    )
+    assert line_of({"status": "in_progress", "expected_at": 5}) == "in_progress, done in about 0 s"
+    held = {"status": "in_progress", "request_counts": {"total": 5, "completed": 3}, "waits_for": "disk"}
+    assert line_of(held) == "in_progress, 3 of 5, held up by the server's disk: its log says why"
+    assert line_of({"status": "validating", "waits_for": "turn"}) == "validating, waits for its turn"
+    assert line_of({"status": "validating", "waits_for": "what another server says"}) == "validating"
+    assert troubles_of({"errors": None}) == []

@@ -1,0 +1,290 @@
+"""`penstock run` over an LLM that computes nothing: each id exactly once, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import fake_llm
+import pytest
+from fake_llm import CONTEXT, IN_FLIGHT, FakeLLM, Waves, sample, shown_by
+
+from penstock import journal as journal_room
+from penstock.cli import main
+from penstock.config import Config
+from penstock.errors import CapacityError, JournalError, UsageError
+from penstock.jobs import run as run_room
+from penstock.jobs.open_llm import OpenLLM
+from penstock.jobs.run import run_file
+from penstock.llm import Finished, Prompt
+
+pytestmark = pytest.mark.torch
+
+
+def opener(llm: FakeLLM) -> OpenLLM:
+    return cast(OpenLLM, lambda config: llm)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> dict[Any, dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {row["id"]: row for row in rows}
+    assert len(by_id) == len(rows), "an id was written twice"
+    return by_id
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"row-{i}", "prompt": f"prompt {i}", "n": 1 + i % 3} for i in range(count)]
+
+
+def test_rows_in_rows_out(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "prompt": "x", "n": 3, "seed": 4},
+        {"id": 2, "prompt": [5, 6], "max_tokens": 9},
+        {"id": "2", "messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"x": 1}},
+        {"id": "long", "prompt": "x" * (CONTEXT + 1)},
+        {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": "y", "model": "gpt"}},
+    ]
+    llm = FakeLLM()
+    outcome = run_file(write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", Config(), opener(llm))
+    out = read(tmp_path / "out.jsonl")
+    assert set(out) == {"a", 2, "2", "long", "c"}
+    expected = [sample("x", 4, i) for i in range(3)]
+    assert out["a"]["outputs"] == [
+        {"text": o.text, "finish_reason": o.finish_reason, "token_count": len(o.token_ids)} for o in expected
+    ]
+    assert out["long"].keys() == {"id", "error"} and "the context" in out["long"]["error"]
+    assert (outcome.rows, outcome.done, outcome.failed) == (5, 5, 1)
+    assert [(p.key, p.prompt, p.messages) for p in llm.asked][1:3] == [
+        (2, [5, 6], None),
+        ("2", None, [{"role": "user", "content": "Hi"}]),
+    ]
+    assert [p.chat_template_kwargs for p in llm.asked] == [None, None, {"x": 1}, None, None]
+    assert llm.closed
+
+
+def test_an_output_that_is_moved_away_is_not_told_as_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out, away = write(tmp_path / "in.jsonl", many(40)), tmp_path / "out.jsonl", tmp_path / "away.jsonl"
+
+    def moved(config: Config) -> FakeLLM:
+        out.rename(away)
+        return FakeLLM()
+
+    with pytest.raises(JournalError, match="moved, deleted or replaced"):
+        run_file(source, out, Config(), cast(OpenLLM, moved))
+    assert "are in" not in capsys.readouterr().err
+    away.rename(out)
+    run_file(source, out, Config(), opener(FakeLLM()))
+    assert read(out).keys() == {f"row-{i}" for i in range(40)}
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.journal"])
+def test_an_output_that_is_no_file_stays(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(JournalError, match=f"{name} is a device, a pipe or a socket: name a file"):
+        run_file(write(tmp_path / "in.jsonl", many(2)), tmp_path / "out.jsonl", Config(), opener(FakeLLM()))
+    assert (tmp_path / name).is_fifo() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_output_s_name_that_is_too_long(tmp_path: Path) -> None:
+    for letters in (250, 300):
+        with pytest.raises(JournalError, match="file name too long"):
+            run_file(write(tmp_path / "in.jsonl", many(2)), tmp_path / ("x" * letters), Config(), opener(FakeLLM()))
+
+
+def test_few_rows_are_in_flight(tmp_path: Path) -> None:
+    llm = FakeLLM()
+    run_file(write(tmp_path / "in.jsonl", many(500)), tmp_path / "out.jsonl", Config(), opener(llm))
+    assert len(read(tmp_path / "out.jsonl")) == 500
+    assert llm.most_in_flight <= IN_FLIGHT
+
+
+def test_stopped_it_goes_on_and_done_it_rests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.jsonl", many(60))
+    run_file(source, tmp_path / "whole.jsonl", Config(), opener(FakeLLM()))
+    with pytest.raises(KeyboardInterrupt, match=r"of 60 rows are in .*goes on from there"):
+        run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM(dies_after=40)))
+    there = set(read(tmp_path / "out.jsonl"))
+    assert 0 < len(there) < 60
+    second = FakeLLM()
+    run_file(source, tmp_path / "out.jsonl", Config.of(max_num_seqs=3), opener(second))
+    assert {p.key for p in second.asked} == {f"row-{i}" for i in range(60)} - there
+    assert read(tmp_path / "out.jsonl") == read(tmp_path / "whole.jsonl")
+    third = FakeLLM()
+    assert run_file(source, tmp_path / "out.jsonl", Config(), opener(third)).done == 0
+    assert not third.asked and not third.closed
+    assert "nothing was left to do" in capsys.readouterr().err
+
+
+def vouched(out: Path) -> int:
+    return out.with_name(out.name + ".journal").read_bytes().count(b"\n") - 1
+
+
+def test_rows_that_end_together_outlive_a_kill_in_the_next_wave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 0.3 s by the journal's clock; every sixth ends 8 rows, the others none. A kill finds all that ended
+    half a second before, and none is counted that it wouldn't find."""
+    source, out, killed = write(tmp_path / "in.jsonl", many(24)), tmp_path / "out.jsonl", tmp_path / "killed.jsonl"
+    now, found, counted = [0.0], list[int](), list[int]()
+    shown = shown_by(run_room, monkeypatch)
+
+    def look() -> None:
+        now[0] += 0.3
+        found.append(vouched(out))
+        counted.append(shown[0].counts[0].done)
+        if len(found) == 8:  # amid the second wave
+            for name in ("out.jsonl", "out.jsonl.journal"):
+                shutil.copy(tmp_path / name, tmp_path / name.replace("out", "killed"))
+
+    monkeypatch.setattr(journal_room, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    outcome = run_file(source, out, Config(), opener(Waves(8, 6, look)))
+    assert [found[wave * 6 + 2] for wave in range(3)] == [8, 16, 24]
+    assert counted == found, "what is counted is what is on the disk"
+    assert (outcome.done, len(read(out))) == (24, 24)
+    second = FakeLLM()
+    run_file(source, killed, Config(), opener(second))
+    assert [p.key for p in second.asked] == [f"row-{i}" for i in range(16, 24)]
+    assert read(killed) == read(out)
+
+
+def test_rows_that_are_refused_without_a_step_are_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of prompts may be read between two steps, and each of them may be too long."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write(source, [{"id": i, "prompt": "x" * (CONTEXT + 1)} for i in range(6)] + many(1))
+    now, found = [0.0], list[int]()
+
+    class Stepless(FakeLLM):
+        def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+            for prompt in prompts:
+                found.append(vouched(out))
+                now[0] += 0.3
+                yield from self._samples(prompt)
+
+    monkeypatch.setattr(journal_room, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    run_file(source, out, Config(), opener(Stepless()))
+    assert found == [0, 0, 2, 2, 4, 4, 6] and len(read(out)) == 7
+
+
+def test_all_bad_rows_are_told_before_anything_runs(tmp_path: Path) -> None:
+    rows = many(60)
+    for i in (3, 4, 40):
+        rows[i] = {"id": f"row-{i}", "prompt": "x", "temperature": -i}
+    source = write(tmp_path / "in.jsonl", rows)
+    with pytest.raises(UsageError) as caught:
+        run_file(source, tmp_path / "out.jsonl", Config(), cast(OpenLLM, must_not_open))
+    said = str(caught.value)
+    assert said.startswith("3 rows are bad: mend them or take them out, none was run: row 4: temperature must be")
+    assert "; row 5: temperature" in said and "; row 41: temperature" in said and "\n" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_what_is_refused_before_the_model_opens(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", many(3))
+    run_file(source, tmp_path / "done.jsonl", Config(), opener(FakeLLM()))
+    double = write(tmp_path / "double.jsonl", [*many(3), *many(1)])
+    other = write(tmp_path / "other.jsonl", many(4))
+    before = sorted(tmp_path.iterdir())
+    cases: list[tuple[type[Exception], Path, Path, Config, str]] = [
+        (UsageError, double, tmp_path / "out.jsonl", Config(), "row 4: id 'row-0'"),
+        (UsageError, tmp_path / "none.jsonl", tmp_path / "out.jsonl", Config(), "no file"),
+        (UsageError, source, source, Config(), "is the input too"),
+        (JournalError, source, tmp_path / "none" / "out.jsonl", Config(), "is no folder"),
+        (JournalError, source, tmp_path, Config(), "is a folder"),
+        (JournalError, source, other, Config(), "no run wrote it"),
+        (JournalError, other, tmp_path / "done.jsonl", Config(), "input: .* there"),
+        (JournalError, source, tmp_path / "done.jsonl", Config.of(seed=3), "seed: 0 there, 3 now"),
+    ]
+    for kind, read_from, out, config, says in cases:
+        with pytest.raises(kind, match=says) as caught:
+            run_file(read_from, out, config, cast(OpenLLM, must_not_open))
+        assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def must_not_open(config: Config) -> None:
+    raise AssertionError("the model was opened before the input was checked")
+
+
+def test_a_model_that_cannot_open_leaves_nothing(tmp_path: Path) -> None:
+    def broken(config: Config) -> None:
+        raise CapacityError("no room")
+
+    source = write(tmp_path / "in.jsonl", many(3))
+    with pytest.raises(CapacityError):
+        run_file(source, tmp_path / "out.jsonl", Config(), cast(OpenLLM, broken))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_an_empty_file_gives_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n")
+    outcome = run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", Config(), cast(OpenLLM, must_not_open))
+    assert outcome.rows == 0 and (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+SITTING = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from fake_llm import FakeLLM
+from penstock.config import Config
+from penstock.jobs.run import run_file
+import penstock.journal as room
+room.COMMIT_ROWS = 4
+run_file(Path(sys.argv[2]), Path(sys.argv[3]), Config(), lambda config: FakeLLM(delay=0.001))
+"""
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", many(200)), tmp_path / "out.jsonl"
+    command = [sys.executable, "-c", SITTING, str(Path(fake_llm.__file__).parent), str(source), str(out)]
+    for rows in (1, 50, 120):
+        child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while not out.exists() or out.read_bytes().count(b"\n") < rows:
+            assert child.poll() is None
+            time.sleep(0.002)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    run_file(source, tmp_path / "whole.jsonl", Config(), opener(FakeLLM()))
+    assert read(out) == read(tmp_path / "whole.jsonl")
+    assert len(read(out)) == 200
+
+
+def test_how_many_failed_is_said_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of an earlier sitting too; a text that says "error" is none."""
+    long = [{"id": i, "prompt": "x" * (CONTEXT + 1)} for i in range(3)]
+    rows = [*long[:2], {"id": '"error"', "prompt": "y"}, *many(30), *long[2:]]
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run_file(source, out, Config(), opener(FakeLLM(dies_after=50)))
+    assert sum("error" in row for row in read(out).values()) == 2
+    for said in (f"all 34 are in {out}, 3 of them with an error", "3 of them with an error; nothing was left to do"):
+        outcome = run_file(source, out, Config(), opener(FakeLLM()))
+        assert outcome.failed == 3 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failed", "asked", "code"), [(0, True, 0), (2, False, 0), (2, True, 1)])
+def test_fail_on_error_is_an_exit_code(
+    failed: int, asked: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_room, "run_file", lambda source, out, config: run_room.Outcome(5, failed=failed))
+    monkeypatch.setattr("sys.argv", ["penstock", "run", "in", "out", *(["--fail-on-error"] if asked else [])])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code or 0) == code

@@ -1,0 +1,97 @@
+"""The Triton column (attention aside) in Triton's interpreter, in float32, in small cases; the GPU tests sweep it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton_interpreter  # noqa: F401  (before the kernels)
+import triton_kernel_cases as cases
+from sampler_oracle import asked
+
+from penstock.kernels.triton.linear_small import Cut
+
+pytestmark = pytest.mark.torch
+
+CPU, F32 = "cpu", torch.float32
+
+
+def test_norms():
+    for rows, width in ((1, 7), (3, 64), (5, 100)):
+        cases.check_norms(CPU, F32, rows, width)
+
+
+def test_gate_and_table():
+    for rows, width in ((1, 5), (3, 64)):
+        cases.check_gate_and_table(CPU, F32, rows, width)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 80), (2, 2, 32)], ids=str)
+@pytest.mark.parametrize("norms", [False, True])
+def test_rotary(shape, norms):
+    cases.check_rotary(CPU, F32, 5, *shape, norms)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 16), (3, 1, 24)], ids=str)
+def test_one_row(shape, monkeypatch):
+    for name, programs in (("QKV_PROGRAMS", 9), ("GATE_PROGRAMS", 7)):
+        monkeypatch.setattr(cases.one_row, name, programs)
+    cases.check_one_row_products(CPU, F32, shape, 40, 24)
+    cases.check_one_row_attention(CPU, F32, shape, 20, (0, 70, 300), None)
+    monkeypatch.setattr(cases.one_row_attention, "PARTS", 2)  # several tiles a part
+    cases.check_one_row_attention(CPU, F32, shape, 20, (5, 300), None)
+    cases.check_one_row_attention(CPU, F32, shape, 20, (30, 300), 100)
+
+
+def test_copies():
+    cases.check_blocks(CPU, F32)
+
+
+def test_rows():
+    cases.check_prepare_and_advance(CPU, 20)
+    cases.check_join_and_grow(CPU)
+
+
+def test_noise():
+    cases.check_noise(CPU, 128 * 8)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 130, 700])
+def test_tokens_of_all_kinds_of_rows(vocabulary):
+    logits = cases.drawn(16, vocabulary, seed=2, by=2.0)
+    logits[8:] = logits[8:].bfloat16().float()  # equal logits
+    assert cases.check_sample(CPU, logits, cases.mixed(16)) == 0
+
+
+def test_the_ends_of_what_may_be_asked():
+    assert cases.check_sample(CPU, cases.drawn(7, 130, seed=2, by=3.0), cases.extremes(11)) == 0
+    cases.check_adjust(CPU, F32, 12, 300, 3, ends=True)
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 0.1}, {"top_k": 5}, {"min_p": 0.9}, {"top_k": 9, "top_p": 0.5}], ids=str)
+def test_flat_rows_that_miss_all_attempts(filters):
+    assert (
+        cases.check_sample(CPU, cases.drawn(4, 300, seed=3, by=0.2), asked(4, temperature=0.9, seed=5, **filters)) == 0
+    )
+
+
+def test_bad_logits():
+    logits = cases.drawn(8, 300, seed=5)
+    logits[1, 299], logits[2, 0], logits[3], logits[4, 130:] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    cases.check_sample(CPU, logits, cases.mixed(8))
+    logits = torch.tensor([3e38, -3e38, 3e38, 1.0]).expand(8, -1).contiguous()
+    cases.check_sample(CPU, logits, asked(8, temperature=1e-7, top_p=0.9))
+
+
+def test_logprobs():
+    cases.check_logprobs(CPU, F32, 6, 300, 3)
+    cases.check_logprobs(CPU, F32, 2, 5, 9)
+
+
+def test_adjust():
+    cases.check_adjust(CPU, F32, 12, 300, 3)
+
+
+@pytest.mark.parametrize("cut", [Cut(16, 32, 1, 4, 2), Cut(16, 32, 3, 4, 2)], ids=str)
+def test_small_products(cut):
+    cases.check_linear(CPU, F32, 3, 40, 80, cut, bias=True)
+    cases.check_linear(CPU, F32, 1, 33, 70, cut, bias=True)

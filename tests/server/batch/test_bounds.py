@@ -1,0 +1,238 @@
+"""What one owner may leave here: batches, files, uploads, errors; and how much of lines of many samples is at work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
+from server_fake import make_tokenizer
+
+from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.finalize import FEW, error_list, few_of
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy
+from penstock.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+LIMITS = BatchLimits(max_unfinished=3, max_files=6)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Batching]:
+    with batching(tokenizer, tmp_path / "state", LIMITS) as running:
+        yield running
+
+
+def create(client: openai.OpenAI, file_id: str) -> str:
+    return client.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h").id
+
+
+def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, LIMITS) as server:
+        server.running.hold(True)
+        file_id = server.upload(jsonl([line("a")]))
+        ids = [create(server.openai, file_id) for _ in range(3)]
+        with pytest.raises(openai.RateLimitError, match="cancel one") as refused:
+            create(server.openai, file_id)
+        assert refused.value.code == "too_many_batches"
+        assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+        assert len(list(server.openai.batches.list())) == 3
+        server.openai.batches.cancel(ids[0])
+        server.until_over(ids[0])
+        create(server.openai, file_id)
+    with batching(tokenizer, tmp_path, LIMITS, model="another") as server:  # what was left counts, while it waits
+        with pytest.raises(openai.RateLimitError):
+            create(server.openai, file_id)
+        server.openai.batches.cancel(ids[1])
+        server.until_over(ids[1])
+        create(server.openai, file_id)
+
+
+def test_another_keys_owner_has_bounds_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    limits, access = (
+        BatchLimits(max_unfinished=1, max_files=1),
+        AccessPolicy(keys=gather_keys(["one", "two"], None, {})),
+    )
+    with batching(tokenizer, tmp_path, limits, access=access) as server:
+        server.running.hold(True)
+        for key in ("one", "two"):
+            client = server.openai.with_options(api_key=key)
+            file_id = client.files.create(file=("in", jsonl([line("a")])), purpose="batch").id
+            create(client, file_id)
+            with pytest.raises(openai.RateLimitError):
+                create(client, file_id)
+            with pytest.raises(openai.BadRequestError, match="delete some"):
+                client.files.create(file=("in", b""), purpose="batch")
+        server.running.hold(False)
+
+
+def test_files_of_an_owner_are_bounded(server: Batching, tmp_path: Path) -> None:
+    ids = [server.upload(b"") for _ in range(6)]
+    with pytest.raises(openai.BadRequestError, match="delete some") as refused:
+        server.upload(b"")
+    assert refused.value.code == "too_many_files"
+    assert sorted(os.listdir(tmp_path / "state" / "files")) == sorted(ids)
+    server.openai.files.delete(ids[0])
+    server.upload(b"")
+
+
+def test_results_count_and_are_never_refused(server: Batching) -> None:
+    batch = server.until_over(server.submit(jsonl([line("a"), line("b", prompt="x" * 300)])))
+    assert batch.output_file_id and batch.error_file_id
+    for _ in range(2):
+        server.upload(b"")
+    last = server.submit(jsonl([line("a")]))
+    batch = server.until_over(last)
+    assert len(server.rows(batch.output_file_id)) == 1 and len(list(server.openai.files.list())) == 7
+    with pytest.raises(openai.BadRequestError):
+        server.upload(b"")
+
+
+def test_of_uploads_that_come_together_too_many_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    part = b'--e\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 2_000_000
+    rest = b'\r\n--e\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--e--\r\n'
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=e\r\n"
+        f"Content-Length: {len(part) + len(rest)}\r\n\r\n"
+    )
+    files = tmp_path / "state" / "files"
+    with batching(tokenizer, tmp_path / "state", BatchLimits(max_files=1)) as server:
+        address = server.url.removeprefix("http://").split(":")
+        connections = [socket.create_connection((address[0], int(address[1])), timeout=30) for _ in range(3)]
+        for connection in connections:
+            connection.sendall(head.encode() + part)
+        server.running.wait_for(lambda: len(os.listdir(files)) == 3)
+        statuses = []
+        for connection in connections:
+            connection.sendall(rest)
+            statuses.append(connection.recv(4096).split(b" ")[1])
+            connection.close()
+        assert statuses == [b"200", b"400", b"400"] and len(os.listdir(files)) == 1
+
+
+@contextlib.contextmanager
+def uploading(server: Batching, key: str) -> Iterator[None]:
+    """An upload of this key's that has begun and goes on."""
+    host, port = server.url.removeprefix("http://").split(":")
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 1000\r\n"
+        "Content-Type: multipart/form-data; boundary=e\r\n\r\n--e\r\n"
+    )
+    before = sum(server.manager.state.uploads.values())
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(head.encode())
+        server.running.wait_for(lambda: sum(server.manager.state.uploads.values()) == before + 1)
+        yield
+
+
+def test_uploads_at_once_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    access = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
+    with batching(tokenizer, tmp_path, BatchLimits(max_uploads=2), access=access) as server:
+        mine, other = (server.openai.with_options(api_key=key) for key in ("one", "two"))
+        with uploading(server, "one"):
+            with uploading(server, "one"):
+                with pytest.raises(openai.RateLimitError, match="wait for one to end") as refused:
+                    mine.files.create(file=("in", b"x"), purpose="batch")
+                assert refused.value.code == "too_many_uploads"
+                assert refused.value.response.headers["retry-after"] == "1"
+                other.files.create(file=("in", b"x"), purpose="batch")
+            server.running.wait_for(lambda: sum(server.manager.state.uploads.values()) == 1)
+            mine.files.create(file=("in", b"x"), purpose="batch")
+        server.running.wait_for(lambda: not sum(server.manager.state.uploads.values()))
+        assert len(list(mine.files.list())) == len(list(other.files.list())) == 1
+
+
+def test_batches_of_an_owner_that_are_over_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, BatchLimits(max_over=2)) as server:
+        server.running.hold(True)
+        held = server.submit(jsonl([line("a")]))
+        bad = server.upload(jsonl([line("a", n=0)]))
+        ids = [server.until_over(create(server.openai, bad)).id for _ in range(2)]
+        (tmp_path / "batches" / ids[0]).mkdir()  # as one leaves it that failed by a fault
+        ids += [server.until_over(create(server.openai, bad)).id for _ in range(2)]
+        assert [batch.id for batch in server.openai.batches.list()] == [*ids[:0:-1], held]
+        with pytest.raises(openai.NotFoundError):
+            server.openai.batches.retrieve(ids[0])
+        assert not (tmp_path / "batches" / ids[0]).exists()
+        assert server.openai.files.retrieve(bad).id == bad, "files stay"
+        server.running.hold(False)
+        assert server.until_over(held).status == "completed"
+
+
+def bad_lines(count: int) -> bytes:
+    return jsonl([line("good"), *(line(str(number), n=0) for number in range(count))])
+
+
+def test_a_list_tells_a_few_errors_of_each(server: Batching) -> None:
+    ids = {count: server.submit(bad_lines(count)) for count in (FEW, 3 * FEW)}
+    whole = {count: server.until_over(batch_id).errors.data for count, batch_id in ids.items()}
+    assert [len(errors) for errors in whole.values()] == [FEW, 3 * FEW]
+    page: list[Any] = list(server.openai.batches.list())
+    *many, last = page[0].errors.data
+    assert page[1].errors.data == whole[FEW] and many == whole[3 * FEW][:FEW]
+    assert last.code == "more_errors" and ids[3 * FEW] in last.message
+
+
+def test_a_list_of_errors_is_read_from_whatever_its_beginning_is() -> None:
+    errors = [{"code": "x", "line": at, "message": 'a "]},{" \u2028 \U0001f600', "param": None} for at in range(4)]
+    whole = error_list(errors)
+    seen = []
+    for size in range(len('{"object":"list","data":['), len(whole) + 1):
+        found = json.loads(few_of(whole[:size], "batch_x"))["data"]
+        told = [error for error in found if error["code"] == "x"]
+        assert told == errors[: len(told)]
+        complete = size >= len(whole) - 1  # of its last two signs the first says that it ends
+        assert [error["code"] for error in found[len(told) :]] == ([] if complete else ["more_errors"])
+        seen.append(len(told))
+    assert seen == sorted(seen) and set(seen) == {0, 1, 2, 3, 4}
+
+
+def test_a_batchs_errors_are_bounded_in_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path, BatchLimits(max_error_bytes=2_000)) as server:
+        errors = server.until_over(server.submit(bad_lines(100))).errors.data
+        *told, last = errors
+        assert 5 < len(told) < 2_000 // 40 and [error.line for error in told] == list(range(2, 2 + len(told)))
+        assert last.code == "more_errors" and last.line == 2 + len(told)
+        assert last.message == f"more lines are bad, {100 - len(told)} of them: {2 + len(told)}-101"
+
+
+def test_a_batch_on_its_way_keeps_no_errors_in_memory(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A thousand of them may wait, with half a megabyte each."""
+    with batching(tokenizer, tmp_path) as server:
+        server.running.hold(True)
+        batch_id = server.submit(bad_lines(20))
+        server.running.wait_for(lambda: server.engine.open)
+        run = server.manager.job_of(batch_id)
+        assert run is not None and run._row.errors is None and run._row.total == 21
+        assert len(server.openai.batches.retrieve(batch_id).errors.data) == 20  # type: ignore[union-attr, arg-type]
+    with batching(tokenizer, tmp_path) as server:
+        assert len(server.until_over(batch_id).errors.data) == 20
+
+
+def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def seen(keys: list[str]) -> dict[str, list[str]]:
+        access = AccessPolicy(keys=gather_keys(keys, None, {}))
+        with batching(tokenizer, tmp_path, access=access) as server:
+            clients = {key: server.openai.with_options(api_key=key) for key in keys}
+            return {key: [file.filename for file in client.files.list()] for key, client in clients.items()}
+
+    with batching(tokenizer, tmp_path, access=AccessPolicy(keys=gather_keys(["a", "b"], None, {}))) as server:
+        for key in ("a", "b"):
+            server.openai.with_options(api_key=key).files.create(file=(f"{key}'s", b""), purpose="batch")
+    assert seen(["a", "b"]) == {"a": ["a's"], "b": ["b's"]}
+    assert seen(["b"]) == {"b": ["b's"]}, "a was revoked"
+    assert seen(["c", "b", "a"]) == {"a": ["a's"], "b": ["b's"], "c": []}

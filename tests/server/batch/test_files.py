@@ -1,0 +1,291 @@
+"""Files as the official client keeps them, and uploads that are not what they should be."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from batch_fake import Batching, StuckRead, batching, jsonl, line
+from server_fake import make_tokenizer, read_error
+
+from penstock.server.batch import batches, files
+from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.state_folder import StateFolder
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+MOST = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Batching]:
+    with batching(tokenizer, tmp_path / "state", BatchLimits(max_file_bytes=MOST)) as running:
+        yield running
+
+
+def on_disk(tmp_path: Path) -> list[str]:
+    return sorted(os.listdir(tmp_path / "state" / "files"))
+
+
+def test_a_file_comes_and_goes(server: Batching, tmp_path: Path) -> None:
+    content = random.randbytes(3 << 20)
+    made = server.openai.files.create(file=("night.jsonl", content), purpose="batch")
+    assert (made.object, made.bytes, made.filename, made.purpose) == ("file", len(content), "night.jsonl", "batch")
+    assert made.id.startswith("file-") and made.status == "processed"
+    assert server.openai.files.retrieve(made.id) == made
+    assert server.openai.files.content(made.id).content == content
+    assert on_disk(tmp_path) == [made.id]
+    gone = server.openai.files.delete(made.id)
+    assert gone.deleted and gone.id == made.id and on_disk(tmp_path) == []
+    for ask in (server.openai.files.retrieve, server.openai.files.content, server.openai.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            ask(made.id)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, (1 << 20) - 1, 1 << 20, MOST])
+def test_sizes_come_back_byte_for_byte(server: Batching, size: int) -> None:
+    content = random.randbytes(size)
+    assert server.openai.files.content(server.upload(content)).content == content
+
+
+def test_content_that_looks_like_a_boundary_is_content(server: Batching) -> None:
+    boundary = "xXx"
+    content = b"--xXx\n\r\n--xX\r\n--xX" + b"\r\n-" * 70_000 + b"\r\n--xXy"
+    body = (
+        b'--xXx\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--xXx\r\n'
+        b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + content + b"\r\n--xXx--\r\n"
+    )
+    kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    answer = server.http.post("/v1/files", content=body, headers=kind)
+    assert answer.status_code == 200
+    assert server.openai.files.content(answer.json()["id"]).content == content
+
+
+def test_files_are_listed_in_pages(server: Batching) -> None:
+    ids = [server.upload(b"%d" % i) for i in range(5)]
+    assert [file.id for file in server.openai.files.list()] == ids[::-1]
+    assert [file.id for file in server.openai.files.list(order="asc", limit=2)] == ids
+    assert [file.id for file in server.openai.files.list(after=ids[2])] == ids[:2][::-1]
+    assert [file.id for file in server.openai.files.list(purpose="batch", limit=1).data] == [ids[-1]]
+    assert list(server.openai.files.list(purpose="fine-tune")) == []
+
+
+def test_a_list_behind_what_is_gone_is_no_list_s_end(server: Batching) -> None:
+    """Whoever deletes what they list hears of it: an empty page would leave the rest without a word."""
+    ids = [server.upload(b"%d" % i) for i in range(5)]
+    with pytest.raises(openai.NotFoundError, match=r"no file of this id.*list from the start again") as gone:
+        for file in server.openai.files.list(limit=2):
+            server.openai.files.delete(file.id)
+    assert gone.value.param == "after" and gone.value.code == "not_found"
+    assert [file.id for file in server.openai.files.list()] == ids[:3][::-1]
+    for order in ("asc", "desc"):
+        with pytest.raises(openai.NotFoundError):
+            server.openai.files.list(after=ids[4], order=order)  # type: ignore[arg-type]
+    assert server.openai.files.list(after=ids[0]).data == []  # behind the last of them
+    with pytest.raises(openai.NotFoundError, match="no batch of this id") as unknown:
+        server.openai.batches.list(after=ids[0])
+    assert unknown.value.param == "after"
+
+
+def test_a_file_that_a_batch_reads_stays(server: Batching) -> None:
+    server.running.hold(True)
+    file_id = server.upload(jsonl([line("a")]))
+    batch = server.openai.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+    with pytest.raises(openai.ConflictError, match=batch.id):
+        server.openai.files.delete(file_id)
+    server.running.hold(False)
+    server.until_over(batch.id)
+    assert server.openai.files.delete(file_id).deleted
+
+
+def test_of_a_file_that_is_deleted_just_now_no_batch_is_made(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_id = server.upload(jsonl([line("a")]))
+    plain = StateFolder.attempt
+
+    async def attempt(state: StateFolder, work: Any, *values: Any, **named: Any) -> Any:
+        if work is batches._add:  # whatever was looked at before it
+            assert await plain(state, state.database.remove_file, file_id, "")
+        return await plain(state, work, *values, **named)
+
+    monkeypatch.setattr(StateFolder, "attempt", attempt)
+    with pytest.raises(openai.NotFoundError) as refused:
+        server.openai.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+    assert refused.value.param == "input_file_id" and list(server.openai.batches.list()) == []
+
+
+def form(*parts: tuple[str, str | None, bytes], boundary: bytes = b"edge", end: bytes = b"--\r\n") -> bytes:
+    """parts: (name, filename or None, content)."""
+    pieces = []
+    for name, filename, content in parts:
+        named = f'; filename="{filename}"' if filename is not None else ""
+        head = f'Content-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode("utf-8", "surrogateescape")
+        pieces.append(b"--" + boundary + b"\r\n" + head + content + b"\r\n")
+    return b"".join(pieces) + b"--" + boundary + end
+
+
+KIND = "multipart/form-data; boundary=edge"
+FILE, PURPOSE = ("file", "a.jsonl", b"x"), ("purpose", None, b"batch")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "param"),
+    [
+        (form(FILE), KIND, 400, "purpose"),
+        (form(PURPOSE), KIND, 400, "file"),
+        (form(FILE, ("purpose", None, b"fine-tune")), KIND, 400, "purpose"),
+        (form(FILE, ("purpose", None, b"batch\xff")), KIND, 400, "purpose"),
+        (form(FILE, PURPOSE, ("expires_after[seconds]", None, b"3600")), KIND, 400, "expires_after"),
+        (form(FILE, PURPOSE, ("colour", None, b"red")), KIND, 400, "colour"),
+        (form(FILE, FILE, PURPOSE), KIND, 400, "file"),
+        (form(FILE, PURPOSE, PURPOSE), KIND, 400, "purpose"),
+        (form(("file", None, b"x"), PURPOSE), KIND, 400, "file"),
+        (form(FILE, ("purpose", None, b"b" * 2000)), KIND, 400, "purpose"),
+        (form(FILE, PURPOSE, *[(f"f{i}", None, b"") for i in range(20)]), KIND, 400, None),
+        (form(FILE, PURPOSE)[:-20], KIND, 400, None),
+        (form(FILE, PURPOSE, end=b""), KIND, 400, None),
+        (b"", KIND, 400, None),
+        (b"\x00" * 100, KIND, 400, None),
+        (form(FILE, PURPOSE), "multipart/form-data", 400, None),
+        (form(FILE, PURPOSE), "multipart/form-data; boundary=" + "x" * 5000, 400, None),
+        (form(FILE, PURPOSE), "application/json", 400, None),
+        (form(FILE, PURPOSE), "", 400, None),
+        (b'{"file": "a", "purpose": "batch"}', "application/json", 400, None),
+        (form(FILE, PURPOSE).replace(b"form-data", b"attachment"), KIND, 400, None),
+        (form(FILE, PURPOSE).replace(b'; name="file"', b""), KIND, 400, None),
+        (form(FILE, PURPOSE).replace(b"Content-Disposition", b"X" * 5000), KIND, 400, None),
+        (form(FILE, PURPOSE).replace(b"Content-Disposition:", b"Content-Disposition"), KIND, 400, None),
+        (form(("file", "a", b"x" * (MOST + 1)), PURPOSE), KIND, 413, "file"),
+        (form(("file", "a", b"x" * (MOST + (1 << 20))), PURPOSE), KIND, 413, "file"),
+    ],
+)
+def test_bad_uploads(server: Batching, tmp_path: Path, body: bytes, kind: str, status: int, param: str | None) -> None:
+    answer = server.http.post("/v1/files", content=body, headers={"content-type": kind})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    assert on_disk(tmp_path) == [], "nothing is left of it"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("C:\\\\Users\\\\me\\\\in.jsonl", "in.jsonl"),
+        ("/", ""),
+        ("..", ".."),
+        ("a\x00b\x1b[31m.jsonl", "ab[31m.jsonl"),
+        ("n" * 1000, "n" * 255),
+        ("名前.jsonl", "名前.jsonl"),
+        ("\udcff", "\ufffd"),
+    ],
+)
+def test_a_filename_is_for_showing_alone(server: Batching, tmp_path: Path, given: str, kept: str) -> None:
+    body = form(("file", given, b"x"), PURPOSE)
+    answer = server.http.post("/v1/files", content=body, headers={"content-type": KIND})
+    assert answer.status_code == 200 and answer.json()["filename"] == kept
+    assert on_disk(tmp_path) == [answer.json()["id"]]
+
+
+def head(size: int) -> bytes:
+    named = {"Host": "localhost", "Content-Type": KIND, "Content-Length": str(size)}
+    fields = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    return f"POST /v1/files HTTP/1.1\r\n{fields}\r\n".encode()
+
+
+def test_a_size_that_is_too_much_is_refused_before_it_comes(server: Batching) -> None:
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as connection:
+        connection.sendall(head(1 << 40))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(server: Batching, tmp_path: Path) -> None:
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as connection:
+        connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 2_500_000), end=b""))
+        server.running.wait_for(lambda: on_disk(tmp_path))
+    server.running.wait_for(lambda: not on_disk(tmp_path))
+    assert list(server.openai.files.list()) == []
+
+
+def test_a_slow_upload_lies_on_the_disk_and_not_in_memory(server: Batching, tmp_path: Path) -> None:
+    def written() -> int:
+        return sum(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir())
+
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1]))) as connection:
+        connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
+        server.running.wait_for(lambda: 300_000 - (64 << 10) < written() <= 300_000)
+
+
+def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path / "state", server_limits=HttpLimits(body_seconds=0.2)) as server:
+        address = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1]))) as connection:
+            connection.sendall(head(3_000_000) + form(FILE, end=b""))
+            assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
+        server.running.wait_for(lambda: not on_disk(tmp_path))
+
+
+def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path: Path) -> None:
+    address = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=30) as connection:
+        connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
+        server.running.wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir()))
+        server.running.loop.call_soon_threadsafe(server.running.service.close)
+        answer = read_error(connection)
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
+    server.running.wait_for(lambda: not on_disk(tmp_path))
+
+
+def test_one_byte_at_a_time(server: Batching) -> None:
+    body = form(("file", "a", b"line\r\n--edg\r\n" * 20), PURPOSE)
+
+    def bytes_of() -> Iterator[bytes]:
+        for at in range(len(body)):
+            yield body[at : at + 1]
+
+    answer = server.http.post("/v1/files", content=bytes_of(), headers={"content-type": KIND})
+    assert server.openai.files.content(answer.json()["id"]).content == b"line\r\n--edg\r\n" * 20
+
+
+def test_a_client_that_leaves_a_read_without_an_answer_holds_nobody_up(
+    server: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = StuckRead()
+    monkeypatch.setattr(files, "_begin", lambda *_: (stuck.buffered(), b"x" * 10))
+    file_id = server.upload(b"x" * 20)
+    try:
+        with server.http.stream("GET", f"/v1/files/{file_id}/content") as answer:
+            pieces = answer.iter_raw()  # one that nobody holds closes the connection
+            assert next(pieces) == b"x" * 10
+            assert stuck.reading.wait(30)
+        assert server.http.get("/health/live", timeout=10).status_code == 200
+        server.running.wait_for(lambda: not server.running.service.request_limits.reqs.total)
+        assert not stuck.closed
+    finally:
+        stuck.going.set()
+    server.running.wait_for(lambda: stuck.closed)
+
+
+def test_a_start_sweeps_what_a_kill_left(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with batching(tokenizer, tmp_path / "state") as server:
+        kept = server.upload(b"kept")
+    left = [tmp_path / "state" / "files" / name for name in ("file-" + "0" * 32, "file-" + "1" * 32 + ".part")]
+    for path in left:
+        path.write_bytes(b"nobody's")
+    (tmp_path / "state" / "batches" / ("batch_" + "0" * 32)).mkdir()
+    with batching(tokenizer, tmp_path / "state") as server:
+        assert on_disk(tmp_path) == [kept] and server.openai.files.content(kept).content == b"kept"
+        assert os.listdir(tmp_path / "state" / "batches") == []

@@ -1,0 +1,203 @@
+"""The store by itself: which batches go when, what a request reads of the tables, which folder can be no new one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.server.batch import database
+from penstock.server.batch.database import AT_ONCE, HEAD, BatchDatabase, BatchRow, FileRow, encoded
+from penstock.server.batch.file_store import new_batch_id, new_file_id
+from penstock.server.batch.state_folder import StateFolder
+
+pytestmark = pytest.mark.torch
+
+INPUT = new_file_id()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[BatchDatabase]:
+    made = BatchDatabase(tmp_path / "state.sqlite")
+    yield made
+    made.close()
+
+
+def add(store: BatchDatabase, owner: str = "one", status: str | None = None) -> str:
+    """A batch; with a status, one that got there."""
+    batch_id = new_batch_id()
+    row = BatchRow(id=batch_id, owner=owner, created_at=1, endpoint="/v1/completions", input_file_id=INPUT)
+    store.add_batch(row)
+    if status is not None:
+        assert store.move(batch_id, ("validating",), status)
+    return batch_id
+
+
+def ids(store: BatchDatabase, owner: str = "one") -> list[str]:
+    return [row.id for row in store.list_batches(owner, None, 1_000)]
+
+
+def test_what_ended_first_goes_first(store: BatchDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((50, 20, 40, 10, 30))
+    made = [add(store) for _ in range(5)]
+    going, theirs = add(store, status="in_progress"), [add(store, "two", "completed") for _ in range(3)]
+    monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: next(clock)))
+    for batch_id, status in zip(made, ("completed", "failed", "cancelled", "completed", "failed"), strict=True):
+        assert store.move(batch_id, ("validating",), status)
+    assert store.remove_over("one", 5) == [] and store.remove_over("nobody", 0) == []
+    assert store.remove_over("one", 3) == [made[3], made[1]]
+    assert store.remove_over("one", 3) == []
+    assert ids(store) == [going, made[4], made[2], made[0]] and ids(store, "two") == theirs[::-1]
+    assert store.count_unfinished("one") == 1 and store.user_of(INPUT) == going
+
+
+def test_errors_are_read_by_who_tells_them_alone(store: BatchDatabase) -> None:
+    """Half a megabyte each, and a thousand batches may wait in memory."""
+    batch_id = add(store)
+    store.note(batch_id, errors="{}", total=7)
+    (row,) = store.unfinished()
+    assert (row.id, row.total, row.errors) == (batch_id, 7, None) and store.standing(batch_id) == row
+    assert store.errors(batch_id) == "{}" and store.standing("batch_x") is store.errors("batch_x") is None
+
+
+def test_what_is_known_of_files_and_folders(store: BatchDatabase) -> None:
+    going, failed, over = (add(store, status=status) for status in ("finalizing", "failed", "completed"))
+    store.note(going, output_file_id="a", error_file_id="b")
+    store.add_file(FileRow(id=INPUT, owner="", created_at=1, filename="a", purpose="batch", bytes=1))
+    assert store.known() == ({INPUT, "a", "b"}, {going, failed}, {over})
+
+
+def test_many_go_some_at_a_time(store: BatchDatabase) -> None:
+    made = [add(store, status="failed") for _ in range(AT_ONCE + 30)]
+    assert store.remove_over("one", 10) == made[:AT_ONCE]
+    assert store.remove_over("one", 10) == made[AT_ONCE:-10] and ids(store) == made[:-11:-1]
+
+
+def test_a_page_has_the_beginning_of_errors(store: BatchDatabase) -> None:
+    few, many = add(store), add(store)
+    store.note(few, errors=encoded("x" * 10))
+    store.note(many, errors=encoded("x" * HEAD))
+    assert [row.errors for row in store.list_batches("one", None, 9)] == ['"' + "x" * (HEAD - 1), '"' + "x" * 10 + '"']
+    row = store.batch(many)
+    assert row is not None and row.errors == encoded("x" * HEAD)
+
+
+class Planned:
+    """A database that says how it would do what it is asked."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self.plans: list[tuple[str, str]] = []
+
+    def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
+        if statement.startswith(("SELECT", "UPDATE", "DELETE")):
+            plan = self._database.execute(f"EXPLAIN QUERY PLAN {statement}", values)
+            self.plans += [(statement, row["detail"]) for row in plan]
+        return self._database.execute(statement, values)
+
+
+def test_no_request_reads_a_whole_table(store: BatchDatabase) -> None:
+    """Nor sorts what it has read: one thread does all that is asked of it."""
+    over = add(store, status="completed")
+    plain = store._db
+    planned = Planned(plain)
+    store._db = planned  # type: ignore[assignment]
+    store.count_files("one")
+    store.file(INPUT, "one")
+    store.list_files("one", None, INPUT, 10, "desc")
+    store.list_files("one", "batch", None, 10, "asc")
+    store.user_of(INPUT)
+    store.count_unfinished("one")
+    store.list_batches("one", over, 10)
+    store.list_batches("one", None, 10)
+    store.move(over, ("completed",), "completed")
+    store.note(over, errors="{}")
+    store.batch(over, "one")
+    store.standing(over)
+    store.errors(over)
+    store.move(over, ("completed",), "completed", output_file_id=INPUT)
+    last = add(store, status="failed")
+    assert store.remove_over("one", 1) == [over] and store.remove_over("one", 0) == [last]
+    store.remove_file(INPUT, "one")
+    store._db = plain
+    assert len(planned.plans) >= 14
+    for statement, how in planned.plans:
+        assert not how.startswith("SCAN ") and "TEMP B-TREE" not in how, (statement, how)
+
+
+@pytest.mark.parametrize(("version", "had"), [(1, {"batches_status"}), (2, {"batches_status"}), (3, None)])
+def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version: int, had: set[str] | None) -> None:
+    def indices(database: sqlite3.Connection) -> set[str]:
+        found = database.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
+        return {str(row[0]) for row in found}
+
+    path = tmp_path / "state.sqlite"
+    store = BatchDatabase(path)
+    batch_id = add(store)
+    store.close()
+    database = sqlite3.connect(path)
+    new = indices(database)
+    for name in new - had if had is not None else {"batches_over"}:
+        database.execute(f"DROP INDEX {name}")
+    for column in ("suspects", "model")[: 2 if version == 1 else 1]:
+        database.execute(f"ALTER TABLE batches DROP COLUMN {column}")
+    database.execute("ALTER TABLE files DROP COLUMN sha256")
+    database.execute(f"PRAGMA user_version = {version}")
+    database.close()
+    store = BatchDatabase(path)
+    assert indices(store._db) == new and len(new) == 6 and ids(store) == [batch_id]
+    store.close()
+
+
+# -- a folder without its database
+
+
+def _missing(path: Path) -> None:
+    path.unlink()
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _never_written(path: Path) -> None:
+    path.unlink()
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.close()
+    assert path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("harm", [_missing, _empty, _never_written])
+@pytest.mark.parametrize("kind", ["files", "batches"])
+def test_contents_without_their_database_are_left_alone(tmp_path: Path, kind: str, harm: Any) -> None:
+    folder = tmp_path / "state"
+    state = StateFolder(folder)
+    file_id, batch_id = new_file_id(), add(state.database)
+    if kind == "files":
+        state.file_store.path(file_id).write_bytes(b"kept")
+        state.database.add_file(
+            FileRow(id=file_id, owner="", created_at=1, filename="a", purpose="batch", bytes=len(b"kept"))
+        )
+    else:
+        (state.file_store.batch_folder(batch_id) / "output.jsonl").write_bytes(b"kept")
+    state.close()
+    path = folder / "state.sqlite"
+    database = path.read_bytes()
+    harm(path)
+    before = sorted(each for each in folder.rglob("*") if each.is_file())
+    for _ in range(2):  # the first refusal makes no database that the second start would believe
+        with pytest.raises(UsageError, match=r"state\.sqlite, which knows them, is missing or empty") as error:
+            StateFolder(folder)
+        assert error.value.param == "state_dir" and "\n" not in str(error.value)
+    left = sorted(each for each in folder.rglob("*") if each.is_file())
+    assert left == before
+    path.write_bytes(database)
+    StateFolder(folder).close()
+    assert [each for each in (folder / kind).rglob("*") if each.is_file()] != []

@@ -1,0 +1,341 @@
+"""Who gets in: keys and where they come from, hosts and pages, and a public address without a key."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+from bare_http import connect, read_all
+from server_fake import make_tokenizer, running_server
+from typer.testing import CliRunner
+
+from penstock.config import Config
+from penstock.errors import UsageError
+from penstock.server.online.api_keys import Key, KeyRing, gather_keys
+from penstock.server.online.auth import (
+    AccessPolicy,
+    Authenticator,
+    BadHostError,
+    check_hosts,
+    check_public,
+    is_loopback,
+)
+from penstock.server.openai.http_errors import BadKeyError
+
+pytestmark = pytest.mark.torch
+
+MODELS = "/v1/models"
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
+    access = AccessPolicy(keys=gather_keys(["one-key", "other-key"], None, {}))
+    with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:
+        for header in (bearer("one-key"), bearer("other-key"), {"authorization": "bearer one-key"}):
+            assert http.get(MODELS, headers=header).status_code == 200
+        for shown in ("one-ke", "one-keyy", "One-Key", "Bearer one-key", digest("one-key")):
+            answer = http.get(MODELS, headers=bearer(shown))
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), shown
+            assert shown not in answer.text
+        twice = [("authorization", "Bearer one-key"), ("authorization", "Bearer one-key")]
+        assert http.get(MODELS, headers=twice).status_code == 401
+        for path in (MODELS, "/metrics", "/openapi.json", "/version", "/no/such/path", "/health/"):
+            assert http.get(path).status_code == 401
+        for path in ("/health", "/health/live"):
+            assert http.get(path).status_code == 200
+        # With keys no page is a danger, and a gateway may bring any name.
+        for header in ({"host": "api.example.com"}, {"origin": "https://page.example"}):
+            assert http.get(MODELS, headers={**bearer("one-key"), **header}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "localhost.", "mine.example:1"]
+)
+def test_hosts_that_are_answered(tmp_path: Path, host: str) -> None:
+    with running_server(make_tokenizer(tmp_path), access=AccessPolicy(hosts=("mine.example",))) as server:
+        for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
+            assert httpx.get(server.url + MODELS, headers=headers).status_code == 200
+
+
+def test_pages_of_others_are_refused(tmp_path: Path) -> None:
+    cases = [
+        {"host": host} for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "1.2.3", "[")
+    ]
+    origins = ("https://evil.example", "null", "http://localhost.evil.example", "file://", "")
+    cases += [{"host": "localhost", "origin": origin} for origin in origins]
+    with running_server(make_tokenizer(tmp_path)) as server, httpx.Client(base_url=server.url) as http:
+        for headers in cases:
+            for answer in (http.get(MODELS, headers=headers), http.post("/v1/completions", headers=headers, json={})):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed"), headers
+                assert "evil" not in answer.text
+            assert http.get("/health/live", headers=headers).status_code == 200
+        assert not server.engine.submitted
+    with running_server(make_tokenizer(tmp_path), access=AccessPolicy(hosts=("*",))) as server:
+        assert httpx.get(server.url + MODELS, headers={"host": "any.example", "origin": "null"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "comes_in"),
+    [
+        ("127.0.0.1:8000", "http://203.0.113.5", False),  # anybody may serve a page from an address of his own
+        ("127.0.0.1:8000", "http://192.168.1.9:8000", False),
+        ("[::1]:8000", "https://[2001:db8::9]", False),
+        ("localhost:8000", "http://0.0.0.0:8000", False),
+        (None, "http://203.0.113.5", False),
+        ("192.168.1.5:8000", "http://192.168.1.5:3000", True),
+        ("[2001:db8::1]:8000", "http://[2001:db8:0::1]", True),
+        ("192.168.1.5", "http://127.0.0.1:3000", True),
+        ("localhost", "http://[::1]:5173", True),
+        ("127.0.0.1", "http://198.51.100.7:81", True),  # these two were allowed
+        ("127.0.0.1", "http://[2001:db8::7]", True),
+    ],
+)
+def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: bool) -> None:
+    keeper = Authenticator(AccessPolicy(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
+    headers = [(b"origin", origin.encode())] + ([(b"host", host.encode())] if host is not None else [])
+    if comes_in:
+        assert keeper.authenticate(headers) is None
+    else:
+        with pytest.raises(BadHostError, match="--allowed-host"):
+            keeper.authenticate(headers, may_lack_host=True)
+
+
+def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
+    keeper, host = Authenticator(AccessPolicy()), (b"host", b"localhost:8000")
+    assert keeper.authenticate([host]) is None
+    with pytest.raises(BadHostError, match="Host header"):
+        keeper.authenticate([host, host])
+    for strange in (b"", b".", b"[", b"[]", b":8000"):
+        with pytest.raises(BadHostError, match="Host header"):
+            keeper.authenticate([(b"host", strange)])
+        for headers in ([host], []):
+            with pytest.raises(BadHostError, match="pages of other"):
+                keeper.authenticate([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
+
+
+AUTHORITIES = [
+    "localhost", "LocalHost.", "localhost:0", "localhost:65535", "localhost:", "127.0.0.1", "[::1]:80",
+    "[::FFFF:7f00:1]",
+]  # fmt: skip
+NO_AUTHORITIES = [
+    "[::1].evil", "[::1]evil", "[::1]evil:80", "[::1]:80.evil", "[::1", "::1", "::1]:80", "[[::1]]", "[]",
+    "[localhost]", "[127.0.0.1]", "[abc]", "[::1%lo]", "[::1%25lo]", "[::1%25.evil]", "[v1.::1]", "[::1] ",
+    "localhost:80@evil.example", "localhost@evil.example", "evil@localhost", ":@localhost", "@localhost", "localhost@",
+    "localhost..", ".localhost", ".", "127.0.0.1.", "127.0.0.1..", "localhost.:80.", "local..host",
+    "localhost:65536", "localhost:99999", "localhost:000080", "localhost:-1", "localhost:+80", "localhost:8e1",
+    "localhost:80:80", "localhost::80", "localhost:80 ", "localhost:evil", "localhost:\xb2", ":80", ":",
+    "", " ", " localhost", "localhost ", "local host", "localhost\t", "localhost\n", "localhost\x00.evil",
+    "localhost%2eevil", "%6cocalhost", "localhost%00", "%00", "localhost/evil", "localhost/",
+    "localhost?", "localhost#",
+    "localhost\\@evil", "localhost,evil", "localhost;evil", "l\xf6calhost", "localhost\xad", "127.1", "0x7f.0.0.1",
+    "2130706433", "0177.0.0.1", "127.0.0.01", "127.0.0.256", "127.0.0.1evil", "127.0.0.1:80.evil",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("authority", AUTHORITIES)
+def test_hosts_are_read_to_the_letter(authority: str) -> None:
+    keeper, host = Authenticator(AccessPolicy()), authority.encode("latin-1")
+    for scheme in (b"http", b"HTTPS", b"app"):
+        assert keeper.authenticate([(b"host", host), (b"origin", scheme + b"://" + host)]) is None
+
+
+@pytest.mark.parametrize("authority", NO_AUTHORITIES)
+def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
+    keeper, strange = Authenticator(AccessPolicy()), authority.encode("latin-1")
+    with pytest.raises(BadHostError, match="Host header"):
+        keeper.authenticate([(b"host", strange)])
+    for headers in ([(b"host", b"localhost")], []):
+        with pytest.raises(BadHostError, match="pages of other"):
+            keeper.authenticate([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "localhost", "//localhost", "://localhost", "http:/localhost", "http:localhost", "http://http://localhost",
+        "NULL", " http://localhost", "ht tp://localhost", "1http://localhost", "http:// localhost",
+        "http://localhost http://evil",
+    ],
+)  # fmt: skip
+def test_what_only_resembles_an_origin_is_refused(origin: str) -> None:
+    with pytest.raises(BadHostError, match="pages of other"):
+        Authenticator(AccessPolicy()).authenticate([(b"host", b"localhost"), (b"origin", origin.encode())])
+
+
+@pytest.mark.parametrize(("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)])
+def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version: str, status: int) -> None:
+    access = AccessPolicy(keys=gather_keys(["k"] * keyed, None, {}))
+    head = f"GET {MODELS} HTTP/{version}\r\nauthorization: Bearer k\r\nconnection: close\r\n\r\n"
+    with running_server(make_tokenizer(tmp_path), access=access) as server, connect(server) as connection:
+        connection.sendall(head.encode())
+        said = read_all(connection)
+    assert said.split()[1] == str(status).encode() and (b"Host header is missing" in said) == (status == 403)
+
+
+def test_a_form_on_a_strangers_address_computes_nothing(tmp_path: Path) -> None:
+    """What a page can send without asking first: a text body."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    headers = {"host": "127.0.0.1:8000", "origin": "http://203.0.113.5", "content-type": "text/plain"}
+    with running_server(make_tokenizer(tmp_path)) as server:
+        answer = httpx.post(server.url + "/v1/completions", headers=headers, content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert not server.engine.submitted
+
+
+def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
+    key = (b"authorization", b"Bearer k")
+    cases = {
+        b"api.example.com": True, b"API.example.com:443": True, b"127.0.0.1:8000": True, b"localhost": True,
+        b"evil.example": False,
+    }  # fmt: skip
+    keys = gather_keys(["k"], None, {})
+    named, bare, any_host = (
+        Authenticator(AccessPolicy(keys=keys, hosts=hosts)) for hosts in (("api.example.com",), (), ("*",))
+    )
+    for host, comes_in in cases.items():
+        for keeper in (bare, any_host):
+            assert keeper.authenticate([key, (b"host", host)]) == keys[0]
+        with pytest.raises(BadKeyError):  # who has no key hears nothing of hosts
+            named.authenticate([(b"host", host)])
+        if comes_in:
+            assert named.authenticate([key, (b"host", host), (b"origin", b"https://" + host)]) == keys[0]
+        else:
+            with pytest.raises(BadHostError):
+                named.authenticate([key, (b"host", host)])
+            with pytest.raises(BadHostError):
+                named.authenticate([key, (b"host", b"api.example.com"), (b"origin", b"https://" + host)])
+
+
+@pytest.mark.parametrize(
+    ("keyed", "hosts", "asked"),
+    [(False, (), True), (False, ("*",), False), (True, (), False), (True, ("api.example",), True)],
+)
+def test_the_description_has_403_where_a_host_is_asked(
+    tmp_path: Path, keyed: bool, hosts: tuple[str, ...], asked: bool
+) -> None:
+    access = AccessPolicy(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts)
+    header = bearer("k") if keyed else {}
+    with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:
+        paths = http.get("/openapi.json", headers=header).json()["paths"]
+        for path in ("/v1/models", "/metrics", "/version", "/health"):
+            status = http.get(path, headers={**header, "host": "evil.example"}).status_code
+            told = paths[path]["get"]["responses"]
+            assert (status == 403) == ("403" in told) == (asked and path != "/health"), path
+            assert ("401" in told) == (keyed and path != "/health")
+
+
+def test_a_public_address_wants_a_key() -> None:
+    open_doors, keyed = AccessPolicy(), AccessPolicy(keys=gather_keys(["k"], None, {}))
+    for host in ("0.0.0.0", "::", "", "203.0.113.7"):
+        assert not is_loopback(host)
+        check_public(host, keyed, allow_no_key=False)
+        check_public(host, open_doors, allow_no_key=True)
+        with pytest.raises(UsageError, match="--api-key") as refused:
+            check_public(host, open_doors, allow_no_key=False)
+        assert "--allow-no-key" in str(refused.value) and "\n" not in str(refused.value)
+    for host in ("127.0.0.1", "127.8.9.1", "localhost", "::1"):
+        assert is_loopback(host)
+        check_public(host, open_doors, allow_no_key=False)
+
+
+def test_the_command_line_says_it_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli import app
+
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    for words, said in [
+        (["--host", "0.0.0.0"], "no API key is set"),
+        (["--api-key", ""], "API key must be 1 to 512 printable ASCII characters: check --api-key\n"),
+        (["--api-key", "a", "--api-key", "a"], "two API keys are the same: leave one out"),
+        (["--api-key-file", "/nowhere/keys.toml"], "cannot be read"),
+        (["--allowed-host", "http://x"], "--allowed-host takes a name"),
+    ]:
+        ended = CliRunner().invoke(app, ["serve", "no-such-model", *words])
+        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, ended.output
+
+
+def test_serve_takes_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import penstock.server.process.serve as room
+
+    seen: list[room.Site] = []
+
+    async def note(config: Config, listener: object, site: room.Site, *rest: object) -> None:
+        seen.append(site)
+
+    monkeypatch.setattr(room, "_serve", note)
+    monkeypatch.setenv("PENSTOCK_API_KEY", "from-env")
+    room.serve(Config.of(), host="0.0.0.0", port=0)
+    room.serve(Config.of(), port=0, api_key="given")
+    assert [[key.digest for key in site.access.keys] for site in seen] == [[digest("from-env")], [digest("given")]]
+    assert "from-env" not in repr(seen)
+
+
+def test_a_key_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        '[[key]]\nname = "ann"\nkey = "a-key"\nmax_num_queued_reqs = 8\n\n'
+        f'[[key]]\nname = "bob"\nsha256 = "{digest("b")}"\n'
+    )
+    ann, bob = gather_keys((), file, {"PENSTOCK_API_KEY": "not this one"})
+    assert ann == Key(name="ann", digest=digest("a-key"), number=1, max_num_queued_reqs=8)
+    assert bob == Key(name="bob", digest=digest("b"), number=2)
+    ring = KeyRing([ann, bob])
+    assert ring.find(b"b") == bob and ring.find(b"a-key") == ann and ring.find(b"a") is None
+    assert len(gather_keys(["third"], file, os.environ)) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "x = 1", "key = 1", "key = []", "[[key]]", '[[key]]\nname = ""\nkey = "k"', '[[key]]\nname = "a"',
+        '[[key]]\nname = "a"\nkey = 7', '[[key]]\nname = "a"\nkey = "schlüssel"', '[[key]]\nname = "a"\nkey = " k"',
+        '[[key]]\nname = "a"\nkey = "k"\nsha256 = "00"', '[[key]]\nname = "a"\nsha256 = "00"',
+        '[[key]]\nname = "a"\nkey = "k"\nlimit = 1', '[[key]]\nname = "a"\nkey = "k"\nmax_num_queued_reqs = 0',
+        '[[key]]\nname = "a"\nkey = "k"\nmax_num_queued_tokens = true',
+        '[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "a"\nkey = "l"',
+        '[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "b"\nkey = "k"', "\xff",
+    ],
+)  # fmt: skip
+def test_key_files_that_cannot_be(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError) as refused:
+        gather_keys((), file, {})
+    assert "schl" not in str(refused.value) and str(tmp_path) not in str(refused.value)
+
+
+def test_a_key_file_says_where_and_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.cli import app
+
+    file, start = tmp_path / "keys.toml", '[[key]]\nname = "a"\nkey = "s3cret"\n'
+    limit = "max_num_queued_reqs"
+    for text, said in [
+        (f"{start}{limit[:-1]} = 2", f"unknown field {limit[:-1]}=: known are name=, key=, sha256=, {limit}="),
+        (f"{start}{limit} = 0", f"{limit}= in [[key]] number 1 of the API key file must be"),
+        (f"{start}s3cret\n", "not TOML in UTF-8 (line 4, column"),
+        (f"{start}# \xff", "not TOML in UTF-8 (line 4)"),
+        (start.replace("s3cret", " s3cret"), "space: check [[key]] number 1 of the API key file"),
+    ]:
+        file.write_bytes(text.encode("latin-1"))
+        ended = CliRunner().invoke(app, ["serve", "no-such-model", "--api-key-file", str(file)])
+        assert ended.exit_code == 2 and said in ended.output and "s3cret" not in ended.output, ended.output
+    monkeypatch.setenv("PENSTOCK_API_KEY", "")
+    ended = CliRunner().invoke(app, ["serve", "no-such-model"])
+    assert ended.exit_code == 2 and "check PENSTOCK_API_KEY, or unset it\n" in ended.output
+
+
+def test_names_of_hosts() -> None:
+    assert check_hosts(["API.Example.", "*", "2001:DB8:0::1"]) == ("api.example", "*", "2001:db8::1")
+    no_names = ("", ".", "http://x", "a:80", "[::1]", "1.2.3.4:80", "a b", "*.x", "ä.example", "a..b", "a%2eb")
+    for host in (*no_names, "fe80::1%eth0"):
+        with pytest.raises(UsageError):
+            check_hosts([host])

@@ -1,0 +1,129 @@
+"""The server over the real sandbox: what a chat's template or a text takes, no other request notices; and large bodies
+have their room."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import CONTEXT, Running, make_tokenizer, read_error, running_server
+
+from penstock.server.online import intake as limits_module
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.text.sandbox import SandboxPool
+from penstock.text.sandbox_process import Bounds
+
+pytestmark = pytest.mark.torch
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BOMB = (
+    "{% set l = ['y'] * 100000 %}{% if messages[0].content == 'boom' %}"
+    "{{ l | select('in', ['x'] * 100000) | list | length }}{% endif %}<{{ messages[0].content }}>"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("model"), template=BOMB)
+    pool = SandboxPool(tokenizer, CONTEXT, 2, Bounds(seconds=2))
+    with running_server(tokenizer, sandboxes=pool) as running:
+        yield running
+
+
+def chat(server: Running, content: str, **more: Any) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1, **more}
+    return httpx.post(server.url + CHAT, json=body, timeout=120)
+
+
+def test_a_template_that_runs_away_holds_nobody_up(server: Running) -> None:
+    assert chat(server, "hi").status_code == 200
+    with ThreadPoolExecutor(2) as threads:
+        bombs = [threads.submit(chat, server, "boom") for _ in range(2)]
+        server.wait_for(lambda: len(server.service.sandboxes._open) == 2)
+        for path in ("/health", "/metrics", "/v1/models"):
+            assert httpx.get(server.url + path, timeout=30).status_code == 200
+        answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, timeout=30)
+        assert answer.status_code == 200
+        assert not any(bomb.done() for bomb in bombs), "two seconds of processor time each"
+        for bomb in bombs:
+            error = bomb.result().json()["error"]
+            assert (bomb.result().status_code, error["param"]) == (400, "messages")
+            assert error["message"] == "this takes too long to render and tokenise: send less text"
+    assert chat(server, "hi").status_code == 200
+
+
+def test_a_chat_is_the_templates_text_and_a_long_one_is_refused(server: Running) -> None:
+    answer = chat(server, "hello", return_token_ids=True)
+    assert bytes(server.engine.tokenizer.token_bytes[i][0] for i in server.engine.submitted[-1].ids) == b"<hello>"  # type: ignore[union-attr]
+    assert answer.status_code == 200
+    for content in ("x" * CONTEXT, "x" * 1_000_000):
+        error = chat(server, content).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert chat(server, "y" * 1_000_000, truncate_prompt_tokens=9).status_code == 200
+    assert len(server.engine.submitted[-1].ids) == 9
+
+
+def test_a_text_that_no_context_holds_is_refused_by_its_characters(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a text is tokenised")
+
+    tokenizer = server.engine.tokenizer
+    assert tokenizer is not None
+    for name in ("encode_batch", "encode_prompt"):
+        monkeypatch.setattr(tokenizer, name, never)
+    monkeypatch.setattr(server.service.sandboxes, "run", never)
+    for prompt in ("x" * 30_000_000, ["a", "x" * 3_000_000]):
+        answer = httpx.post(server.url + COMPLETIONS, json={"prompt": prompt}, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert server.service.intake.large == 0
+
+
+def head(server: Running, size: int) -> socket.socket:
+    """A connection on which a body of so many bytes is announced, and none of it sent."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    connection.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {size}\r\n\r\n".encode())
+    return connection
+
+
+def test_large_bodies_past_their_room_are_refused_before_they_are_read(server: Running) -> None:
+    intake, most = server.service.intake, server.service.limits.max_large_bytes
+    first, second = head(server, most // 2), head(server, most // 2)
+    server.wait_for(lambda: intake.large == most // 2 * 2)
+    third = head(server, 2 * limits_module.LARGE)
+    answer = read_error(third)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer and b"server_busy" in answer
+    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).status_code == 200
+    for connection in (first, second, third):
+        connection.close()
+    server.wait_for(lambda: intake.large == intake.bytes == 0)
+
+
+def test_a_large_body_without_a_length_takes_room_as_it_comes(server: Running) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(3 * limits_module.LARGE // 65_536):
+            yield b"x" * 65_536
+        server.wait_for(lambda: server.service.intake.large > limits_module.LARGE)
+        yield b'"}'
+
+    answer = httpx.post(server.url + COMPLETIONS, content=pieces(), timeout=60)
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    server.wait_for(lambda: server.service.intake.large == 0)
+
+
+def test_a_body_that_is_alone_may_be_larger_than_all_room(server: Running) -> None:
+    intake = limits_module.Intake(HttpLimits(max_large_bytes=limits_module.LARGE), server.service.body_timeouts)
+    with intake.place() as one:
+        one.take(5 * limits_module.LARGE)
+        with intake.place() as other, pytest.raises(limits_module.BusyError):
+            other.take(2 * limits_module.LARGE)
+        one.take(6 * limits_module.LARGE)
+        assert intake.large == 6 * limits_module.LARGE
+    assert intake.large == 0

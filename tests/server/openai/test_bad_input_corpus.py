@@ -1,0 +1,79 @@
+"""The corpus against the real app, connection limits and all, over a fake engine: each status exactly, no 5xx, no hang,
+nothing said again."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from bad_input_corpus import CANARY, CORPUS, MAX_BODY, NUMBER, Case
+from batch_fake import Batching, batching
+from server_fake import make_tokenizer
+
+from penstock.server.openai.http_limits import HttpLimits
+
+pytestmark = pytest.mark.torch
+
+PATIENCE = 20  # seconds after which an answer is a hang
+PATHS = ("/tmp", "site-packages", ".py", "Traceback", "penstock.server")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batching]:
+    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tok"))
+    folder = tmp_path_factory.mktemp("state")
+    with batching(tokenizer, folder, server_limits=HttpLimits(max_body_bytes=MAX_BODY)) as running:
+        yield running
+
+
+def send(url: str, data: bytes) -> tuple[int, bytes]:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
+        sender = threading.Thread(target=_send, args=(connection, data))
+        sender.start()
+        whole = b""
+        while piece := connection.recv(65_536):
+            whole += piece
+        sender.join(PATIENCE)
+    head, _, body = whole.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    try:
+        connection.sendall(data)
+    except OSError:
+        pass  # it was answered before it was all there
+
+
+def test_the_corpus_is_large_and_its_cases_are_apart() -> None:
+    assert len(CORPUS) >= 150
+    assert len({case.data for case in CORPUS}) == len(CORPUS)
+
+
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name.encode("ascii", "backslashreplace").decode()[:80])
+def test_case(server: Batching, case: Case) -> None:
+    status, body = send(server.url, case.data)
+    assert status == case.status, body[:600]
+    assert not any(path.encode() in body for path in PATHS)
+    if status == 200:
+        return
+    assert CANARY.encode() not in body or CANARY in str(case.param), body[:600]  # a field is named by its name
+    assert str(NUMBER).encode() not in body, body[:600]
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 600
+    if case.param is not ...:
+        assert error["param"] == case.param, error
+    if case.code is not ...:
+        assert error["code"] == case.code, error
+
+
+def test_afterwards_nothing_is_left_and_it_serves(server: Batching) -> None:
+    queue = server.running.service.request_limits
+    server.running.wait_for(lambda: not server.engine.open)
+    assert (queue.reqs.total, queue.tokens.total, server.running.service.intake.bytes) == (0, 0, 0)
+    assert server.http.post("/v1/completions", json={"prompt": "x"}).status_code == 200

@@ -1,0 +1,195 @@
+"""Drawn bodies, uploads, lines and batches against the whole application: no 5xx, no hang, nothing left open.
+
+`make reliability` draws many more of each. What was found once stands below by hand.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz_app import BATCHES, CHAT, COMPLETIONS, App, canary_free
+from fuzz_inputs import (
+    BOUNDARY,
+    CANARY,
+    TEXTS,
+    batches,
+    chats,
+    completions,
+    examples,
+    lines,
+    mangled,
+    pieces,
+    rows,
+    sometimes_mangled,
+    uploads,
+)
+from fuzz_targets import LineCheck, form, packed, row, split
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.torch
+
+LONG = settings(suppress_health_check=list(HealthCheck))
+ENDS = [b"\n", b"\r\n", b"\xe2\x80\xa8", b" ", b"\xef\xbb\xbf", b"\x0b", b"\n\n"]
+PACKED = gzip.compress(b'{"id": 1, "prompt": "x"}\n' * 20, mtime=0)
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    made = App(tmp_path_factory.mktemp("app"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def check() -> LineCheck:
+    return LineCheck()
+
+
+@pytest.fixture(scope="module")
+def file_id(app: App) -> str:
+    body = {"model": "fake", "prompt": "a", "max_tokens": 2}
+    return app.keep(json.dumps({"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": body}).encode())
+
+
+@settings(LONG, max_examples=examples(250))
+@given(body=sometimes_mangled(completions()), data=st.data())
+def test_completions(app: App, body: bytes, data: st.DataObject) -> None:
+    event(str(app.sample(COMPLETIONS, data.draw(pieces(body)))))
+
+
+@settings(LONG, max_examples=examples(250))
+@given(body=sometimes_mangled(chats()), data=st.data())
+def test_chats(app: App, body: bytes, data: st.DataObject) -> None:
+    event(str(app.sample(CHAT, data.draw(pieces(body)))))
+
+
+@settings(LONG, max_examples=examples(60))
+@given(body=completions() | chats(), path=st.sampled_from([COMPLETIONS, CHAT]))
+def test_no_value_is_said_again(app: App, body: bytes, path: str) -> None:
+    status, answer = app.ask(path, [body])
+    assert status == 200 or canary_free(answer), answer
+
+
+@settings(LONG, max_examples=examples(60))
+@given(data=st.data())
+def test_batches(app: App, file_id: str, data: st.DataObject) -> None:
+    made = app.batch(data.draw(pieces(data.draw(sometimes_mangled(batches(file_id))))))
+    event(str(made is not None))
+    if made is not None:
+        assert app.until_over(made)["status"] in ("completed", "failed")
+
+
+@settings(LONG, max_examples=examples(30))
+@given(name=TEXTS | st.just("batch_" + "0" * 32), body=st.binary(max_size=9))
+def test_cancelling_what_there_is_not(app: App, name: str, body: bytes) -> None:
+    assert app.ask(f"{BATCHES}/{name}/cancel", [body])[0] in (404, 405)
+
+
+@settings(LONG, max_examples=examples(60))
+@given(upload=uploads(), data=st.data())
+def test_uploads(app: App, upload: tuple[bytes, bytes], data: st.DataObject) -> None:
+    kind, body = upload
+    event(str(app.upload(kind, data.draw(pieces(data.draw(sometimes_mangled(st.just(body))))))))
+
+
+@settings(LONG, max_examples=examples(200))
+@given(upload=uploads(), data=st.data())
+def test_an_upload_is_the_same_however_it_comes(upload: tuple[bytes, bytes], data: st.DataObject) -> None:
+    kind, body = upload
+    whole = form(kind, [body])
+    event(str(whole is not None))
+    assert form(kind, data.draw(pieces(body))) == whole
+
+
+def test_an_upload_cut_at_every_byte() -> None:
+    kind = f"multipart/form-data; boundary={BOUNDARY}".encode()
+    content = b"{}\r\n--x-limi\r\n\r\n--\r"
+    parts = {'name="purpose"': b"batch", 'name="file"; filename="a"': content}
+    body = b"".join(
+        f"--{BOUNDARY}\r\ncontent-disposition: form-data; {name}\r\n\r\n".encode() + part + b"\r\n"
+        for name, part in parts.items()
+    )
+    body += f"--{BOUNDARY}--\r\n".encode()
+    for at in range(len(body) + 1):
+        assert form(kind, [body[:at], body[at:]]) == ({"purpose": "batch"}, "a", content), at
+    assert form(kind, [body[at : at + 1] for at in range(len(body))]) == ({"purpose": "batch"}, "a", content)
+    assert all(form(kind, [body[:at]]) is None for at in range(len(body) - len("--\r\n")))
+
+
+# --- lines
+
+
+@settings(LONG, max_examples=examples(300))
+@given(
+    data=st.lists(
+        st.binary(max_size=20) | st.sampled_from(ENDS),
+        max_size=12,
+    ).map(b"".join),
+    longest=st.integers(1, 20),
+    read=st.integers(1, 40),
+)
+def test_lines_are_those_of_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, longest: int, read: int
+) -> None:
+    split(tmp_path_factory.getbasetemp() / "lines", data, longest, read)
+
+
+def test_a_line_behind_a_mark_may_be_as_long_as_any(tmp_path: Path) -> None:
+    for size in range(12):
+        split(tmp_path / "input", b"\xef\xbb\xbf" + b"x" * size + b"\nend", longest=5, read=1 << 20)
+
+
+@settings(LONG, max_examples=examples(250))
+@given(line=sometimes_mangled(lines()) | st.binary(max_size=40), endpoint=st.sampled_from([COMPLETIONS, CHAT]))
+def test_a_line_is_good_or_a_line_error(check: LineCheck, line: bytes, endpoint: str) -> None:
+    event(str(check.good(line, endpoint)))
+
+
+@settings(LONG, max_examples=examples(20))
+@given(drawn=st.lists(lines(), min_size=4, max_size=12), endpoint=st.sampled_from([COMPLETIONS, CHAT]))
+def test_good_lines_have_one_outcome_each(app: App, check: LineCheck, drawn: list[bytes], endpoint: str) -> None:
+    good = {json.loads(line)["custom_id"]: line for line in drawn if check.good(line, endpoint)}
+    event(f"{len(good)} good")
+    if good:
+        app.run_lines(list(good.values()), endpoint)
+
+
+# --- rows of `penstock run`
+
+
+@settings(LONG, max_examples=examples(250))
+@given(line=sometimes_mangled(rows()) | st.binary(max_size=40))
+def test_a_row_is_good_or_a_usage_error(line: bytes) -> None:
+    event(str(row(line)))
+
+
+@settings(LONG, max_examples=examples(60))
+@given(data=mangled(PACKED) | st.binary(max_size=60))
+def test_a_broken_gz_is_a_usage_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    packed(tmp_path_factory.getbasetemp() / "rows.jsonl.gz", data)
+
+
+FOUND: dict[str, dict[str, Any]] = {
+    "a url that is a list": {"custom_id": "a", "method": "POST", "url": [], "body": {}},
+    "a temperature beyond any float": {"id": 1, "prompt": "x", "temperature": 10**400},
+    "a bias beyond any float": {"id": 1, "prompt": "x", "logit_bias": {"1": 10**400}},
+    "tool calls that are a number": {"id": 1, "messages": [{"role": "assistant", "tool_calls": 5}]},
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_rows_that_were_no_usage_error_once(name: str) -> None:
+    assert not row(json.dumps(FOUND[name]).encode())
+
+
+def test_a_role_cannot_say_where_it_stands(app: App) -> None:
+    message = {"role": f"x' - at `$.{CANARY}", "content": "x"}
+    status, answer = app.ask(CHAT, [json.dumps({"messages": [message]}).encode()])
+    assert status == 400 and canary_free(answer)
+    assert json.loads(answer)["error"]["param"] == "messages[0].role"

@@ -1,0 +1,255 @@
+"""What is refused by its head alone: the application never hears of it, the connection lives on, and the log has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from bare_http import connect, read_all, read_one
+from server_fake import Running, make_tokenizer, running_server
+
+from penstock.engine.parent_death import LossyFile
+from penstock.server.online.access_log import AccessLog, open_log, write_line
+from penstock.server.online.api_keys import gather_keys
+from penstock.server.online.auth import AccessPolicy, Headers
+from penstock.server.online.request_limits import RequestLimits
+from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.process.http_protocol import HttpProtocol
+from penstock.server.process.load_shedding import LoadShedder
+from penstock.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BOUND = 8
+FULL = {"prompt": "x", "n": BOUND, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tok"))
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer) -> Iterator[Running]:
+    with running_server(tokenizer, limits=HttpLimits(max_num_queued_reqs=BOUND, header_seconds=0.5)) as running:
+        yield running
+
+
+@pytest.fixture
+def full(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """The queue is full, and whoever begins to read a body fails."""
+    server.hold(True)
+    with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
+        monkeypatch.setattr(server.service, "intake", None)
+        yield server
+        monkeypatch.undo()
+    server.hold(False)
+    server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
+
+
+def request(*headers: str, path: str = COMPLETIONS, version: str = "1.1", **body: Any) -> bytes:
+    data = json.dumps({"prompt": "x", "max_tokens": 2} | body).encode()
+    lines = [f"POST {path} HTTP/{version}", "host: localhost", f"content-length: {len(data)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + data
+
+
+def is_refused(answer: tuple[bytes, bytes]) -> bool:
+    head, body = answer
+    code = json.loads(body)["error"]["code"]
+    return head.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: " in head and code == "queue_full"
+
+
+def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None:
+    with connect(server) as kept:
+        kept.sendall(request())
+        assert b" 200 " in read_one(kept)[0]
+        server.hold(True)
+        with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
+            for path in (COMPLETIONS, CHAT):
+                data = request(path=path, prompt="x" * 500)
+                kept.sendall(data[:-300])  # the answer comes before the body has
+                answer = read_one(kept)
+                assert is_refused(answer) and b"connection: close" not in answer[0]
+                kept.sendall(data[-300:-100])
+                time.sleep(0.02)
+                kept.sendall(data[-100:])
+        server.hold(False)
+        server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
+        kept.sendall(request())
+        head, body = read_one(kept)
+        assert b" 200 " in head and json.loads(body)["choices"][0]["text"] == "ab"
+
+
+def test_several_in_one_read_each_have_their_answer(full: Running) -> None:
+    with connect(full) as connection:
+        connection.sendall(request() * 3 + request("connection: close") + request())
+        said = read_all(connection)
+    assert said.count(b"HTTP/1.1 429 ") == 4 and said.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("data", [request("connection: close"), request(version="1.0")])
+def test_who_asks_for_the_end_has_it_at_once(full: Running, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpProtocol, "_wait_for_head", lambda connection: None)  # an end that comes by time never does
+    with connect(full) as connection:
+        connection.sendall(data)
+        assert b"connection: close" in read_all(connection)
+
+
+def test_a_chunked_body_and_an_upgrade_too(full: Running) -> None:
+    asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    with connect(full) as connection:
+        for data in (head + b"3\r\nabc\r\n0\r\n\r\n", request(*asks)):
+            connection.sendall(data)
+            assert is_refused(read_one(connection))
+
+
+def test_a_broken_body_has_no_second_answer(full: Running) -> None:
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    with connect(full) as connection:
+        connection.sendall(head + b"no chunk")
+        assert is_refused(read_one(connection)) and connection.recv(10) == b""
+
+
+def test_an_idle_connection_is_closed(full: Running) -> None:
+    with connect(full) as connection:
+        connection.sendall(request())
+        assert is_refused(read_one(connection)) and connection.recv(10) == b""
+
+
+def test_what_the_application_says_first_it_still_says(server: Running) -> None:
+    """Other paths and methods, and who asks before it sends its body, come to the application."""
+    server.hold(True)
+    with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
+        assert http.get(server.url + COMPLETIONS).status_code == 405
+        assert http.post(server.url + COMPLETIONS + "x").status_code == 404
+        assert http.get(server.url + "/v1/models").status_code == 200
+        assert http.post(server.url + COMPLETIONS, headers={"host": "evil.example"}, json={}).status_code == 403
+        assert http.post(server.url + COMPLETIONS + "?a=b", json={}).status_code == 429
+        with connect(server) as asking:
+            asking.sendall(request("expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+            assert is_refused(read_one(asking))
+    server.hold(False)
+    server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
+
+
+def test_one_behind_an_answer_under_way_waits_for_its_turn(server: Running) -> None:
+    server.hold(True)
+    with connect(server) as connection:
+        connection.sendall(request(n=BOUND) + request("connection: close"))
+        server.wait_for(lambda: server.service.request_limits.reqs.total == BOUND)
+        time.sleep(0.05)
+        server.hold(False)
+        said = read_all(connection)
+    assert said.startswith(b"HTTP/1.1 200 ") and said.count(b"HTTP/1.1 200 ") == 2  # then there is room
+
+
+def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
+    access = AccessPolicy(keys=gather_keys(["busy", "calm"], None, {}))
+    with running_server(tokenizer, access=access, limits=HttpLimits(max_num_queued_reqs=BOUND)) as server:
+        server.hold(True)
+        with httpx.Client(base_url=server.url) as http:
+            bearer = {name: {"authorization": f"Bearer {name}"} for name in ("busy", "calm", "wrong")}
+            with http.stream("POST", COMPLETIONS, json=FULL | {"n": 6}, headers=bearer["busy"]):
+                assert http.post(COMPLETIONS, json={"prompt": "x"}, headers=bearer["busy"]).status_code == 429
+                assert http.post(COMPLETIONS, json={"prompt": "x"}, headers=bearer["wrong"]).status_code == 401
+                assert http.post(COMPLETIONS, json={"prompt": ""}, headers=bearer["calm"]).status_code == 400
+            server.hold(False)
+
+
+HOST = [(b"host", b"localhost")]
+
+
+async def _asked(
+    shedder: LoadShedder, url: str = CHAT, headers: Headers = HOST, method: bytes = b"POST"
+) -> HttpError | None:
+    """What the shedder says, and a turn of the loop."""
+    error = shedder(method, url.encode(), headers)
+    await asyncio.sleep(0)
+    return error
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Files of this process may have so many bytes, as if the disk were full."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+def test_lines_that_find_no_room_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "log"
+    with open_log(str(place)) as log:
+        with room_for(15):
+            for number in range(4):
+                write_line(log, {"line": number})
+        write_line(log, {"line": 4})
+        write_line(log, {"line": 5})
+    assert place.read_text().splitlines() == ['{"line":0}', '{"li', '{"line":4}', '{"line":5}']
+    said = "penstock: lines of the access log are lost (no room): see that they can be written\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    place.touch()
+
+    async def ask(log: LossyFile) -> None:
+        queue = RequestLimits(1, 1000)
+        queue.acquire(None, 1, 1)
+        error = await _asked(LoadShedder(queue, AccessPolicy(), log))
+        assert error is not None and error.status == 429
+        sent: list[Any] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def receive() -> Any:
+            raise AssertionError("nothing is asked of the client")
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await AccessLog(app, log)({"type": "http", "method": "GET", "path": "/x"}, receive, send)
+        assert [message["status"] for message in sent] == [200]
+
+    with LossyFile(str(place), "rb", "the access log") as log:  # which cannot be written
+        asyncio.run(ask(log))
+
+
+def test_it_is_in_the_log_and_counted() -> None:
+    """With a name, a status and no word of the request."""
+
+    async def main() -> None:
+        (key,) = gather_keys(["secret"], None, {})
+        queue, log = RequestLimits(2, 100, keys=1), io.BytesIO()
+        shedder = LoadShedder(queue, AccessPolicy(keys=(key,)), log)
+        headers = [(b"authorization", b"Bearer secret"), (b"user-agent", b"mine")]
+        assert await _asked(shedder, headers=headers) is None and log.getvalue() == b""
+        tickets = [queue.acquire(key, 1, 1) for _ in range(2)]
+        error = await _asked(shedder, headers=headers)
+        assert error is not None and (error.status, queue.refused) == (429, 1)
+        line = json.loads(log.getvalue())
+        assert (line["route"], line["status"], line["key"], line["method"]) == (CHAT, 429, key.name, "POST")
+        assert b"secret" not in log.getvalue() and b"mine" not in log.getvalue()
+        assert await _asked(shedder, headers=headers, method=b"GET") is None
+        assert await _asked(shedder, "/v1/models", headers=headers) is None
+        assert await _asked(shedder) is None and queue.refused == 1  # without its key: the application's
+        tickets[0].release()
+        assert await _asked(shedder, headers=headers) is None
+
+    asyncio.run(main())

@@ -1,0 +1,60 @@
+"""More than the queue holds, readers that don't read, and a soak, on a whole service: small forms of `make
+reliability`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import flood
+import pytest
+import slow_readers
+import soak
+from batch_client import Asked
+from cut_streams import Tally
+
+pytestmark = pytest.mark.torch
+
+
+def test_a_burst_against_a_held_engine(tmp_path: Path) -> None:
+    made = flood.all_at_once(tmp_path, 600, 120, held=True)
+    assert made.faults({200: 120, 429: 480}) == []
+
+
+def test_a_burst_against_a_running_engine(tmp_path: Path) -> None:
+    made = flood.all_at_once(tmp_path, 600, 120, held=False)
+    assert made.faults() == [] and sum(made.statuses.values()) == 600 and made.statuses[200] >= 120
+
+
+def test_slow_readers_keep_nobody_waiting_and_nothing_behind(tmp_path: Path) -> None:
+    made = slow_readers.run(tmp_path, slow=60, normal=10, tokens=60)
+    assert made.events == 10 * 59  # every token of the normal ones came
+    assert made.faults(most=5.0) == []  # its time is the reliability run's to judge; here nothing may stand still
+
+
+def test_what_the_runs_call_a_fault() -> None:
+    bad = flood.Flood({0: 1, 200: 5}, wrong=1, no_retry_after=1, grown=300 << 20, at_rest=False)
+    assert len(bad.faults()) == 5 and len(bad.faults({200: 6})) == 5
+    slow = flood.Overload({200: 1, 429: 1}, at_rest=True, peak=100.0, goodput=90.0, refusal_p99=0.06)
+    assert len(slow.faults()) == 2
+    assert len(slow_readers.Beside(alone=0.02, beside=0.03, grown=300 << 20).faults()) == 3
+    rising = [(36.0 * at, float(at)) for at in range(100)]  # a megabyte every 36 s
+    leaking = soak.Soak(60, Tally(), {"server": rising, "engine": [(at, 1.0) for at, _ in rising]}, (5, 6))
+    leaking.strange.append("batch: 1 lines lost")
+    assert leaking.faults() == [
+        "server grows: +100.0 MB an hour [+100.0, +100.0]", "not at rest afterwards", "descriptors: 5 before, 6 after",
+        "no batch came to its end", "batch: 1 lines lost",
+    ]  # fmt: skip
+    short = soak.Soak(2, Tally(), {"server": [(at / 36, 30 * size) for at, size in rising]}, at_rest=True)
+    short.batches.update(completed=3, cancelled=1)
+    assert len(short.faults()) == 1 and short.faults()[0].startswith("server rose by ")
+    assert ", 4 batches (1 cancelled): server" in soak.report(short)
+
+
+def test_a_soak_has_batches_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside clients that leave nothing while their wave lasts; its memory is a long run's to judge."""
+    monkeypatch.setattr(soak, "WAVE", 2.0)
+    monkeypatch.setattr(soak, "REST", 1.0)
+    monkeypatch.setattr(soak, "BATCH", Asked(lines=40, bad=10, ids=20, tokens=8))
+    made = soak.soak(tmp_path, 0.05, clients=8)
+    assert made.strange == [] and made.tally.faults() == []
+    assert made.batches["completed"] >= 1 and made.tally.whole > 0 and made.refused.total() > 0

@@ -1,0 +1,259 @@
+"""`serve` with the demo model, in processes of their own: the official client, streams, disconnects, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from penstock.row_table import RANGES
+
+pytestmark = pytest.mark.torch
+
+SERVE = """
+import sys
+from penstock.config import Config
+from penstock.errors import PenstockError
+from penstock.server.process.serve import serve
+try:
+    serve(Config.of(model=sys.argv[1], max_num_seqs=32, max_model_len=512), port=0)
+except PenstockError as error:
+    print("error:", error, flush=True)
+    sys.exit(error.exit_code)
+"""
+PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does Tom have?\nAnswer:"
+COMPLETIONS = "/v1/completions"
+
+
+class Serving:
+    def __init__(self, model: str = "demo") -> None:
+        command = [sys.executable, "-c", SERVE, model]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def url(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("penstock serves demo at http://127.0.0.1:"), line
+        return line.split()[-1].removesuffix("/v1")
+
+    def engine(self) -> int:
+        """The engine's process id."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        (engine,) = (int(pid) for pid in children if "engine.process" in Path(f"/proc/{pid}/cmdline").read_text())
+        return engine
+
+    def end(self, number: int | None = None) -> tuple[int, str, str]:
+        if number is not None:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    serving = Serving()
+    try:
+        found = serving.url()
+        engine = serving.engine()
+        yield found
+    finally:
+        ended = serving.end(signal.SIGTERM)
+    assert ended == (0, "", "")
+    assert not Path(f"/proc/{engine}").exists()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def gauge(url: str, name: str) -> float:
+    lines = httpx.get(url + "/metrics").text.splitlines()
+    (value,) = (line.split()[-1] for line in lines if line.startswith(f"penstock:{name}{{"))
+    return float(value)
+
+
+def wait_until(condition: Any) -> None:
+    while not condition():
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_streamed_and_whole_answers_are_one(client: openai.OpenAI, temperature: float) -> None:
+    asked: dict[str, Any] = {"model": "demo", "prompt": [PROMPT, "Question: A"], "n": 3, "max_tokens": 40, "seed": 5}
+    asked |= {"temperature": temperature, "stop": ["Question:", "####"]}
+    whole = client.completions.create(**asked)
+    texts, ends = dict.fromkeys(range(6), ""), {}
+    for chunk in client.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            ends[choice.index] = choice.finish_reason or ends.get(choice.index)
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert all(texts.values()) and not any("####" in text for text in texts.values())
+    assert "stop" in ends.values()
+    assert chunk.usage.completion_tokens == whole.usage.completion_tokens <= 6 * 40
+    assert chunk.usage.prompt_tokens == whole.usage.prompt_tokens
+    if temperature == 0:
+        assert texts[0] == texts[1] == texts[2]
+    else:
+        assert len({texts[0], texts[1], texts[2]}) > 1
+
+
+def test_a_stop_string_is_named_and_may_stay(client: openai.OpenAI) -> None:
+    asked = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 60, "stop": ["####"]}
+    cut = client.completions.create(**asked).choices[0]
+    kept = client.completions.create(**asked, extra_body={"include_stop_str_in_output": True}).choices[0]
+    assert cut.finish_reason == "stop" and cut.model_extra["stop_reason"] == "####"
+    assert kept.text == cut.text + "####"
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Tom has 3 apples."}]}
+    asked |= {"max_completion_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    content = whole.choices[0].logprobs.content
+    assert len(content) == whole.usage.completion_tokens and all(len(entry.top_logprobs) == 2 for entry in content)
+    assert all(entry.token == entry.top_logprobs[0].token and entry.logprob <= 0 for entry in content)  # greedy
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.choices[0].message.content
+
+
+def test_echo_scores_the_prompt_as_it_scores_its_own_tokens(client: openai.OpenAI) -> None:
+    """What lm_eval relies on: the logprobs of generated tokens are those of the same tokens as a prompt."""
+    first = client.completions.create(model="demo", prompt=PROMPT, temperature=0, max_tokens=8, logprobs=1)
+    extra = {"return_token_ids": True}
+    ids = (
+        client.completions.create(model="demo", prompt=PROMPT, temperature=0, max_tokens=8, extra_body=extra)
+        .choices[0]
+        .model_extra
+    )
+    whole = ids["prompt_token_ids"] + ids["token_ids"]
+    echoed = client.completions.create(model="demo", prompt=whole, max_tokens=0, echo=True, logprobs=1)
+    scores = echoed.choices[0].logprobs.token_logprobs
+    assert scores[0] is None and len(scores) == len(whole)
+    assert scores[-8:] == pytest.approx(first.choices[0].logprobs.token_logprobs, abs=0.05)
+    assert echoed.choices[0].text == PROMPT + first.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_blocks(url: str, stream: bool) -> None:
+    body = {"prompt": PROMPT, "n": 64, "max_tokens": 400, "ignore_eos": True, "stream": stream}
+    wait_until(lambda: gauge(url, "kv_cache_usage_perc") == 0)
+
+    script = "import httpx, json, sys; httpx.post(sys.argv[1], json=json.loads(sys.argv[2]), timeout=None)"
+    asking = subprocess.Popen([sys.executable, "-c", script, url + COMPLETIONS, json.dumps(body)])
+    wait_until(lambda: gauge(url, "num_requests_running") > 0)
+    assert gauge(url, "kv_cache_usage_perc") > 0
+    asking.kill()
+    asking.wait()
+    made = gauge(url, "generation_tokens_total")
+    wait_until(lambda: gauge(url, "num_requests_running") + gauge(url, "num_requests_waiting") == 0)
+    assert gauge(url, "kv_cache_usage_perc") == 0
+    assert gauge(url, "generation_tokens_total") - made < 64 * 400 / 2  # it ended early, not by its limit
+
+
+def test_a_burst_of_all_kinds_is_answered_and_leaves_nothing(url: str) -> None:
+    """Requests that come, are cut and end at once, so that words cross in both directions at the same moments."""
+    kinds: list[dict[str, Any]] = [
+        {"max_tokens": 5},
+        {"n": 7, "temperature": 0, "logprobs": 3},
+        {"stream": True, "top_p": 0.5, "stop": ["e", " the"]},
+        {"max_tokens": 400, "ignore_eos": True, "cut": 0.05},
+        {"prompt": [[5] * 200, [6], [7, 8]], "top_k": 3, "stop_token_ids": list(range(100, 200))},
+        {"max_tokens": 40, "stream": True, "n": 5, "repetition_penalty": 1.5, "logit_bias": {"5": 9}},
+        {"echo": True, "logprobs": 2, "min_p": 0.1, "seed": 3, "frequency_penalty": 1},
+    ]
+
+    async def one(http: httpx.AsyncClient, kind: dict[str, Any]) -> int:
+        body = {"prompt": PROMPT, "max_tokens": 10, **kind}
+        cut = body.pop("cut", None)
+        try:
+            answer = await http.post(COMPLETIONS, json=body, timeout=httpx.Timeout(120, read=cut or 120))
+        except httpx.ReadTimeout:
+            assert cut is not None
+            return 0
+        assert '"error"' not in answer.text
+        return answer.status_code
+
+    async def burst() -> list[int]:
+        limits = httpx.Limits(max_connections=16)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as http:
+            return await asyncio.gather(*(one(http, kinds[at % len(kinds)]) for at in range(70)))
+
+    codes = asyncio.run(burst())
+    assert set(codes) <= {0, 200} and codes.count(200) >= 60
+    wait_until(lambda: gauge(url, "num_requests_running") + gauge(url, "num_requests_waiting") == 0)
+    assert gauge(url, "kv_cache_usage_perc") == 0
+
+
+def test_prompt_tokens_of_a_group_count_once(url: str, client: openai.OpenAI) -> None:
+    before = gauge(url, "prompt_tokens_total")
+    answer = client.completions.create(model="demo", prompt=PROMPT + " once", n=16, max_tokens=2)
+    wait_until(lambda: gauge(url, "num_requests_running") == 0)
+    assert gauge(url, "prompt_tokens_total") - before == answer.usage.prompt_tokens
+    again = client.completions.create(model="demo", prompt=PROMPT + " once", max_tokens=2)
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_the_ends_of_every_range_are_answered(url: str) -> None:
+    for name, (low, high, open_low) in RANGES.items():
+        for value in (1e-30 if open_low else low, high):
+            body = {"prompt": PROMPT, "max_tokens": 4, name: {"5": value} if name == "logit_bias" else value}
+            answer = httpx.post(url + COMPLETIONS, json=body, timeout=120)
+            assert answer.status_code == 200, (name, value, answer.text)
+
+
+def test_bad_input_reaches_nobody(url: str) -> None:
+    for body in (
+        {"prompt": "x" * 10_000},
+        {"prompt": [10**6]},
+        {"prompt": "x", "n": 10**30},
+        {"prompt": "x", "what": 1},
+        {"prompt": PROMPT, "repetition_penalty": 1e-38},
+    ):
+        assert httpx.post(url + COMPLETIONS, json=body).status_code == 400
+    assert httpx.get(url + "/health/ready").status_code == 200
+
+
+def test_a_killed_engine_ends_waiters_and_the_process() -> None:
+    serving = Serving()
+    url, engine = serving.url(), serving.engine()
+    answers: list[httpx.Response] = []
+    body = {"prompt": PROMPT, "n": 64, "max_tokens": 400, "ignore_eos": True}
+    waiter = threading.Thread(target=lambda: answers.append(httpx.post(url + COMPLETIONS, json=body, timeout=120)))
+    waiter.start()
+    wait_until(lambda: gauge(url, "num_requests_running") > 0)
+    os.kill(engine, signal.SIGKILL)
+    waiter.join(60)
+    assert answers[0].status_code == 500 and answers[0].json()["error"]["code"] == "engine_dead"
+    status, out, _ = serving.end()
+    assert status == 1 and out.startswith("error: ") and out.count("\n") == 1
+
+
+def test_a_killed_server_leaves_no_engine() -> None:
+    serving = Serving()
+    serving.url()
+    engine = serving.engine()
+    serving.end(signal.SIGKILL)
+    wait_until(
+        lambda: not Path(f"/proc/{engine}").exists() or "Z" in Path(f"/proc/{engine}/stat").read_text().split()[2]
+    )
+
+
+def test_a_model_that_cannot_load_is_one_line(tmp_path: Path) -> None:
+    status, out, _ = Serving(str(tmp_path)).end()
+    assert status == 2 and out.startswith("error: ") and out.count("\n") == 1

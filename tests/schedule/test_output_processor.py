@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -119,7 +118,7 @@ class Scene:
     def _columns(self, row: int, live: RequestState, slot: int, state: int) -> None:
         columns, record = self.rows, live.record
         columns.state[row], columns.group[row], columns.request[row] = state, slot, live.request_id
-        columns.length[row] = columns.read[row] = live.prompt_length - 1
+        columns.planned_length[row] = columns.read_length[row] = live.prompt_length - 1
         columns.prompt[row] = columns.sent[row] = live.prompt_length
         columns.limit[row], columns.deliver[row], columns.watch[row] = live.limit, live.deliver, live.watch
         columns.top[row] = record["logprobs"][0]
@@ -164,7 +163,7 @@ class Scene:
         assert sorted(read.ended.tolist()) == sorted(row for row, up in want.items() if up[1] != GOES_ON)
         assert (read.taken, read.wasted) == (n, len(some) - n)
         for twin in self.twins:
-            assert self.rows.read[twin.row] == twin.position and self.rows.sent[twin.row] == twin.sent
+            assert self.rows.read_length[twin.row] == twin.position and self.rows.sent[twin.row] == twin.sent
             if twin.row in want and want[twin.row][1] != GOES_ON:
                 twin.state = self.rows.state[twin.row] = ENDED
 
@@ -213,21 +212,3 @@ def test_columns_are_the_objects(seed: int) -> None:
     scene = Scene(seed, random.Random(seed).choice([1, 4, 40]))
     for _ in range(60):
         scene.flight()
-
-
-@pytest.mark.parametrize("longest", [1, 7, 128])
-def test_gather_takes_any_part_of_any_rows(longest: int) -> None:
-    """Few tokens a row go one way, many another."""
-    scene = Scene(1, 10)
-    scene.slot_token[:] = np.arange(scene.slot_token.size).reshape(scene.slot_token.shape)
-    draw = np.random.default_rng(longest)
-    for count in (1, 3, 30):
-        rows = draw.integers(0, 10, count).astype(np.int32)
-        first = draw.integers(0, LONGEST, count).astype(np.int32)
-        stop = np.minimum(first + draw.integers(0, longest + 1, count), LONGEST).astype(np.int32)
-        start, tokens = scene.outputs.gather(rows, first, stop)
-        want = [
-            [int(scene.rows.table[row, p // 16]) * 16 + p % 16 for p in range(a, b)]
-            for row, a, b in zip(rows, first, stop, strict=True)
-        ]
-        assert [tokens[a:b].tolist() for a, b in itertools.pairwise(start)] == want

@@ -155,7 +155,7 @@ def test_generated_chains_are_those_of_a_prompt() -> None:
         bases.append(int(sums[-1]) if first else 0)
         roots.append(root)
         own.append(mine.tolist())
-    twin.tree.insert_chains(np.concatenate(blocks), counts, firsts, bases, roots)
+    twin.tree.insert_chains(np.concatenate(blocks), np.array(counts), np.array(firsts), bases, roots)
     twin.check()
     assert [twin.match(chain).size for chain in chains] == [len(chain) for chain in chains]
     assert twin.match((1, 2, 3, 4, 9)).tolist()[2:4] == own[0], "equal contents stay with their first block"

@@ -136,7 +136,7 @@ def happened(drive: Drive) -> Counter[str]:
     return Counter(
         preempted=0 if forced else int(stats["preemptions"]),
         forced=int(stats["preemptions"]) if forced else 0,
-        parked=drive.parked,
+        requeued=drive.requeued,
         stalled=drive.stalled,
         cached=int(stats["prefix_hit_tokens"]),
         wasted=int(stats["wasted_tokens"]),
@@ -153,7 +153,7 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         seen += happened(random_replay(seed, lag))
     for seed in range(4):
         seen += happened(tight_replay(seed, lag))
-    for what in ("preempted", "forced", "parked", "cached", "grouped", "kept_back", "carried"):
+    for what in ("preempted", "forced", "requeued", "cached", "grouped", "kept_back", "carried"):
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"

@@ -14,7 +14,7 @@ from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
 
 from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import ERROR, GOES_ON, Deltas, PromptNews
-from penstock.schedule.rows import FREE
+from penstock.schedule.rows import DRAINED, ENDED, FREE, PREEMPTED, RUNNING
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import StepPlan
@@ -45,12 +45,12 @@ class Drive:
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in)
         self.asked: dict[int, Asked] = {}
-        self.parked = self.stalled = self.taken = 0
+        self.requeued = self.stalled = self.taken = 0
         self.scored = self.kept_back = 0  # tokens with scores; those that did not go up when they were read
         self.carried = 0  # scores that were brought to a resumed row's blocks
         self._count_carried()
         self._named: deque[tuple[set[int], set[int]]] = deque()  # rows and blocks of each flight that is not read
-        self._count_parks()
+        self._count_requeues()
         if misled:  # the forecast expects short outputs, so that too much is admitted and blocks run out
             self.scheduler.lengths.observe(np.ones(200, np.int32))
 
@@ -89,13 +89,13 @@ class Drive:
         self.check()
 
     def step(self) -> StepPlan | None:
-        running = np.flatnonzero(self.scheduler.rows.state == 1).tolist()
+        running = np.flatnonzero(self.scheduler.rows.state == RUNNING).tolist()
         plan = self.scheduler.plan()
         if plan is not None:
             self._check_reuse(plan)
             self.device.launch(plan)
             self._named.append(self._names(plan))
-            still = {row for row in running if self.scheduler.rows.state[row] == 1}
+            still = {row for row in running if self.scheduler.rows.state[row] == RUNNING}
             self.stalled += not still <= set(plan.rows.tolist())
         self.check()
         return plan
@@ -126,6 +126,7 @@ class Drive:
 
     def check(self) -> None:
         self.scheduler.check()
+        self._check_lengths()
         for block in np.flatnonzero(self.scheduler.pool.kept).tolist():
             tokens = self.scheduler.slot_token[block].tolist()
             slots = self.device.slots[block].tolist()
@@ -133,11 +134,23 @@ class Drive:
             assert made == slots[1:], "the tree holds a block that isn't what it says"
         self._check_salts()
 
+    def _check_lengths(self) -> None:
+        """A row's planned length is what was read of it and its tokens in flight; after its end nothing is read."""
+        rows, flying = self.scheduler.rows, np.zeros(self.limits.max_rows, np.int64)
+        for plan, _ in self.device.results:
+            np.add.at(flying, plan.rows, 1)
+        alive = np.isin(rows.state, (RUNNING, DRAINED, PREEMPTED))
+        assert (rows.planned_length[alive] == (rows.read_length + flying)[alive]).all(), (
+            "planned isn't read + in flight"
+        )
+        ended = rows.state == ENDED
+        assert (rows.planned_length[ended] >= (rows.read_length + flying)[ended]).all(), "an ended row is read on"
+
     def _check_salts(self) -> None:
         """No block is in the tables of two salts."""
         rows, salt_of = self.scheduler.rows, dict[int, int]()
         held = [(self.asked[rows.request[row]].request.salt, rows.table[row, : rows.blocks[row]])
-                for row in np.flatnonzero(rows.state == 1).tolist()]  # fmt: skip
+                for row in np.flatnonzero(rows.state == RUNNING).tolist()]  # fmt: skip
         held += [(group.live.salt, group.blocks) for group in self.scheduler.groups]
         for salt, blocks in held:
             for block in blocks.tolist():
@@ -159,15 +172,15 @@ class Drive:
             assert not joined & rows, "a row was used again before its flights were read"
             assert not fresh & blocks, "a block was used again before its flights were read"
 
-    def _count_parks(self) -> None:
+    def _count_requeues(self) -> None:
         admission = self.scheduler.admission
-        park = admission.park
+        requeue = admission.requeue
 
         def counted(group):  # type: ignore[no-untyped-def]
-            self.parked += 1
-            return park(group)
+            self.requeued += 1
+            return requeue(group)
 
-        admission.park = counted  # type: ignore[method-assign]
+        admission.requeue = counted  # type: ignore[method-assign]
 
     def _count_carried(self) -> None:
         reading = self.scheduler.outputs

@@ -128,7 +128,7 @@ class Admission:
                 return most
         return count
 
-    def park(self, group: ForkGroup) -> Int32:
+    def requeue(self, group: ForkGroup) -> Int32:
         """Sends a group without rows back to wait, and gives its blocks to be released."""
         self.remove(group)
         blocks, group.blocks = group.blocks, group.blocks[:0]
@@ -162,8 +162,8 @@ class Admission:
         rows = self.rows
         live = np.flatnonzero(rows.state == RUNNING)
         own = (rows.blocks - rows.shared).take(live)  # whole columns first: gathering costs more than subtracting
-        left = (rows.limit - rows.length).take(live)
-        remaining = self.lengths.remaining((rows.length + 1 - rows.prompt).take(live), left)
+        left = (rows.limit - rows.planned_length).take(live)
+        remaining = self.lengths.remaining((rows.planned_length + 1 - rows.prompt).take(live), left)
         return own, np.where(rows.ignore_eos.take(live), left, remaining)
 
     def _expected(self, group: ForkGroup) -> int:
@@ -221,8 +221,8 @@ class Admission:
         columns.state[rows] = RUNNING
         columns.group[rows] = group.slot
         columns.sample[rows] = samples
-        columns.length[rows] = group.target
-        columns.read[rows] = group.target
+        columns.planned_length[rows] = group.target
+        columns.read_length[rows] = group.target
         columns.prompt[rows] = live.prompt_length
         columns.limit[rows] = live.limit
         columns.sent[rows] = group.sent

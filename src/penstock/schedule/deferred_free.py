@@ -1,20 +1,23 @@
-"""DeferredFree: rows and blocks that nobody may have yet, because flights that name them are still to be read.
+"""DeferredFree: rows and blocks that left the steps, kept from reuse until every flight that names them has been read.
 
-It knows row numbers, block numbers and flight numbers.
+It knows rows, fork groups' counts and flight numbers; not why somebody left, nor who gets what is freed.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from penstock.schedule.rows import Rows
+from penstock.schedule.batch_order import BatchOrder
+from penstock.schedule.request_state import Groups
+from penstock.schedule.rows import ENDED, PREEMPTED, Rows
 from penstock.schedule.step import Int32, Int64
 
 
 class DeferredFree:
     """What left the steps, by the last flight that names it."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Rows, groups: Groups, batch_order: BatchOrder) -> None:
+        self.rows, self.groups, self.batch_order = rows, groups, batch_order
         self._rows: Int32 = np.zeros(0, np.int32)
         self._until: Int64 = np.zeros(0, np.int64)
         self._blocks: list[tuple[int, Int32]] = []
@@ -23,27 +26,36 @@ class DeferredFree:
     def empty(self) -> bool:
         return not self._rows.size and not self._blocks
 
-    def add_rows(self, rows: Int32, columns: Rows) -> None:
-        """Rows that ended or were preempted; their own blocks stay with them."""
-        self._rows = np.concatenate((self._rows, rows))
-        self._until = np.concatenate((self._until, columns.last_flight[rows]))
+    def leave(self, rows: Int32, state: int) -> None:
+        """Takes rows out of the steps: `state` is ENDED or PREEMPTED. Those that left before only change their state.
+
+        Their own blocks stay with them until they are free.
+        """
+        fresh = rows[(self.rows.state[rows] != PREEMPTED) & (self.rows.state[rows] != ENDED)]
+        self.rows.state[rows] = state
+        if not fresh.size:
+            return
+        slots, counts = np.unique(self.rows.group[fresh], return_counts=True)
+        for group, count in zip(self.groups.at(slots.tolist()), counts.tolist(), strict=True):
+            group.running -= count
+        self.batch_order.removed(slots, counts)
+        self._rows = np.concatenate((self._rows, fresh))
+        self._until = np.concatenate((self._until, self.rows.last_flight[fresh]))
 
     def add_blocks(self, blocks: Int32, until: int) -> None:
+        """Takes in blocks of a fork group, named by no flight after `until`."""
         if blocks.size:
             self._blocks.append((until, blocks))
 
-    def blocks_coming(self, columns: Rows) -> int:
-        """Blocks that will be free once all flights are read."""
-        own = int((columns.blocks[self._rows] - columns.shared[self._rows]).sum()) if self._rows.size else 0
+    def blocks_coming(self) -> int:
+        """Returns how many blocks will be free once all flights are read."""
+        own = int((self.rows.blocks[self._rows] - self.rows.shared[self._rows]).sum())
         return own + sum(blocks.size for _, blocks in self._blocks)
 
     def take(self, read: int) -> tuple[Int32, list[Int32]]:
-        """Rows and blocks that no flight after `read` names."""
-        if self._rows.size:
-            over = self._until <= read
-            rows, self._rows, self._until = self._rows[over], self._rows[~over], self._until[~over]
-        else:
-            rows = self._rows
+        """Gives up the rows and blocks that no flight after `read` names."""
+        over = self._until <= read
+        rows, self._rows, self._until = self._rows[over], self._rows[~over], self._until[~over]
         blocks = [blocks for until, blocks in self._blocks if until <= read]
         self._blocks = [(until, blocks) for until, blocks in self._blocks if until > read]
         return rows, blocks

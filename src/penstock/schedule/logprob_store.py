@@ -8,42 +8,23 @@ admission._start). It knows slots; no rows and no requests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penstock.schedule.step import Bool, Float32, Int32, Int64, TokenLogprobs
+from penstock.config import BLOCK_SIZE
+from penstock.schedule.step import Float32, Int32, Int64, TokenLogprobs
 
-T = TypeVar("T", bound=np.generic)
 NO_SCORES = -1  # in Rows.top: the row asks for no logprobs
 
 
 @dataclass(slots=True)
 class TokenScores:
-    """LogprobStore of t tokens that follow each other; `top_*` are padded with id -1."""
+    """Scores of t tokens that follow each other; `top_*` are padded with id -1."""
 
     chosen: Float32  # [t]
     rank: Int32  # [t]
     top_ids: Int32  # [t, k]
     top: Float32  # [t, k]
-
-
-@dataclass(slots=True)
-class Places:
-    """Where tokens that go up lie: their slots one by one, or whole blocks and which of their slots are meant."""
-
-    slots: Int64 | None = None  # [t] flat
-    blocks: Int32 | None = None  # [b]
-    mine: Bool | None = None  # [b, 16]
-
-    def of(self, store: NDArray[T]) -> NDArray[T]:
-        """[t, ...] of a store [blocks, 16, ...]."""
-        if self.slots is not None:
-            return store.reshape(store.shape[0] * 16, *store.shape[2:]).take(self.slots, axis=0)
-        assert self.blocks is not None and self.mine is not None
-        found: NDArray[T] = store.take(self.blocks, axis=0)[self.mine]
-        return found
 
 
 class LogprobStore:
@@ -56,13 +37,13 @@ class LogprobStore:
 
     def _shape(self, blocks: int, width: int) -> None:
         # Zeros are pages that the system gives once they are written to: a wide store costs what is used of it.
-        self.chosen: Float32 = np.zeros((blocks, 16), np.float32)
-        self.rank: Int32 = np.zeros((blocks, 16), np.int32)
+        self.chosen: Float32 = np.zeros((blocks, BLOCK_SIZE), np.float32)
+        self.rank: Int32 = np.zeros((blocks, BLOCK_SIZE), np.int32)
         self._widen(blocks, width)
 
     def _widen(self, blocks: int, width: int) -> None:
-        self.top_ids: Int32 = np.zeros((blocks, 16, width), np.int32)
-        self.top: Float32 = np.zeros((blocks, 16, width), np.float32)
+        self.top_ids: Int32 = np.zeros((blocks, BLOCK_SIZE, width), np.int32)
+        self.top: Float32 = np.zeros((blocks, BLOCK_SIZE, width), np.float32)
 
     def ask(self, k: int) -> None:
         """A request with `k` most likely tokens comes (0: the chosen one's alone; NO_SCORES: none)."""
@@ -78,7 +59,7 @@ class LogprobStore:
             self.top_ids[written, :, :old], self.top[written, :, :old] = ids[written], values[written]
 
     def put(self, slots: Int64, found: TokenScores | TokenLogprobs) -> None:
-        """LogprobStore of drawn tokens, to their slots. Wider ones than anybody asked for are cut."""
+        """Writes scores of drawn tokens to their slots. Wider ones than anybody asked for are cut."""
         self.chosen.reshape(-1)[slots] = found.chosen
         self.rank.reshape(-1)[slots] = found.rank
         width = min(self.top.shape[2], found.top.shape[1])
@@ -91,13 +72,15 @@ class LogprobStore:
         if self.kept:
             self.chosen.reshape(-1)[slots] = np.nan
 
-    def take(self, places: Places, tops: Int32) -> TokenScores:
-        """LogprobStore from their places; tops [t]: how many of the most likely ones each token's row asked for."""
-        width = int(tops.max(initial=0))
-        chosen, rank = places.of(self.chosen), places.of(self.rank)
-        if not width:
-            return TokenScores(chosen, rank, np.zeros((tops.size, 0), np.int32), np.zeros((tops.size, 0), np.float32))
-        found = TokenScores(chosen, rank, places.of(self.top_ids)[:, :width], places.of(self.top)[:, :width])
+    def take(self, slots: Int64, tops: Int32) -> TokenScores:
+        """Returns scores from slots [t]; tops [t]: how many of the most likely ones each token's row asked for."""
+        width, stored = int(tops.max(initial=0)), self.top.shape[2]
+        found = TokenScores(
+            self.chosen.reshape(-1).take(slots),
+            self.rank.reshape(-1).take(slots),
+            self.top_ids.reshape(-1, stored)[slots, :width] if width else np.zeros((tops.size, 0), np.int32),
+            self.top.reshape(-1, stored)[slots, :width] if width else np.zeros((tops.size, 0), np.float32),
+        )
         if (tops < width).any():
             none = np.arange(width) >= tops[:, None]
             found.top_ids[none], found.top[none] = -1, np.nan

@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
-from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, Places, TokenScores
+from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, TokenScores
 from penstock.schedule.request_state import ForkGroup, Groups
-from penstock.schedule.rows import DRAINED, EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows, spread
+from penstock.schedule.rows import EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, Int64, StepPlan, StepTokens, TokenLogprobs
 from penstock.schedule.stop_token_masks import StopTokenMasks
-
-_BY_BLOCKS = 8  # tokens a row from which on they are gathered block by block
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ class OutputProcessor:
             self._keep_scores(result.logprobs, slots, where, plan.rows.size)
         if bad.any():
             self.scores.blank(slots[bad])
-        self.rows.read[rows] = positions
+        self.rows.read_length[rows] = positions
         finish, stop_id = self._ends(rows, tokens, positions, bad)
         ended = rows[finish != GOES_ON]
         news = self._news(rows, tokens, finish)
@@ -117,7 +115,7 @@ class OutputProcessor:
         if not rows.size:
             return empty_deltas()
         first, stop = self.rows.sent[rows], positions + np.int32(1)
-        start, places = self._places(rows, first, stop)
+        start, slots = self._slots(rows, first, stop)
         self.rows.sent[rows] = stop
         deltas = Deltas(
             request=self.rows.request[rows],
@@ -125,36 +123,34 @@ class OutputProcessor:
             finish=finish,
             stop_id=stop_id,
             start=start,
-            tokens=places.of(self.slot_token),
+            tokens=self.slot_token.reshape(-1).take(slots),
         )
         if self.scores.kept:
-            self._add_scores(deltas, rows, first, stop, places)
+            self._add_scores(deltas, rows, slots, stop - first)
         return deltas
 
-    def _add_scores(self, deltas: Deltas, rows: Int32, first: Int32, stop: Int32, places: Places) -> None:
-        """Puts logprobs beside the tokens of the rows that ask; NaN beside the others'."""
-        tops, counts = self.rows.top.take(rows), stop - first
+    def _add_scores(self, deltas: Deltas, rows: Int32, slots: Int64, counts: Int32) -> None:
+        """Puts logprobs beside the tokens of the rows that ask; NaN beside the others'. counts [k]: tokens a row."""
+        tops = np.repeat(self.rows.top.take(rows), counts)
         asks = tops != NO_SCORES
         if not asks.any():
             return
+        found = self.scores.take(slots[asks], tops[asks])
         if not asks.all():
-            _, places = self._places(rows[asks], first[asks], stop[asks])
-        found = self.scores.take(places, np.repeat(tops[asks], counts[asks]))
-        if not asks.all():
-            found = _among(found, np.repeat(asks, counts))
+            found = _among(found, asks)
         deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = found.chosen, found.rank, found.top_ids, found.top
 
-    def gather(self, rows: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int32]:
-        """CSR (start, tokens) of output positions first : stop of each row."""
-        start, places = self._places(rows, first, stop)
-        return start, places.of(self.slot_token)
+    def tokens_of(self, row: int) -> Int32:
+        """Returns a row's output tokens as far as they were read."""
+        one = np.array([row], np.int32)
+        _, slots = self._slots(one, self.rows.prompt[one], self.rows.read_length[one] + np.int32(1))
+        return self.slot_token.reshape(-1).take(slots)
 
     def scores_of(self, row: int) -> TokenScores:
-        """LogprobStore of a row's tokens that have been read and have not gone up."""
+        """Returns scores of a row's tokens that have been read and have not gone up."""
         one = np.array([row], np.int32)
-        first, stop = self.rows.sent[one], self.rows.read[one] + np.int32(1)
-        _, places = self._places(one, first, stop)
-        return self.scores.take(places, np.repeat(self.rows.top[one], stop - first))
+        _, slots = self._slots(one, self.rows.sent[one], self.rows.read_length[one] + np.int32(1))
+        return self.scores.take(slots, np.full(slots.size, self.rows.top[row]))
 
     def bring_scores(self, rows: Int32, group: ForkGroup) -> None:
         """A resumed row joins: scores of what it had made and not sent, to where its tokens lie now."""
@@ -163,29 +159,17 @@ class OutputProcessor:
         positions = np.arange(group.sent, group.tokens.size, dtype=np.int32)
         self.scores.put(self.rows.slots(np.repeat(rows, positions.size), positions), group.scored)
 
-    def _places(self, rows: Int32, first: Int32, stop: Int32) -> tuple[Int32, Places]:
-        """CSR start of output positions first : stop of each row, and where they lie."""
-        counts = (stop - first).astype(np.int64)
+    def _slots(self, rows: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int64]:
+        """Returns where output positions first[i] : stop[i] of rows[i] lie: a CSR of flat slots."""
+        counts = stop - first
         start = np.zeros(rows.size + 1, np.int32)
         np.cumsum(counts, out=start[1:])
-        if start[-1] > _BY_BLOCKS * rows.size:
-            return start, self._by_blocks(rows, first, stop)
-        positions = np.repeat(first, counts) + spread(counts).astype(np.int32)
-        return start, Places(slots=self.rows.slots(np.repeat(rows, counts), positions))
-
-    def _by_blocks(self, rows: Int32, first: Int32, stop: Int32) -> Places:
-        """Whole blocks: a third of the time where a row has many tokens (1,000 rows of 100: 0.4 ms)."""
-        low = first >> 4
-        counts = (((stop + 15) >> 4) - low).astype(np.int64)
-        index = np.repeat(low, counts) + spread(counts)
-        blocks = self.rows.table.reshape(-1).take(np.repeat(rows.astype(np.int64) * self.rows.width, counts) + index)
-        position = (index << 4).astype(np.int32)[:, None] + np.arange(16, dtype=np.int32)
-        mine = (position >= np.repeat(first, counts)[:, None]) & (position < np.repeat(stop, counts)[:, None])
-        return Places(blocks=blocks, mine=mine)
+        positions = np.repeat(first - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
+        return start, self.rows.slots(np.repeat(rows, counts), positions)
 
 
 def _among(found: TokenScores, asks: Bool) -> TokenScores:
-    """LogprobStore of the tokens that have some, among all of them: asks [t]."""
+    """Returns `found` spread over all tokens, of which asks [t] have scores."""
     width = found.top.shape[1]
     every = TokenScores(
         np.full(asks.size, np.nan, np.float32),
@@ -196,10 +180,3 @@ def _among(found: TokenScores, asks: Bool) -> TokenScores:
     every.chosen[asks], every.rank[asks] = found.chosen, found.rank
     every.top_ids[asks], every.top[asks] = found.top_ids, found.top
     return every
-
-
-def mark_drained(columns: Rows, rows: Int32) -> Int32:
-    """Of rows just launched, those whose last step this was: the host knows without reading."""
-    last = rows[columns.length.take(rows) + 1 >= columns.limit.take(rows)]
-    columns.state[last] = DRAINED
-    return last

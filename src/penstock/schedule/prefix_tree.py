@@ -170,20 +170,17 @@ class PrefixTree:
             self._last = new.first + blocks.size - 1
             new.clear(self._last + 1)
 
-    def insert_chains(
-        self, blocks: Int32, counts: list[int], firsts: list[int], bases: list[int], roots: list[int]
-    ) -> None:
+    def insert_chains(self, blocks: Int32, counts: Int32, firsts: Int32, bases: list[int], roots: list[int]) -> None:
         """Takes generated blocks of several sequences, laid end to end: counts[i] of them follow block firsts[i] - 1 of
         a chain whose sum so far is bases[i] and whose last place in the tree is roots[i]."""
-        counted = np.array(counts)
-        begins = np.cumsum(counted) - counted
-        index = np.arange(blocks.size) + np.repeat(np.array(firsts) - begins, counted)
+        begins = np.cumsum(counts) - counts
+        index = np.arange(blocks.size) + np.repeat(firsts - begins, counts)
         self._powers_to(int(index.max()) + 1)
         running = np.cumsum(_words(self.slot_token[blocks]) * self._powers[index], dtype=np.uint64)
         before = np.concatenate((np.zeros(1, np.uint64), running))[begins]
-        sums = running - np.repeat(before, counted) + np.repeat(np.array(bases, np.uint64), counted)
+        sums = running - np.repeat(before, counts) + np.repeat(np.array(bases, np.uint64), counts)
         keys, numbers = self.keys(sums), blocks.tolist()
-        ends = [(begin, begin + count) for begin, count in zip(begins.tolist(), counts, strict=True)]
+        ends = [(begin, begin + count) for begin, count in zip(begins.tolist(), counts.tolist(), strict=True)]
         self._insert((keys[a:b], numbers[a:b], root) for (a, b), root in zip(ends, roots, strict=True))
 
     def drop(self, blocks: Int32) -> None:

@@ -78,7 +78,7 @@ def _news(live: RequestState) -> PromptNews:
     chosen, rank = np.full(count, np.nan, np.float32), np.zeros(count, np.int32)
     top_ids, top = np.full((count, width), -1, np.int32), np.full((count, width), np.nan, np.float32)
     parts, live.scored = live.scored, []
-    for part in parts:  # by their place in the prompt: a group that was parked is prefilled and scored twice
+    for part in parts:  # by their place in the prompt: a group that was requeued is prefilled and scored twice
         chosen[part.where], rank[part.where] = part.chosen, part.rank
         top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]
     return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top, live.waited)

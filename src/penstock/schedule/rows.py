@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.config import BLOCK_SIZE
 from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.step import Bool, Int32, Int64
 
@@ -35,8 +36,8 @@ class Rows:
         self.group: Int32 = ints()  # slot of its fork group
         self.request: Int64 = np.zeros(count, np.int64)  # id of its request
         self.sample: Int32 = ints()  # index within the request
-        self.length: Int32 = ints()  # stored tokens once all launched steps have run
-        self.read: Int32 = ints()  # position of the last token that was read
+        self.planned_length: Int32 = ints()  # stored tokens once all launched steps have run: read + those in flight
+        self.read_length: Int32 = ints()  # stored tokens as far as was read: the position of the last token known
         self.prompt: Int32 = ints()  # tokens of the request's prompt
         self.limit: Int32 = ints()  # prompt + max_tokens
         self.sent: Int32 = ints()  # position of the first token that has not gone up
@@ -67,17 +68,20 @@ class Rows:
         self.free_count += rows.size
 
     def slots(self, rows: Int32, positions: Int32) -> Int64:
-        """Flat index into slot_token of a position of each row."""
-        entry = rows.astype(np.int64) * self.width + (positions >> 4)
-        blocks = self.table.reshape(-1).take(entry)
-        return (blocks.astype(np.int64) << 4) + (positions & 15)
+        """Returns indices into the flat slot_token: of positions[i] in the table of rows[i]."""
+        place = positions // BLOCK_SIZE
+        blocks = self.table.reshape(-1).take(rows.astype(np.int64) * self.width + place)
+        return (blocks - place).astype(np.int64) * BLOCK_SIZE + positions
+
+    def entries(self, rows: Int32, first: Int32, counts: Int32) -> Int32:
+        """Returns the tables' entries first[i] : first[i] + counts[i] of rows[i], row after row."""
+        start = rows.astype(np.int64) * self.width + first
+        return self.table.reshape(-1).take(np.repeat(start, counts) + spread(counts.astype(np.int64)))
 
     def own_blocks(self, rows: Int32) -> Int32:
-        """The blocks that belong to these rows alone, row after row."""
-        counts = (self.blocks[rows] - self.shared[rows]).astype(np.int64)
-        where = spread(counts)
-        entry = np.repeat(rows.astype(np.int64) * self.width + self.shared[rows], counts) + where
-        return self.table.reshape(-1).take(entry)
+        """Returns the blocks that belong to these rows alone, row after row."""
+        shared = self.shared[rows]
+        return self.entries(rows, shared, self.blocks[rows] - shared)
 
     def check(self) -> None:
         """Restates the invariants; for tests."""
@@ -86,14 +90,14 @@ class Rows:
         assert (self.state[free] == FREE).all(), "a free row lives"
         assert np.count_nonzero(self.state == FREE) == self.free_count, "a row is lost"
         live = np.flatnonzero(self.state != FREE)
-        assert (self.length[live] < self.limit[live]).all(), "a row ran past its limit"
-        assert (self.read[live] <= self.length[live]).all(), "a row was read past what was launched"
+        assert (self.planned_length[live] < self.limit[live]).all(), "a row ran past its limit"
+        assert (self.read_length[live] <= self.planned_length[live]).all(), "a row was read past what was launched"
         running = np.flatnonzero(self.state == RUNNING)
-        assert (self.blocks[running] * 16 >= self.length[running]).all(), "a row outgrew its table"
+        assert (self.blocks[running] * BLOCK_SIZE >= self.planned_length[running]).all(), "a row outgrew its table"
 
 
 def spread(counts: Int64) -> Int64:
-    """0 .. counts[0] - 1, 0 .. counts[1] - 1, ...: the inner index of a CSR."""
+    """Returns 0 .. counts[0] - 1, 0 .. counts[1] - 1, ...: the inner index of a CSR."""
     total = int(counts.sum())
     starts = np.cumsum(counts) - counts
     return np.arange(total, dtype=np.int64) - np.repeat(starts, counts)

@@ -11,26 +11,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, check_request
 from penstock.row_table import WANTS_ANY
 from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.blocks import BlockPool
+from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.deltas import Deltas
-from penstock.schedule.departure import Departure
+from penstock.schedule.finish import Finisher
 from penstock.schedule.forecast import LengthModel
-from penstock.schedule.output_processor import OutputProcessor, mark_drained
+from penstock.schedule.output_processor import OutputProcessor
+from penstock.schedule.preemption import Preempter
 from penstock.schedule.prefix_tree import PrefixTree
 from penstock.schedule.prompt_outputs import PromptOutputs
 from penstock.schedule.request_state import Groups, RequestState
-from penstock.schedule.rows import RUNNING, Rows
+from penstock.schedule.rows import DRAINED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Bool, Int32, Joins, StepPlan, StepTokens
 from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
-
-_NO_GROWTH: Int32 = np.zeros((0, 3), np.int32)
 
 
 class Scheduler:
@@ -38,15 +39,15 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerConfig) -> None:
         self.limits = limits
-        width = -(-limits.max_model_len // 16)
+        width = -(-limits.max_model_len // BLOCK_SIZE)
         if limits.num_blocks - 1 < width + 2:
             raise UsageError(
-                f"the KV cache holds {(limits.num_blocks - 1) * 16} tokens, too few for one sequence of "
+                f"the KV cache holds {(limits.num_blocks - 1) * BLOCK_SIZE} tokens, too few for one sequence of "
                 f"max_model_len {limits.max_model_len}: lower max_model_len or raise kv_cache_tokens"
             )
         self.rows = Rows(limits.max_rows, width)
         self.pool = BlockPool(limits.num_blocks)
-        self.slot_token = np.full((limits.num_blocks, 16), 0, np.int32)  # full: pages now, not amid a step
+        self.slot_token = np.full((limits.num_blocks, BLOCK_SIZE), 0, np.int32)  # full: pages now, not amid a step
         self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
@@ -56,8 +57,12 @@ class Scheduler:
         sharing = limits.sharing if limits.prefix_groups else None
         self.batch_order = BatchOrder(self.rows, self.groups, self.pool, sharing)
         self.live: dict[int, RequestState] = {}
-        self.departure = Departure(
-            self.rows, self.pool, self.tree, self.groups, self.admission, self.batch_order, self.lengths, self.outputs
+        self.deferred = DeferredFree(self.rows, self.groups, self.batch_order)
+        self.finisher = Finisher(
+            self.rows, self.pool, self.tree, self.groups, self.admission, self.lengths, self.deferred
+        )
+        self.preempter = Preempter(
+            self.rows, self.pool, self.groups, self.admission, self.batch_order, self.outputs, self.deferred
         )
         self.news = PromptOutputs()
         self._seeds = np.random.default_rng(limits.seed)
@@ -89,13 +94,13 @@ class Scheduler:
         """Ends a request, or one sample of it, wherever it stands. Unknown ones have ended already."""
         live = self.live.get(request_id)
         if live is not None:
-            self.departure.cancel(live, sample)
+            self.finisher.cancel(live, sample)
             self._forget([live])
 
     @property
     def has_work(self) -> bool:
         """Whether a sample lives, or something waits for a flight to be read."""
-        return bool(self.live) or self.departure.waits
+        return bool(self.live) or self.finisher.waits
 
     @property
     def in_flight(self) -> int:
@@ -107,9 +112,9 @@ class Scheduler:
         """The next step, or None where there is nothing to launch before a flight is read (or at all)."""
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
-            self.departure.preempt(1)
+            self.preempter.preempt(1)
         if self.admission.starved:
-            self.departure.preempt_background()
+            self.preempter.preempt_background()
         rows, growth, stalled = self._grow(self.batch_order.running(), self._short_of_blocks())
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
         joins = joins_of(admitted.pieces, self.rows)
@@ -128,13 +133,14 @@ class Scheduler:
                 self.outputs.bring_scores(piece.rows, piece.group)
         if not rows.size and not admitted.chunks:
             if not self.in_flight:
-                self.departure.unblock(self._read)
+                self.preempter.unblock()
+                self._free_read()
             return None
         return self._launch(number, rows, growth, joins, admitted)
 
     def plan_is_stuck(self) -> bool:
         """After a plan() that gave nothing with nothing in flight: whether another one gives nothing again."""
-        self._idle_plans = 0 if self.departure.waits else self._idle_plans + 1  # what waits comes back bit by bit
+        self._idle_plans = 0 if self.finisher.waits else self._idle_plans + 1  # what waits comes back bit by bit
         return self._idle_plans > 3
 
     def commit(self, plan: StepPlan, result: StepTokens) -> Deltas:
@@ -145,19 +151,21 @@ class Scheduler:
         read = self.outputs.read(plan, result)
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
-        self.departure.invalidate(read.bad)
-        self._forget(self.departure.ended(read.ended))
-        self.departure.drain(self._read)
+        self.finisher.invalidate(read.bad)
+        self._forget(self.finisher.ended(read.ended))
+        self._free_read()
         read.deltas.prompts = self.news.take(plan.number)
         return read.deltas
 
     def _launch(self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted) -> StepPlan:
         order = self.batch_order.order(rows, number)
         rows = order.rows
-        lengths = self.rows.length.take(rows)
-        self.rows.length[rows] = lengths + 1
+        lengths = self.rows.planned_length.take(rows)
+        self.rows.planned_length[rows] = lengths + 1
         self.rows.last_flight[rows] = number
-        if mark_drained(self.rows, rows).size:
+        drained = rows[lengths + 2 >= self.rows.limit.take(rows)]  # their last step is this: known without reading
+        if drained.size:
+            self.rows.state[drained] = DRAINED
             self.batch_order.changed = True
         self._planned += 1
         self._idle_plans = 0
@@ -173,7 +181,7 @@ class Scheduler:
             group_start=order.start,
             group_blocks=order.blocks,
             group_length=order.length,
-            copies=np.concatenate(admitted.copies) if admitted.copies else _NO_GROWTH[:, :2],
+            copies=np.concatenate(admitted.copies) if admitted.copies else np.zeros((0, 2), np.int32),
             new_blocks=growth,
             joins=joins,
             chunks=chunks_of(admitted.chunks),
@@ -188,7 +196,7 @@ class Scheduler:
 
         The table covers the position after the one that a step stores: the host keeps the drawn token there.
         """
-        short: Bool = ((self.rows.length + 1) >> 4) >= self.rows.blocks
+        short: Bool = ((self.rows.planned_length + 1) // BLOCK_SIZE) >= self.rows.blocks
         return short
 
     def _short_of_blocks(self) -> Int32:
@@ -199,12 +207,12 @@ class Scheduler:
         """Gives `needy` of the rows a block each; those that get none stall: (rows, new blocks, stalled)."""
         columns = self.rows
         if not needy.size:
-            return rows, _NO_GROWTH, False
+            return rows, np.zeros((0, 3), np.int32), False
         stalled = needy.size > self.pool.available
         if stalled:
-            self.departure.reclaim(needy.size - self.pool.available, self._read)
-            rows = self.departure.still_running(rows)
-            needy = self.departure.still_running(needy)
+            self.preempter.reclaim(needy.size - self.pool.available)
+            self._free_read()
+            rows, needy = rows[columns.state[rows] == RUNNING], needy[columns.state[needy] == RUNNING]
             oldest = needy[np.argsort(columns.order[needy], kind="stable")]
             waits = oldest[self.pool.available :]
             needy = oldest[: self.pool.available]
@@ -228,6 +236,12 @@ class Scheduler:
         ):
             raise UsageError(f"samples must be distinct indices below n = {request.sampling.n}", param="samples")
 
+    def _free_read(self) -> None:
+        """Frees what no flight to be read names; preempted rows go back into the queue."""
+        rows, blocks = self.deferred.take(self._read)
+        self.preempter.resume(rows[self.rows.state[rows] == PREEMPTED])
+        self.finisher.free(rows, blocks)
+
     def _forget(self, lives: list[RequestState]) -> None:
         for live in lives:
             if not live.outstanding and self.live.pop(live.request_id, None) is not None and live.watch >= 0:
@@ -245,7 +259,7 @@ class Scheduler:
             "prefilled_tokens": self.admission.prefilled_tokens,
             "prefix_query_tokens": self.admission.queried_tokens,
             "prefix_hit_tokens": self.admission.cached_tokens,
-            "preemptions": self.departure.preemptions,
+            "preemptions": self.preempter.preemptions,
             "mean_output_tokens": self.lengths.mean,
         }
 
@@ -258,4 +272,4 @@ class Scheduler:
         self.rows.check()
         self.pool.check()
         self.tree.check()
-        self.departure.check()
+        self.finisher.check()

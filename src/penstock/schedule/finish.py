@@ -1,0 +1,187 @@
+"""Finish: samples end, by their last token or a cancel, and what they held comes back once no flight names it.
+
+    running --token, limit, cancel--> ended --flights read--> free, blocks back (n = 1: its full blocks go to the tree)
+
+It knows rows, groups, blocks and the prefix tree; not how tokens are read, nor who is preempted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from penstock.config import BLOCK_SIZE
+from penstock.schedule.admission import Admission
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.deferred_free import DeferredFree
+from penstock.schedule.forecast import LengthModel
+from penstock.schedule.prefix_tree import PrefixTree
+from penstock.schedule.request_state import ForkGroup, Groups, RequestState
+from penstock.schedule.rows import ENDED, FREE, PREEMPTED, Rows
+from penstock.schedule.step import Int32
+
+_TREE_BUDGET = 512  # generated blocks that go into the tree a step
+
+
+class Finisher:
+    """Ends samples, frees their rows and blocks, and lets the prefix tree have what single samples made."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        pool: BlockPool,
+        tree: PrefixTree,
+        groups: Groups,
+        admission: Admission,
+        lengths: LengthModel,
+        deferred: DeferredFree,
+    ) -> None:
+        self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
+        self.admission, self.lengths, self.deferred = admission, lengths, deferred
+        self._distrusted: set[int] = set()  # rows, until they are free
+        self._to_keep: list[int] = []  # rows whose generated blocks the tree will take before they go
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that has left the steps isn't free yet."""
+        return not self.deferred.empty or bool(self._to_keep)
+
+    def ended(self, rows: Int32) -> list[RequestState]:
+        """Ends rows whose last token was read; returns their requests."""
+        if not rows.size:
+            return []
+        self._observe(rows)
+        lives = []
+        slots, counts = _counted(self.rows.group[rows])
+        for group, count in zip(self.groups.at(slots), counts, strict=True):
+            live = group.live
+            live.outstanding -= count
+            lives.append(live)
+        self.deferred.leave(rows, ENDED)
+        return lives
+
+    def invalidate(self, rows: Int32) -> None:
+        """Takes all blocks of rows whose logits were not finite, their prompts' included, out of the prefix tree.
+
+        A prompt's are in the tree from the moment they are planned, so whoever comes later computes them anew. Others
+        that share them by now keep them: what is wrong with them they tell by their own logits.
+        """
+        if not rows.size or not self.tree.enabled:
+            return
+        self._distrusted |= set(rows.tolist())
+        tables = [self.rows.table[row, : self.rows.blocks[row]] for row in rows.tolist()]
+        self.tree.drop(np.unique(np.concatenate(tables)))
+
+    def _observe(self, rows: Int32) -> None:
+        """Lets the forecast learn from samples that came to their end; a group's own mean counts if it has several."""
+        outputs = self.rows.read_length[rows] - self.rows.prompt[rows] + 1
+        self.lengths.observe(outputs)
+        several = ~self.rows.single[rows]
+        slots, place, counts = np.unique(self.rows.group[rows[several]], return_inverse=True, return_counts=True)
+        totals = np.bincount(place, weights=outputs[several], minlength=slots.size)
+        for slot, count, total in zip(slots.tolist(), counts.tolist(), totals.tolist(), strict=True):
+            group = self.groups[slot]
+            group.finished += count
+            group.finished_tokens += int(total)
+
+    def cancel(self, live: RequestState, sample: int | None) -> None:
+        """Ends all of a request, or one sample: pending tails at once, rows as their flights are read."""
+        for group in list(live.groups):
+            pending = group.samples[group.next :]
+            stay = pending[:0] if sample is None else pending[pending != sample]
+            if stay.size < pending.size:
+                live.outstanding -= pending.size - stay.size
+                group.drop_pending(stay)
+                if not stay.size:
+                    self.admission.remove(group)
+                    self._close_if_over(group)
+        rows = live.row_of if sample is None else live.row_of[sample : sample + 1]
+        rows = rows[rows >= 0]
+        rows = rows[self.rows.state[rows] != ENDED]
+        live.outstanding -= rows.size
+        if sample is not None:  # it came to its end (a stop string): the whole request's going away teaches nothing
+            self._observe(rows)
+        self.deferred.leave(rows, ENDED)
+
+    def free(self, rows: Int32, blocks: list[Int32]) -> None:
+        """Frees rows, and blocks of fork groups, that no flight to be read names."""
+        if blocks:
+            self.pool.release(np.concatenate(blocks))
+        self._free(self._kept_back(rows) if self.tree.enabled else rows)
+        if self._to_keep:
+            self._keep_some()
+
+    def _free(self, rows: Int32) -> None:
+        if not rows.size:
+            return
+        self.pool.release(self.rows.own_blocks(rows))
+        slots = self.rows.group[rows]
+        by_group = np.argsort(slots, kind="stable")
+        sorted_rows = rows[by_group]
+        samples = self.rows.sample[sorted_rows]
+        at = 0
+        for slot, count in zip(*_counted(slots), strict=True):
+            group = self.groups[slot]
+            mine = slice(at, at + count)
+            at += count
+            current = group.live.row_of[samples[mine]]
+            group.live.row_of[samples[mine]] = np.where(current == sorted_rows[mine], -1, current)
+            group.rows -= count
+            self._close_if_over(group)
+        self.rows.free(rows)
+
+    def _close_if_over(self, group: ForkGroup) -> None:
+        if group.pending or group.rows:
+            return
+        self.deferred.add_blocks(group.blocks, group.last_flight)
+        self.groups.drop(group)
+
+    # --- generated blocks ---------------------------------------------------------------------------------------------
+
+    def _kept_back(self, rows: Int32) -> Int32:
+        """Returns the rows that go at once; single samples with new full blocks wait until the tree has taken them."""
+        keep = (self._new_blocks(rows) > 0) & (self.rows.state[rows] == ENDED) & self.rows.single[rows]
+        if self._distrusted:
+            keep &= ~np.isin(rows, list(self._distrusted))
+            self._distrusted -= set(rows.tolist())
+        self._to_keep += rows[keep].tolist()
+        rest: Int32 = rows[~keep]
+        return rest
+
+    def _new_blocks(self, rows: Int32) -> Int32:
+        """Returns for rows [k] how many full blocks follow their groups' own, up to the last token that was read."""
+        new: Int32 = self.rows.read_length[rows] // BLOCK_SIZE - self.rows.shared[rows]
+        return new
+
+    def _keep_some(self) -> None:
+        """Lets the tree take the full blocks of ended single samples, a step's budget of them, and frees their rows."""
+        counts = np.cumsum(self._new_blocks(np.array(self._to_keep[::-1], np.int32)))
+        count = 1 + int(np.searchsorted(counts, _TREE_BUDGET))
+        rows = np.array(self._to_keep[: -count - 1 : -1], np.int32)
+        del self._to_keep[-count:]
+        groups = self.groups.at(self.rows.group[rows].tolist())
+        first, new = self.rows.shared[rows], self._new_blocks(rows)
+        blocks = self.rows.entries(rows, first, new)
+        self.tree.insert_chains(blocks, new, first, [g.base for g in groups], [g.parent for g in groups])
+        self._free(rows)
+
+    def check(self) -> None:
+        """Restates who holds which block; for tests."""
+        live = np.flatnonzero(self.rows.state != FREE).astype(np.int32)
+        held = [np.zeros(1, np.int32), self.rows.own_blocks(live)]
+        in_steps = live[(self.rows.state[live] != ENDED) & (self.rows.state[live] != PREEMPTED)]
+        rows, running = Counter(self.rows.group[live].tolist()), Counter(self.rows.group[in_steps].tolist())
+        for group in self.groups:
+            held.append(group.blocks)
+            assert group.rows == rows[group.slot], "a group's count of rows is off"
+            assert group.running == running[group.slot], "a group's count of running rows is off"
+            assert group.pending or group.rows, "a group outlived its last tail"
+        held += [blocks for _, blocks in self.deferred._blocks]
+        counts = np.bincount(np.concatenate(held), minlength=self.pool.num_blocks)
+        assert (counts == self.pool.refs).all(), "references and holders disagree"
+
+
+def _counted(slots: Int32) -> tuple[list[int], list[int]]:
+    values, counts = np.unique(slots, return_counts=True)
+    return values.tolist(), counts.tolist()

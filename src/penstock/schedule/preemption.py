@@ -1,0 +1,99 @@
+"""Preemption: rows and waiting groups give up their blocks for others, and come back with all they had.
+
+    running --blocks short, or others starve--> preempted --flights read--> back into the queue, a group of one
+    prefilled, no rows --blocks short--> waiting again, its blocks given back
+
+It knows rows, groups, blocks and the queue; not how tokens are read, nor what ends a sample.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.schedule.admission import Admission
+from penstock.schedule.batch_order import BatchOrder
+from penstock.schedule.blocks import BlockPool
+from penstock.schedule.deferred_free import DeferredFree
+from penstock.schedule.logprob_store import NO_SCORES
+from penstock.schedule.output_processor import OutputProcessor
+from penstock.schedule.request_state import ForkGroup, Groups
+from penstock.schedule.rows import BACKGROUND, ENDED, PREEMPTED, Rows
+from penstock.schedule.step import Int32
+
+
+class Preempter:
+    """Picks who gives way, and brings preempted rows back."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        pool: BlockPool,
+        groups: Groups,
+        admission: Admission,
+        batch_order: BatchOrder,
+        outputs: OutputProcessor,
+        deferred: DeferredFree,
+    ) -> None:
+        self.rows, self.pool, self.groups, self.admission = rows, pool, groups, admission
+        self.batch_order, self.outputs, self.deferred = batch_order, outputs, deferred
+        self.preemptions = 0
+
+    def preempt(self, blocks: int) -> None:
+        """Takes the youngest rows out until `blocks` will come free; the oldest row always stays."""
+        running = self.batch_order.running()
+        if running.size < 2:
+            return
+        youngest = self._youngest(running)[:-1]
+        freed = np.cumsum(self.rows.blocks[youngest] - self.rows.shared[youngest])
+        self._preempt(youngest[: int(np.searchsorted(freed, blocks)) + 1])
+
+    def preempt_background(self) -> None:
+        """Takes rows in the background out, the youngest first, for tails that find no place; rows that are on their
+        way out count already."""
+        running = self.batch_order.running()
+        background = running[self.rows.order[running] >= BACKGROUND]
+        count = self.admission.count_starved(self.rows.count)
+        count -= int(np.count_nonzero((self.rows.state == PREEMPTED) | (self.rows.state == ENDED)))
+        if count > 0 and background.size:
+            self._preempt(self._youngest(background)[:count])
+
+    def reclaim(self, short: int) -> None:
+        """Sees to it that `short` blocks come free: groups without rows first, the youngest first, then rows."""
+        coming = self.deferred.blocks_coming()
+        idle = [g for g in (*self.admission.ready, *self.admission.prefilling) if not g.rows and g.blocks.size]
+        while idle and coming < short:
+            coming += self._requeue(idle.pop())
+        if coming < short:
+            self.preempt(short - coming)
+
+    def unblock(self) -> None:
+        """Breaks a deadlock: with no running rows and no flights, all prefilled groups but the first give their blocks
+        back."""
+        for group in [*self.admission.ready, *self.admission.prefilling][1:]:
+            if not group.rows:
+                self._requeue(group)
+
+    def resume(self, rows: Int32) -> None:
+        """Sends preempted rows, whose flights are all read, back into the queue as groups of one with all they made."""
+        for row in rows.tolist():
+            columns, group = self.rows, self.groups[int(self.rows.group[row])]
+            tokens = np.concatenate((group.tokens[: group.live.prompt_length], self.outputs.tokens_of(row)))
+            resumed = self.groups.add(group.live, tokens, columns.sample[row : row + 1].copy(), int(columns.sent[row]))
+            if columns.top[row] != NO_SCORES and columns.sent[row] <= columns.read_length[row]:
+                resumed.scored = self.outputs.scores_of(row)
+            self.admission.push(resumed)
+
+    def _youngest(self, rows: Int32) -> Int32:
+        """Returns rows [k], the last admitted first."""
+        youngest: Int32 = rows[np.argsort(-self.rows.order[rows], kind="stable")]
+        return youngest
+
+    def _preempt(self, rows: Int32) -> None:
+        self.preemptions += rows.size
+        self.deferred.leave(rows, PREEMPTED)
+
+    def _requeue(self, group: ForkGroup) -> int:
+        """Sends a group without rows back to wait; returns how many blocks will be free by that."""
+        blocks = self.admission.requeue(group)
+        self.deferred.add_blocks(blocks, group.last_flight)
+        return int(np.count_nonzero(self.pool.refs[blocks] == 1))

@@ -11,7 +11,6 @@ import contextlib
 import json
 import socket
 import threading
-from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,7 @@ from penstock.server.process.app import build_app
 from penstock.server.process.http_protocol import http_protocol
 from penstock.server.process.load_shedding import LoadShedder
 from penstock.text.chat_template import render
-from penstock.text.sandbox import Done, SandboxPool
+from penstock.text.sandbox import SandboxPool
 from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 from penstock.text.tokenizer import Tokenizer
 
@@ -182,14 +181,14 @@ class SandboxesHere:
     def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
         self.tokenizer, self.limit = tokenizer, limit
 
-    async def run(self, jobs: Sequence[Job]) -> list[Done]:
+    async def run(self, jobs: Sequence[Job]) -> list[Reply]:
         return [await asyncio.to_thread(self._do, job) for job in jobs]
 
-    def _do(self, job: Job) -> Done:
+    def _do(self, job: Job) -> Reply:
         texts, text = (job.texts, "") if isinstance(job, TextJob) else ([self._render(job)], "")
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
         ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
-        return Done(Reply([array("i", each).tobytes() for each in ids], text))
+        return Reply(ids, text)
 
     def _render(self, job: ChatJob) -> str:
         return render(

@@ -18,7 +18,7 @@ import pytest
 
 import penstock.demo
 from penstock.errors import CapacityError, ContextLengthError, FaultError, PenstockError, TokenizerError, UsageError
-from penstock.text.sandbox import Sandbox, SandboxPool
+from penstock.text.sandbox import RETRY, SHORT, Sandbox, SandboxPool
 from penstock.text.sandbox_process import Bounds, ChatJob, TextJob
 from penstock.text.tokenizer import Tokenizer
 
@@ -49,10 +49,11 @@ SAYS = {
     "select": "{% set l = ['y'] * 100000 %}{{ l | select('in', ['x'] * 100000) | list | length }}",
     "digits": "{{ 10 ** 5000 }}",
 }
+SLOW = "{% for i in range(2000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}"
 TEMPLATE = (
     "{% set say = messages[0].content %}"
     + "".join(f"{{% if say == '{name}' %}}{bomb}{{% endif %}}" for name, bomb in SAYS.items())
-    + "<{{ say }}>"
+    + f"{{% if say == 'slow' %}}{SLOW}{{% endif %}}<{{{{ say }}}}>"
 )
 
 
@@ -193,7 +194,7 @@ def test_many_jobs_share_few_processes_and_abandoned_ones_are_dropped(tokenizer:
         pool = SandboxPool(tokenizer, LIMIT, 2)
         try:
             jobs = [TextJob([f"job {number}"]) for number in range(300)]
-            left = asyncio.create_task(pool.run(jobs))
+            left = pool.run(jobs)
             await asyncio.sleep(0)
             left.cancel()
             done = await pool.run(jobs)
@@ -204,6 +205,61 @@ def test_many_jobs_share_few_processes_and_abandoned_ones_are_dropped(tokenizer:
         finally:
             pool.close()
         assert not pool._open
+
+    asyncio.run(tried())
+
+
+def says(content: str) -> list[ChatJob]:
+    return [ChatJob(messages=[{"role": "user", "content": content}])]
+
+
+@pytest.mark.parametrize("hold", [0.0, 60.0])
+def test_a_short_job_is_answered_on_the_spot(tokenizer: Tokenizer, hold: float) -> None:
+    async def tried() -> None:
+        pool = SandboxPool(tokenizer, LIMIT, 1, hold=hold)
+        try:
+            await pool.begin()
+            for content, short in (
+                ("slow", True),
+                ("digits", True),
+                ("a\ud800", True),
+                ("x" * SHORT, False),
+                ("b", True),
+            ):
+                future = pool.run(says(content))
+                if hold:
+                    assert future.done() == short
+                if content in ("digits", "a\ud800"):
+                    with pytest.raises(UsageError, match=r"fails on these messages|surrogate"):
+                        await future
+                else:
+                    assert (await future)[0].text == f"<{content}>"
+        finally:
+            pool.close()
+
+    asyncio.run(tried())
+
+
+def test_a_late_answer_is_read_whoever_has_gone_and_the_next_jobs_are_not_held_for(tokenizer: Tokenizer) -> None:
+    async def tried() -> None:
+        pool = SandboxPool(tokenizer, LIMIT, 1, hold=0.001)
+        try:
+            await pool.begin()
+            (sandbox,) = pool._open
+            late = pool.run(says("slow"))
+            assert not late.done(), "a loop of two million turns in a millisecond"
+            late.cancel()
+            sandbox._hold = 60.0  # so that whatever is held for is there
+            assert (await pool.run(says("next")))[0].text == "<next>"
+            on_the_spot = []
+            for number in range(10, 10 + RETRY):
+                future = pool.run(says(f"no{number}"))
+                on_the_spot.append(future.done())
+                assert (await future)[0].text == f"<no{number}>"
+            assert on_the_spot == [False] * (RETRY - 1) + [True]
+            assert pool._open == {sandbox}
+        finally:
+            pool.close()
 
     asyncio.run(tried())
 

@@ -10,39 +10,51 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from array import array
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from penstock.errors import CapacityError, FaultError, PenstockError, UsageError
-from penstock.text.sandbox_process import HEADER, KINDS, Bounds, Failure, Job, Reply, Start, frame, receive
+from penstock.text.sandbox_process import (
+    KINDS,
+    PIECE,
+    Bounds,
+    Failure,
+    Job,
+    Reply,
+    Start,
+    frame,
+    missing_of,
+    read_reply,
+    receive,
+)
 from penstock.text.tokenizer import Tokenizer
 
 USUAL = Bounds()
 PATIENCE = 120.0  # seconds without an answer, by the clock, after which the process is killed: it hangs, or is stopped
+# Seconds, whole milliseconds, that an event loop stands still for the answer to a short job: to come back to it by
+# tasks and epoll takes 0.2 ms more. To tokenise such a text itself takes the loop 2 ms (prompt_ids.LONG_TEXT). Where an
+# answer was late, as a slow template's are, it stands still for one job in RETRY + 1: 0.1 ms a job.
+HOLD = 0.001
+SHORT = 8_192  # bytes of a job that it may stand still for
+RETRY = 8  # jobs, after a late one, until it stands still for as long ones again
 _ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}  # no threads: they would share the limits
-
-
-class Done:
-    """What a job came to. ids: of each text in turn.   text: of a chat, as rendered."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.ids = [array("i", ids).tolist() for ids in reply.ids]
-        self.text = reply.text
 
 
 class Sandbox:
     """One process. Made by `open`, in which it is started, or, on an event loop, by SandboxPool."""
 
-    def __init__(self, tokenizer: Tokenizer, limit: int, bounds: Bounds = USUAL) -> None:
+    def __init__(self, tokenizer: Tokenizer, limit: int, bounds: Bounds = USUAL, hold: float = HOLD) -> None:
         """Starts the process; it loads from now on, and says when it is ready. `limit`: the context, in tokens.
         Raises CapacityError."""
         self._channel, theirs = socket.socketpair()
+        self._hold, self._poll = hold, select.poll()
+        self._poll.register(self._channel, select.POLLIN)
+        self._late, self._since = SHORT, 0  # bytes of a job whose answer was late; jobs since then
         self._start = Start(str(tokenizer.folder), tokenizer.vocab_size, limit, bounds)
         self.chat_fault: PenstockError | None = None  # why no chat can be rendered
         self.usable = True
@@ -74,18 +86,32 @@ class Sandbox:
             raise
         return sandbox
 
-    def run(self, job: Job) -> Done:
+    def run(self, job: Job) -> Reply:
         """Does a job. Raises what was wrong with it, and FaultError where the process was ended from outside."""
         return self._done(self._ask(_frame(job)))
 
     async def open_async(self) -> None:
         """Waits until it is ready, as `open`."""
         self._channel.setblocking(False)
-        self._ready(await self._ask_async(frame(self._start)))
+        self._ready(await self._ask_async(frame(self._start), bytearray()))
 
-    async def run_async(self, job: Job) -> Done:
-        """Does a job, as `run`."""
-        return self._done(await self._ask_async(_frame(job)))
+    def begin(self, job: Job) -> Reply | Coroutine[Any, Any, Reply]:
+        """Does a job, as `run`. Returns its reply where it is short and that is there within `hold`; else what waits
+        for the reply."""
+        data = _frame(job)
+        self._since += 1
+        if self._since > RETRY:
+            self._late = SHORT
+        if len(data) >= self._late:
+            return self._finish(data, bytearray())
+        got = self._ask_soon(data)
+        if got is None or not missing_of(got):
+            return self._done(got)
+        self._late, self._since = len(data), 0
+        return self._finish(bytearray(), got)
+
+    async def _finish(self, data: bytearray, got: bytearray) -> Reply:
+        return self._done(await self._ask_async(data, got))
 
     def close(self) -> None:
         """Ends the process. Idempotent."""
@@ -105,49 +131,51 @@ class Sandbox:
         except OSError:  # it ended, or says nothing: TimeoutError is one
             return None
 
-    async def _ask_async(self, data: bytearray) -> bytearray | None:
+    def _ask_soon(self, data: bytearray) -> bytearray | None:
+        """Returns what there is of the answer within `hold`."""
+        try:
+            self._channel.sendall(data)  # a short one: there is room, since nothing else is on its way
+            if not self._poll.poll(self._hold * 1000):
+                return bytearray()
+            return bytearray(self._channel.recv(PIECE)) or None
+        except OSError:
+            return None
+
+    async def _ask_async(self, data: bytearray, got: bytearray) -> bytearray | None:
+        """Sends `data`, and returns the answer, of which `got` is here."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(PATIENCE):
                 await loop.sock_sendall(self._channel, data)
-                return await self._receive_async(loop)
+                while missing := missing_of(got):
+                    piece = await loop.sock_recv(self._channel, max(missing, PIECE))
+                    if not piece:
+                        return None
+                    got += piece
         except OSError:
             return None
-
-    async def _receive_async(self, loop: asyncio.AbstractEventLoop) -> bytearray | None:
-        """As `receive`; a short frame comes in one piece."""
-        data = bytearray()
-        size = HEADER
-        while len(data) < size:
-            piece = await loop.sock_recv(self._channel, max(size - len(data), 65_536))
-            if not piece:
-                return None
-            data += piece
-            if len(data) >= HEADER:
-                size = HEADER + int.from_bytes(data[:HEADER], "little")
-        del data[:HEADER]
-        return data
+        return got
 
     # --- what came back -----------------------------------------------------------------------------------------------
 
-    def _ready(self, payload: bytearray | None) -> None:
-        reply = self._reply(payload)
+    def _ready(self, data: bytearray | None) -> None:
+        reply = self._reply(data)
         if reply.failure is not None:
             fault = _error(reply.failure)
             if reply.last:
                 raise fault
             self.chat_fault = fault
 
-    def _done(self, payload: bytearray | None) -> Done:
-        reply = self._reply(payload)
+    def _done(self, data: bytearray | None) -> Reply:
+        reply = self._reply(data)
         if reply.failure is not None:
             raise _error(reply.failure)
-        return Done(reply)
+        return reply
 
-    def _reply(self, payload: bytearray | None) -> Reply:
-        if payload is None:
+    def _reply(self, data: bytearray | None) -> Reply:
+        if data is None:
             raise self._ended()
-        reply = msgspec.msgpack.decode(payload, type=Reply)
+        reply = read_reply(data)
         if reply.last:
             self.close()
         return reply
@@ -171,8 +199,8 @@ class Sandbox:
 class SandboxPool:
     """Sandboxes for an event loop: one is started by `begin`, or by the first job, others when all are busy."""
 
-    def __init__(self, tokenizer: Tokenizer, limit: int, most: int, bounds: Bounds = USUAL) -> None:
-        self._tokenizer, self._limit, self._most, self._bounds = tokenizer, limit, most, bounds
+    def __init__(self, tokenizer: Tokenizer, limit: int, most: int, bounds: Bounds = USUAL, hold: float = HOLD) -> None:
+        self._made_of, self._most = (tokenizer, limit, bounds, hold), most
         self._idle: asyncio.LifoQueue[Sandbox | PenstockError] = asyncio.LifoQueue()
         self._waiting = 0  # jobs
         self._open: set[Sandbox] = set()  # the busy ones, too
@@ -186,24 +214,57 @@ class SandboxPool:
         self._idle.put_nowait(sandbox)
         return sandbox.chat_fault
 
-    async def run(self, jobs: Sequence[Job]) -> list[Done]:
-        """Does jobs, several at once where there are processes for it, and returns what each came to. Where one fails,
-        or nobody waits any more, what was begun goes on and the rest is dropped. Raises what Sandbox.run does, and
-        CapacityError where no process can be started."""
-        if len(jobs) == 1:
-            return [await self._run(jobs[0])]
+    def run(self, jobs: Sequence[Job]) -> asyncio.Future[list[Reply]]:
+        """Does jobs, several at once where there are processes for it, and returns what each came to; that is there at
+        once where one short job was done within `hold`. Where one fails, or nobody waits any more, what was begun goes
+        on and the rest is dropped. Raises what Sandbox.run does, and CapacityError where no process can be started."""
+        if len(jobs) == 1 and not self._waiting and not self._idle.empty():
+            return self._begin(_there(self._idle.get_nowait()), jobs[0])
+        return asyncio.ensure_future(self._run_all(jobs))
+
+    async def _run_all(self, jobs: Sequence[Job]) -> list[Reply]:
         tasks = [asyncio.ensure_future(self._run(job)) for job in jobs]
         try:
-            return await asyncio.gather(*tasks)
+            return [reply for (reply,) in await asyncio.gather(*tasks)]
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _run(self, job: Job) -> Done:
-        sandbox = await self._take()
-        work = asyncio.create_task(self._use(sandbox, job))
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to be told
-        return await asyncio.shield(work)
+    async def _run(self, job: Job) -> list[Reply]:
+        return await self._begin(await self._take(), job)
+
+    def _begin(self, sandbox: Sandbox, job: Job) -> asyncio.Future[list[Reply]]:
+        begun: Reply | Coroutine[Any, Any, Reply] | Exception
+        try:
+            begun = sandbox.begin(job)
+        except Exception as error:  # noqa: BLE001 - whoever awaits it is told
+            begun = error
+        if isinstance(begun, Coroutine):
+            work = asyncio.create_task(self._finish(sandbox, begun))
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to be told
+            return asyncio.shield(work)
+        self._put_back(sandbox)
+        future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
+        if isinstance(begun, Reply):
+            future.set_result([begun])
+        else:
+            future.set_exception(begun)
+        return future
+
+    async def _finish(self, sandbox: Sandbox, begun: Coroutine[Any, Any, Reply]) -> list[Reply]:
+        try:
+            return [await begun]
+        finally:
+            self._put_back(sandbox)
+
+    def _put_back(self, sandbox: Sandbox) -> None:
+        if sandbox.usable:
+            self._idle.put_nowait(sandbox)
+            return
+        self._open.discard(sandbox)
+        self._size -= 1
+        if not self._closed and (self._waiting or not self._size):
+            self._grow()
 
     def close(self) -> None:
         """Ends them all. Idempotent."""
@@ -222,21 +283,7 @@ class SandboxPool:
             sandbox = await self._idle.get()
         finally:
             self._waiting -= 1
-        if isinstance(sandbox, PenstockError):
-            raise sandbox
-        return sandbox
-
-    async def _use(self, sandbox: Sandbox, job: Job) -> Done:
-        try:
-            return await sandbox.run_async(job)
-        finally:
-            if sandbox.usable:
-                self._idle.put_nowait(sandbox)
-            else:
-                self._open.discard(sandbox)
-                self._size -= 1
-                if not self._closed and (self._waiting or not self._size):
-                    self._grow()
+        return _there(sandbox)
 
     def _grow(self) -> None:
         self._size += 1
@@ -248,7 +295,7 @@ class SandboxPool:
         """Starts one. Where that fails and there is no other, those who wait are told: they would wait for ever."""
         sandbox = None
         try:
-            sandbox = Sandbox(self._tokenizer, self._limit, self._bounds)
+            sandbox = Sandbox(*self._made_of)
             self._open.add(sandbox)
             await sandbox.open_async()
             self._idle.put_nowait(sandbox)
@@ -260,6 +307,12 @@ class SandboxPool:
             if not self._size:
                 for _ in range(self._waiting):
                     self._idle.put_nowait(error)
+
+
+def _there(sandbox: Sandbox | PenstockError) -> Sandbox:
+    if isinstance(sandbox, PenstockError):
+        raise sandbox
+    return sandbox
 
 
 def _frame(job: Job) -> bytearray:

@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import sys
-from array import array
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ BYTES_A_TOKEN = 2048  # of a text that is tokenised: 400 were seen, and parts of
 CHARACTERS_A_SECOND = 250_000  # that are tokenised; 600,000 to 2,500,000 were seen
 LOADING = 8 * 2**30  # bytes of addresses while the tokenizer loads
 HEADER = 8  # bytes of a frame's length, before it
+PIECE = 65_536  # bytes that are received at once, or more
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,10 +82,10 @@ class Failure(msgspec.Struct):
 class Reply(msgspec.Struct):
     """What a job came to; to Start, an empty one, whose failure says why no chat can be rendered.
 
-    ids: int32, of each text in turn.   text: of a chat, as rendered.   last: the process ends behind it.
+    ids: of each text in turn.   text: of a chat, as rendered.   last: the process ends behind it.
     """
 
-    ids: list[bytes] = []
+    ids: list[list[int]] = []
     text: str = ""
     failure: Failure | None = None
     last: bool = False
@@ -93,6 +94,10 @@ class Reply(msgspec.Struct):
 KINDS: dict[str, type[PenstockError]] = {
     kind.__name__: kind for kind in (UsageError, ContextLengthError, TokenizerError)
 }
+
+
+# Made once: to make one for the union of jobs takes six times as long as to read a job.
+_REPLY, _JOB = msgspec.msgpack.Decoder(Reply), msgspec.msgpack.Decoder(Job)
 
 
 def send(channel: socket.socket, word: Start | Job | Reply) -> None:
@@ -108,20 +113,25 @@ def frame(word: Start | Job | Reply) -> bytearray:
 
 
 def receive(channel: socket.socket) -> bytearray | None:
-    """Returns the next frame's payload; None at the socket's end."""
-    header = _exactly(channel, HEADER)
-    return None if header is None else _exactly(channel, int.from_bytes(header, "little"))
-
-
-def _exactly(channel: socket.socket, size: int) -> bytearray | None:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        got = channel.recv_into(view)
-        if not got:
+    """Returns the next frame; None at the socket's end. Nothing comes behind a frame before it is answered."""
+    data = bytearray()
+    while missing := missing_of(data):
+        piece = channel.recv(max(missing, PIECE))
+        if not piece:
             return None
-        view = view[got:]
+        data += piece
     return data
+
+
+def missing_of(data: bytearray) -> int:
+    """Returns how many bytes, at least, a frame lacks of which so much has come."""
+    size = int.from_bytes(data[:HEADER], "little") if len(data) >= HEADER else 0
+    return HEADER + size - len(data)
+
+
+def read_reply(data: bytearray) -> Reply:
+    """Returns what a frame holds."""
+    return _REPLY.decode(memoryview(data)[HEADER:])
 
 
 def main() -> int:
@@ -143,7 +153,7 @@ def _serve(channel: socket.socket) -> int:
     _limit(resource.RLIMIT_AS, LOADING)
     reply = Reply()
     try:
-        desk = _Desk(msgspec.msgpack.decode(first, type=Start))
+        desk = _Desk(msgspec.msgpack.decode(memoryview(first)[HEADER:], type=Start))
     except PenstockError as error:
         send(channel, Reply(failure=_failure(error), last=True))
         return 0
@@ -159,9 +169,9 @@ def _serve(channel: socket.socket) -> int:
 def _work(channel: socket.socket, desk: _Desk, reply: Reply) -> int:
     while True:
         send(channel, reply)
-        if reply.last or (payload := receive(channel)) is None:
+        if reply.last or (data := receive(channel)) is None:
             return 0
-        reply = desk.answer(payload)
+        reply = desk.answer(data)
 
 
 class _Desk:
@@ -172,9 +182,11 @@ class _Desk:
 
         self.limit, self.bounds = start.limit, start.bounds
         self.tokenizer = Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size)
-        self._addresses, self._resident = _memory()
-        if self._addresses:
-            _limit(resource.RLIMIT_AS, self._addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
+        self._memory = _Memory()
+        addresses, self._resident = self._memory.read()
+        self._seconds = 0  # of processor time, that are allowed
+        if addresses:
+            _limit(resource.RLIMIT_AS, addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
 
     def compile(self) -> None:
         """Raises TokenizerError where no chat can be rendered."""
@@ -184,10 +196,10 @@ class _Desk:
         self._allow(self.bounds.seconds)
         compile_template(pick_template(self.tokenizer.chat_templates))
 
-    def answer(self, payload: bytearray) -> Reply:
+    def answer(self, data: bytearray) -> Reply:
         self._allow(self.bounds.seconds)
         try:
-            reply = self._do(msgspec.msgpack.decode(payload, type=Job))
+            reply = self._do(_JOB.decode(memoryview(data)[HEADER:]))
         except PenstockError as error:
             reply = Reply(failure=_failure(error))
         except msgspec.DecodeError as error:
@@ -197,16 +209,15 @@ class _Desk:
             message = "this takes more memory to render and tokenise than a request may have: send less text"
             reply = Reply(failure=Failure("UsageError", message, param="prompt"), last=True)
         if self._resident:
-            reply.last = reply.last or _memory()[1] > self._resident + self.bounds.grown
+            reply.last = reply.last or self._memory.read()[1] > self._resident + self.bounds.grown
         return reply
 
     def _do(self, job: Job) -> Reply:
         texts = [self._render(job)] if isinstance(job, ChatJob) else job.texts
         self._allow(self.bounds.seconds + sum(map(len, texts)) // CHARACTERS_A_SECOND)
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
-        ids = [array("i", encode(text, self.limit, keep=job.keep, add_special_tokens=special)) for text in texts]
-        text = texts[0] if isinstance(job, ChatJob) else ""
-        return Reply(ids=[each.tobytes() for each in ids], text=text)
+        ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
+        return Reply(ids, texts[0] if isinstance(job, ChatJob) else "")
 
     def _render(self, job: ChatJob) -> str:
         from penstock.text.chat_template import render
@@ -221,8 +232,10 @@ class _Desk:
 
     def _allow(self, seconds: int) -> None:
         """Has the kernel end this process once it has taken so many more seconds of processor time, or one more."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        _limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime) + 1 + seconds)
+        allowed = int(time.process_time()) + 1 + seconds
+        if allowed != self._seconds:  # few jobs see a second of the process's end
+            _limit(resource.RLIMIT_CPU, allowed)
+            self._seconds = allowed
 
 
 def _failure(error: PenstockError) -> Failure:
@@ -236,14 +249,18 @@ def _limit(which: int, most: int) -> None:
     resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _memory() -> tuple[int, int]:
-    """Bytes of addresses and of memory that the process has; (0, 0) where the system doesn't say."""
-    if sys.platform != "linux":
-        return 0, 0
-    file = os.open("/proc/self/statm", os.O_RDONLY)
-    addresses, resident = os.read(file, 128).split()[:2]
-    os.close(file)
-    return int(addresses) * resource.getpagesize(), int(resident) * resource.getpagesize()
+class _Memory:
+    """What the process has. To open the system's file for each job would take longer than to render a chat's frame."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
+
+    def read(self) -> tuple[int, int]:
+        """Returns bytes of addresses and of memory; (0, 0) where the system doesn't say."""
+        if self._file is None:
+            return 0, 0
+        addresses, resident = os.pread(self._file, 128, 0).split()[:2]
+        return int(addresses) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -476,11 +476,11 @@ async def launch(config, engine, step_timeout):
         works()
         threading.Event().wait()
     tokenizer.stop_strings = stop_strings
-    run = Sandbox.run_async
-    async def run_async(sandbox, job):
+    begin = Sandbox.begin
+    def begin_and_say(sandbox, job):
         works()
-        return await run(sandbox, job)
-    Sandbox.run_async = run_async
+        return begin(sandbox, job)
+    Sandbox.begin = begin_and_say
     return made
 sys.modules["penstock.engine.launch"] = types.SimpleNamespace(launch=launch, ENGINE=())
 sys.argv = ["penstock", "serve", "some/model", "--port", "0", "--served-model-name", "fake", "--shutdown-timeout", "0"]

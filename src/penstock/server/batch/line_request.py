@@ -28,8 +28,7 @@ from penstock.server.openai.batch_line import BatchLine, LineError
 from penstock.server.openai.forms import CompletionForm
 from penstock.server.openai.http_errors import ShuttingDownError, TooLateError, body_of, error_body, status_of
 from penstock.server.openai.translate import Call, chat_call, completion_call
-from penstock.text.sandbox import Done
-from penstock.text.sandbox_process import Job
+from penstock.text.sandbox_process import Job, Reply
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import Stream
@@ -143,7 +142,7 @@ class LinePreparer:
             return self.failed(line, error)
         return LineRequest(self, line, call, answer)
 
-    async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Done]:
+    async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
         """Tokenises a few lines at a time, so that their ids fit into memory, and that online texts come in between."""
         async with self._sandboxed:
             return await self.service.sandboxes.run(jobs)

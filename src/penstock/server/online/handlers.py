@@ -30,8 +30,7 @@ from penstock.server.openai.translate import Aside, Call, chat_call, completion_
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
-    from penstock.text.sandbox import Done
-    from penstock.text.sandbox_process import Job
+    from penstock.text.sandbox_process import Job, Reply
     from penstock.text.tokenizer import Tokenizer
 
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
@@ -178,7 +177,7 @@ class _Work:
         """Runs `work`; raises as until_gone."""
         return until_gone(work, self.request.receive, self.state.closing, self.deadline)
 
-    async def in_sandbox(self, jobs: Sequence[Job]) -> list[Done]:
+    async def in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
         """Renders and tokenises in a sandbox."""
         return await self._soon(self.state.sandboxes.run(jobs))
 
@@ -200,6 +199,8 @@ class _Work:
     async def _soon(self, work: Awaitable[Result]) -> Result:
         """Runs `work`, and watches the client only past UNWATCHED: that takes 0.2 ms, and most work is done before."""
         task = asyncio.ensure_future(work)
+        if task.done():
+            return task.result()
         try:
             await asyncio.wait((task,), timeout=UNWATCHED)
         except BaseException:

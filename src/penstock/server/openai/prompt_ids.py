@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ContextLengthError, TokenizerError, UsageError
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError
-from penstock.text.sandbox import Done
-from penstock.text.sandbox_process import ChatJob, Job, TextJob
+from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
@@ -26,7 +25,7 @@ A_TEXT = 64  # characters that a text costs as much as, however short it is
 A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
 TURN = 32_768  # token ids that are looked at in one turn of the loop; about 3 ms
 
-Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Done]]]  # does jobs there, for as long as somebody waits for them
+Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Reply]]]  # does jobs there, for as long as somebody waits for them
 
 
 @dataclass(slots=True)
@@ -85,7 +84,7 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
     yield part
 
 
-async def _done(jobs: Sequence[Job], form: BaseForm, sandboxed: Sandboxed) -> list[Done]:
+async def _done(jobs: Sequence[Job], form: BaseForm, sandboxed: Sandboxed) -> list[Reply]:
     try:
         return await sandboxed(jobs)
     except HttpError:  # not of the text: it took too long, say

@@ -28,15 +28,16 @@ from typing import Any
 import msgspec
 import numpy as np
 from clients_figures import ROWS, by_stamps, of_figures, of_file, of_samples
+from timed_server import Draw, TimedPlan, timed_server
 
 from penstock import __version__
 from penstock.almanac.record import Record
 from penstock.almanac.samples import Samples
 from penstock.bench.endpoint import Endpoint
-from penstock.bench.null_server import Draw, NullPlan, NullServer
 from penstock.bench.request_schedule import poisson
-from penstock.bench.run_load import Load, PlannedRequest, run_load
+from penstock.bench.run_load import Load, run_load
 from penstock.bench.server_process import HOST, ServerProcess, free_port
+from penstock.bench.worker_protocol import PlannedRequest
 from penstock.bench.workload import RequestStyle, prompts, workload
 from penstock.demo import model_folder
 
@@ -64,12 +65,12 @@ class Case:
     rate: float | None = None
     users: int | None = None
     limit: int | None = None
-    plan: NullPlan | None = None
+    plan: TimedPlan | None = None
     text: bool = False
 
 
-def spoken(first: float, gap: float, **more: Any) -> NullPlan:
-    return NullPlan(first=Draw("lognormal", first, 0.5), gap=Draw("fixed", gap), **more)
+def spoken(first: float, gap: float, **more: Any) -> TimedPlan:
+    return TimedPlan(first=Draw("lognormal", first, 0.5), gap=Draw("fixed", gap), **more)
 
 
 NULL = (
@@ -182,7 +183,7 @@ def null(case: Case, stamps: Path) -> Iterator[tuple[Endpoint, Path]]:
     stamps.unlink(missing_ok=True)
     with ExitStack() as stack:
         with on(SERVER):
-            server = stack.enter_context(NullServer(msgspec.structs.replace(case.plan, stamps=str(stamps))))
+            server = stack.enter_context(timed_server(msgspec.structs.replace(case.plan, stamps=str(stamps))))
         yield Endpoint(HOST, server.port, model="null"), stamps
 
 

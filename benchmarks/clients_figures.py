@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from timed_server import read_stamps
 
 from penstock.almanac.figures import point_of
 from penstock.almanac.record import ClientHealth, Figures
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.throughput import issued
-from penstock.bench.null_server import read_stamps
 
 QUANTILES = (0.5, 0.95, 0.99)
 WARM = 0.2  # of a run: before it our steady window isn't open

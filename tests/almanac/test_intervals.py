@@ -98,11 +98,6 @@ def test_means_cover(phi: float, count: int, least: float) -> None:
     assert least <= np.mean(covered) <= 0.99
 
 
-def test_means_of_a_normal_queue_cover_as_stated() -> None:
-    rows = correlated(0.8, 2000, 300, 6)
-    assert np.mean([covers(intervals.mean_ends([row], SeededRandom(n)), 0.0) for n, row in enumerate(rows)]) >= 0.92
-
-
 @pytest.mark.parametrize(("starts", "least"), [(2, 0.84), (3, 0.88), (5, 0.9)])
 @pytest.mark.parametrize("effect", [0.0, 1.0, 5.0])
 def test_starts_that_differ_widen(starts: int, least: float, effect: float) -> None:

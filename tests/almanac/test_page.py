@@ -272,17 +272,6 @@ def test_each_rate_has_its_own_highest_point(tmp_path: Path) -> None:
     assert (index["records"]["peak"][0][0], index["records"]["tokens"][0][0]) == (9.0, 400.0)
 
 
-def test_a_kept_rate_is_what_went_out_and_was_served(tmp_path: Path) -> None:
-    """Planned at 10 a second, 4 went out; of 6 that were offered next 3 came back, and that was a miss."""
-    kept = {**rated(point(10.0, firsts(1, 0.1, 2)), 4.0, 3.9, 4.1), "seconds": 100.0}
-    missed = rated(point(6.0, firsts(0.5, 0.1, 2)), 3.0, 2.9, 3.1)
-    for made, value in ((kept, 1.0), (missed, 0.5)):
-        made["goals"] = [{"seconds": 1.0, "share": value, "low": value, "high": value, "goodput": 1.0}]
-    build([Record.model_validate(record("kept0000", "penstock", [kept, missed]))], tmp_path / "page")
-    (index,) = argument(tmp_path / "page" / "data" / "index.js")
-    assert index["records"]["kept"] == [[[0.3, -1, 0], [1.0, 4.0, 6.0], [3.0, -1, 0]]]
-
-
 def test_no_kept_rate_is_above_what_all_at_once_gave(tmp_path: Path) -> None:
     """63 in 40 s, and 1.4 [1.1, 1.7] completed: not significantly less, and above what the engine can."""
     kept = {**rated(point(1.27, firsts(1, 0.1, 2, 63)), 1.4, 1.1, 1.7), "seconds": 40.0}

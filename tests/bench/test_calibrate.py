@@ -75,13 +75,6 @@ def test_a_ceiling_is_kept_and_read_again(tmp_path: Path) -> None:
         read_ceiling(path)
 
 
-def test_it_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ceiling = Calibration(machine_key(), "cpu", 2, "3.11", "0", "2026-01-01T00:00:00Z", RUNGS)
-    written = write_ceiling(ceiling)
-    assert written.is_relative_to(tmp_path) and machine_key() in written.name and read_ceiling() == ceiling
-
-
 def test_events_and_requests_are_counted_for_real() -> None:
     trial = calibration._events(1, 1000.0, 0.5)
     assert 0 < trial.events <= 1100 and 0 < trial.cpu < 10_000 and trial.lag >= 0

@@ -284,10 +284,3 @@ def test_a_peer_file_that_is_none_is_told_by_what_is_wrong(
     engine.write_text(engine.read_text().replace(*change))
     found = run(engine, tmp_path / "o")
     assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0
-
-
-def test_a_machine_elsewhere_is_described_by_a_file(tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_text('{"cpu": 5}')
-    found = penstock("bench", "run", "http://192.0.2.7:1", "--model", "m", "--shape", "8x4", "--machine",
-                     tmp_path / "bad.json")  # fmt: skip
-    assert found.exit_code == 2 and "describes no machine" in found.stderr

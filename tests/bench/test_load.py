@@ -10,15 +10,15 @@ import ssl
 import subprocess
 from pathlib import Path
 
-import hostile_server
 import numpy as np
 import pytest
-from hostile_server import CLOSES, SENDS, HostileServer
+from hostile_server import SENDS, HostileServer
+from timed_server import Draw, TimedPlan, timed_server
 
 from penstock.almanac.samples import Samples
 from penstock.bench.endpoint import Endpoint, target_of
-from penstock.bench.null_server import Draw, NullPlan, NullServer
-from penstock.bench.run_load import ClientReport, Load, LoadProgress, PlannedRequest, run_load
+from penstock.bench.run_load import ClientReport, Load, LoadProgress, run_load
+from penstock.bench.worker_protocol import PlannedRequest
 from penstock.errors import UsageError
 
 EXPECTED = {
@@ -138,7 +138,7 @@ def body(tokens: int) -> bytes:
 def test_an_open_loop_waits_for_no_answer() -> None:
     """All are sent before the first has ended, in order of the plan."""
     asks = [PlannedRequest(0.01 * at, body(3), 4, 3) for at in (5, 3, 1, 4, 2, 0)]
-    with NullServer(NullPlan(first=Draw("fixed", 0.3))) as server:
+    with timed_server(TimedPlan(first=Draw("fixed", 0.3))) as server:
         samples, seen = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks), 2)
     assert samples.outcome.tolist() == ["ok"] * 6
     assert np.allclose(samples.intended, np.arange(6) * 0.01, atol=1e-9)
@@ -148,7 +148,7 @@ def test_an_open_loop_waits_for_no_answer() -> None:
 
 def test_a_closed_loop_sends_when_a_slot_is_free() -> None:
     asks = [PlannedRequest(math.nan, body(4), 4, 4) for _ in range(23)]
-    with NullServer(NullPlan(first=Draw("uniform", 0.0, 0.03), gap=Draw("exponential", 0.004), seed=1)) as server:
+    with timed_server(TimedPlan(first=Draw("exponential", 0.015), gap=Draw("exponential", 0.004), seed=1)) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, closed=5), 2)
     assert len(samples) == 23 and set(samples.outcome) == {"ok"} and (samples.intended[:5] == 0).all()
     assert set(samples.intended[5:]) <= set(samples.end)
@@ -156,17 +156,10 @@ def test_a_closed_loop_sends_when_a_slot_is_free() -> None:
     assert max(np.cumsum([step for _, step in steps])) == 5
 
 
-def test_all_at_once_is_an_open_loop_of_zeros() -> None:
-    asks = [PlannedRequest(0.0, body(5), 4, 5) for _ in range(40)]
-    with NullServer(NullPlan(step=0.01), 2) as server:
-        samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks), 3)
-    assert set(samples.outcome) == {"ok"} and samples.events.tolist() == [5] * 40 and (samples.intended == 0).all()
-
-
 def test_the_point_ends_when_the_window_has_what_it_wants() -> None:
     """Requests after the window are load that is cut: the answers of 100 s are not waited for."""
     asks = [PlannedRequest(0.1 * at, body(4 if at < 5 else 1000), 4, 4 if at < 5 else 1000) for at in range(10)]
-    with NullServer(NullPlan(gap=Draw("fixed", 0.1))) as server:
+    with timed_server(TimedPlan(gap=Draw("fixed", 0.1))) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, window=(0.15, 0.45)))
     assert samples.window.tolist() == ([False] * 2 + [True] * 3 + [False] * 5)[: len(samples)]
     assert set(samples.outcome[:5]) == {"ok"} and "unfinished" in samples.outcome[5:]
@@ -174,7 +167,7 @@ def test_the_point_ends_when_the_window_has_what_it_wants() -> None:
 
 def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_line() -> None:
     asks = [PlannedRequest(at, body(500), 4, 500) for at in (0.0, 0.1, 30.0)]
-    with NullServer(NullPlan(gap=Draw("fixed", 0.01))) as server:
+    with timed_server(TimedPlan(gap=Draw("fixed", 0.01))) as server:
         samples, _ = sent(target_of(f"127.0.0.1:{server.port}"), load_of(asks, stop_after=0.6))
     assert samples.outcome.tolist() == ["unfinished"] * 2 and (samples.events > 0).all()
     assert (samples.output_tokens == -1).all()
@@ -183,7 +176,7 @@ def test_what_has_not_ended_in_time_is_unfinished_and_what_was_not_due_has_no_li
 def test_progress_adds_up() -> None:
     told: list[LoadProgress] = []
     asks = [PlannedRequest(0.02 * at, body(6), 4, 6) for at in range(40)]
-    with NullServer(NullPlan(gap=Draw("fixed", 0.01))) as server:
+    with timed_server(TimedPlan(gap=Draw("fixed", 0.01))) as server:
         load = load_of(asks, window=(0.0, 0.9))
         run_load(target_of(f"127.0.0.1:{server.port}"), load, point="p", start=0, processes=2, progress=told.append)
     assert all(each.sent == each.ended + each.in_flight and each.asked == 40 for each in told)
@@ -196,7 +189,7 @@ def test_progress_adds_up() -> None:
 def test_progress_counts_what_was_cut_off_by_its_name() -> None:
     told: list[LoadProgress] = []
     asks = [PlannedRequest(0.0, body(length), 4, length) for length in (1, 500, 500)]
-    with NullServer(NullPlan(gap=Draw("fixed", 0.01))) as server:
+    with timed_server(TimedPlan(gap=Draw("fixed", 0.01))) as server:
         load, target = load_of(asks, stop_after=0.6), target_of(f"127.0.0.1:{server.port}")
         run_load(target, load, point="p", start=0, processes=2, progress=told.append)
     assert (told[-1].ended, told[-1].failed, told[-1].unfinished) == (3, 0, 2)
@@ -261,8 +254,3 @@ def test_headers_smuggle_nothing() -> None:
             Endpoint("h", 1, headers=headers)
     with pytest.raises(UsageError, match="no path"):
         Endpoint("h", 1, path="/a b")
-
-
-def test_the_hostile_server_has_all_that_is_expected_of_it() -> None:
-    named = {name for group in EXPECTED.values() for name in group} | set(GOOD)
-    assert set(SENDS) <= named and set(CLOSES) <= set(hostile_server.SENDS)

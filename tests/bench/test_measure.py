@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -82,16 +81,6 @@ def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     assert len(set(points)) == len(points)
 
 
-def test_a_shape_that_is_refused_is_told_with_the_servers_words(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "context=100")
-    folder = measured(run, "90x20")
-    assert failures(folder) == [(None, "context too short")] and not folder.measured
-    assert "110 tokens, the context is 100" in folder.failed()[0].failure.message
-    record = write_record(run, workload("90x20"), folder)
-    assert validate(folder.path / "record.json").failures == record.failures and not record.points
-    assert failures(measured(run, "8x4")) == []  # the next shape is none the worse
-
-
 def test_samples_that_an_engine_cannot_serve_are_a_refusal(tmp_path: Path) -> None:
     folder = measured(run_of(tmp_path, peer=fake_peer(samples=False)), "monkeys:3")
     assert failures(folder) == [(None, "refused")] and "one sample a request, 3" in folder.failed()[0].failure.message
@@ -112,16 +101,6 @@ def test_a_server_that_does_not_start_is_tried_again_with_the_next_run(tmp_path:
     assert failures(folder) == [] and SINGLE in kinds(folder)
     missing = measured(run_of(tmp_path / "b", peer=fake_peer(command=["/nowhere/engine", "{port}"])))
     assert failures(missing) == [(None, "did not start")]
-
-
-def test_a_silent_server_is_stalled_and_the_point_ends_before_its_time(tmp_path: Path) -> None:
-    begin = time.monotonic()
-    folder = measured(run_of(tmp_path, "silent_above=20", settings=replace(QUICK, longest=300.0)))
-    assert failures(folder)[0] == (SATURATION, "stalled") and SINGLE in kinds(folder)
-    assert re.search(r"nothing came for 1 s; \d+ of \d+ requests", folder.failed()[0].failure.message)
-    assert time.monotonic() - begin < 200
-    kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")
-    assert len(kept) == QUICK.at_once and "unfinished" in set(kept.outcome) and set(kept.point) == {SATURATION}
 
 
 @pytest.mark.parametrize(("ending", "kind"), [("length", "context too short"), ("stop", "wrong output")])
@@ -150,14 +129,6 @@ def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatc
     measured(run_of(tmp_path, "slots=1", "first=0.1", settings=replace(QUICK, bisections=0, at_once=4, warm_up=0.8)))
     assert [point for point, _ in loads[:4]] == ["one", "warm-up", "one", "single"]
     assert "unfinished" in loads[1][1] and loads[2][1] == ["ok"]
-
-
-def test_overload_is_a_point_and_no_failure(tmp_path: Path) -> None:
-    """One slot, a twentieth of a second each: at the rate of everything at once the queue is not served in time."""
-    settings = replace(QUICK, goals=(8.0,), at_once=8, enough=4, drain=0.1, bisections=2)
-    folder = measured(run_of(tmp_path, "slots=1", "first=0.05", settings=settings))
-    assert failures(folder) == [] and OPEN in kinds(folder)
-    assert all(0 <= one.found((8.0,)).met[8.0] <= 1 for one in folder.measured)
 
 
 @pytest.mark.parametrize(
@@ -238,15 +209,6 @@ def test_a_server_that_is_there_is_measured_and_left_alone(tmp_path: Path) -> No
     record = write_record(run, workload("8x4"), folder)
     assert (record.engine.name, record.engine.version) == ("other", "7") and "127.0.0.1" in record.engine.command
     assert not list(folder.path.glob("server-*.log"))
-
-
-def test_one_that_dies_is_given_up_and_one_that_is_not_there_is_no_run(tmp_path: Path) -> None:
-    with there(tmp_path, "dies_above=20") as server:
-        run = by_url(tmp_path, server.port)
-        folder = measured(run)
-    assert failures(folder) == [(SATURATION, "crashed")] and SINGLE in kinds(folder)
-    with pytest.raises(UsageError, match=r"nothing serves at http://127\.0\.0\.1"):
-        measured(run)
 
 
 def again_there(server: ServerProcess, *options: str) -> ServerProcess:

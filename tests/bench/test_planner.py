@@ -325,18 +325,6 @@ def test_a_window_holds_as_many_arrivals_as_its_rate_says_and_is_a_poisson_proce
         assert (np.diff(times) >= 0).all() and times[0] >= 0 and times[-1] < until
 
 
-def test_what_a_window_offers_hangs_on_no_luck() -> None:
-    """Drawn counts of a window of 40 s at 0.25 a second leave 10 by three, as the square root of it says."""
-    known = Known(alone=1.0, highest=1.0)
-    issued = set()
-    for seed in range(50):
-        load = load_of(plan_of(OPEN, rate=0.25, window=40.0), Settings(), known, repeat(Prompted(b"", 5, 7)), seed)
-        begin, end = load.window
-        issued.add(sum(begin <= ask.intended < end for ask in load.asks))
-    drawn = {len(poisson(0.25, 40.0, np.random.default_rng(seed))) for seed in range(50)}
-    assert issued == {10} and len(drawn) > 5
-
-
 def test_the_load_of_each_kind() -> None:
     settings, known = Settings(), Known(alone=6.0, highest=4.0)
     at_once = load_of(plan_of(SATURATION, requests=50, window=600.0), settings, None, prompts(), 0)

@@ -13,7 +13,6 @@ import pytest
 from bench_runs import run_of
 from made_records import made_records
 
-from penstock.almanac.figures import sustained
 from penstock.almanac.record import Interval, PointFailure, Record
 from penstock.bench.compare import (
     CLIENT_SHORT,
@@ -94,22 +93,6 @@ def test_a_rate_that_a_time_limit_cut_off_is_told_as_at_least() -> None:
 # --- crossings
 
 
-def test_crossings_are_the_highest_that_meets_below_the_lowest_that_fails() -> None:
-    found = next(one for one in made_records(40) if sum(point.kind == "open" for point in one.points) > 3)
-    for crossing in crossings(found):
-        met = {
-            sustained(point): goal.share >= found.method.quantile
-            for point in found.points
-            for goal in point.goals
-            if point.kind == "open" and goal.seconds == crossing.seconds
-        }
-        failing = [rate.offered for rate, holds in met.items() if not holds]
-        assert crossing.fails == min(failing, default=None)
-        below = [rate.rate for rate, holds in met.items() if holds and rate.offered < (crossing.fails or math.inf)]
-        assert crossing.meets == max(below, default=None)
-        assert (crossing.keeps or 0) <= (crossing.meets or 0) and (crossing.misses or math.inf) >= (crossing.fails or 0)
-
-
 def with_goals(*goals: tuple[float, float, float, float], completed: dict[float, Interval] | None = None) -> Record:
     """Of open points alone: (rate, share, low, high) of each, in a window of 100 s. completed: where that is less."""
     found = record()
@@ -126,28 +109,6 @@ def with_goals(*goals: tuple[float, float, float, float], completed: dict[float,
     ]  # fmt: skip
     method = found.method.model_copy(update={"goals": [1.0], "quantile": 0.95})
     return found.model_copy(update={"points": made, "method": method})
-
-
-def test_chance_above_a_rate_that_misses_moves_no_crossing() -> None:
-    def found(*shares: tuple[float, float]) -> tuple[float | None, float | None]:
-        (crossing,) = crossings(with_goals(*((rate, share, share, share) for rate, share in shares)))
-        return crossing.meets, crossing.fails
-
-    assert found((3.0, 0.9), (1.0, 1.0), (4.0, 1.0), (2.0, 0.96)) == (2.0, 3.0)
-    assert found((1.0, 0.9), (2.0, 1.0), (3.0, 0.2)) == (2.0, 3.0)
-    assert found((2.0, 0.1), (1.0, 0.9)) == (None, 1.0)
-    assert found((1.0, 1.0)) == (1.0, None)
-
-
-def test_a_rate_that_was_offered_and_not_served_is_not_the_one_that_is_told() -> None:
-    """101 a second were offered, 87.3 [80, 94.5] completed, and the goal was kept."""
-    served = {101.0: Interval(value=87.3, low=80.0, high=94.5)}
-    found = with_goals((50.0, 1.0, 0.97, 1.0), (101.0, 0.97, 0.96, 0.99), completed=served)
-    (crossing,) = crossings(found)
-    assert (crossing.meets, crossing.keeps, crossing.fails) == (87.3, 80.0, None)
-    assert crossing.words(0.95).endswith("up to 87.3 requests a second, missed at no higher rate that was tried")
-    told = compare(with_goals((50.0, 1.0, 0.97, 1.0), (60.0, 0.1, 0.0, 0.2)), found).goals[0]
-    assert "A up to 50 requests a second, B up to 87.3; B / A at least" in told
 
 
 def test_what_was_offered_is_what_the_window_issued() -> None:

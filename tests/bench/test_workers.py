@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from typing import IO
 
 import pytest
 from hostile_server import HostileServer
 
 from penstock.bench import worker_pool
 from penstock.bench.endpoint import target_of
-from penstock.bench.run_load import Load, PlannedRequest, run_load, shares
-from penstock.bench.worker_protocol import WorkerProgress, WorkerReady, WorkerStart, WorkerStop, pack, read
+from penstock.bench.run_load import Load, run_load, shares
+from penstock.bench.worker_pool import Worker
+from penstock.bench.worker_protocol import PlannedRequest, WorkerProgress, WorkerReady, WorkerStart, receive, send
 from penstock.errors import EngineError
 
 
@@ -28,14 +26,6 @@ def load_of(names: list[str], **changed: object) -> Load:
     return Load(**{
         "asks": asks, "closed": None, "stop_after": 60.0, "stall": 60.0, "window": (0.0, 60.0), **changed,
     })  # fmt: skip
-
-
-def test_messages_come_out_of_frames_as_they_went_in() -> None:
-    spec = shares(target_of("h"), load_of(["good", "nothing"]), 1)[0]
-    pipe = io.BytesIO(
-        b"".join(map(pack, (spec, WorkerStart(1.5), WorkerStop(), WorkerReady(3)))) + pack(WorkerStop())[:-1]
-    )
-    assert [read(pipe) for _ in range(5)] == [spec, WorkerStart(1.5), WorkerStop(), WorkerReady(3), None]
 
 
 def test_asks_are_shared_out_and_none_is_lost() -> None:
@@ -47,47 +37,49 @@ def test_asks_are_shared_out_and_none_is_lost() -> None:
         assert sum(spec.connections for spec in specs) == 5
 
 
-def test_a_client_process_that_dies_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dying(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", "import sys; sys.exit('no more memory')"]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """The workers that are started, as they come."""
+    found: list[Worker] = []
+    real = worker_pool.start_worker
 
-    monkeypatch.setattr(worker_pool, "_client", dying)
-    with pytest.raises(EngineError, match="ended with code 1: no more memory"):
-        run_load(target_of("127.0.0.1:9"), load_of(["good"]), point="p", start=0, processes=2, progress=None)
+    def noted() -> Worker:
+        found.append(real())
+        return found[-1]
+
+    monkeypatch.setattr(worker_pool, "start_worker", noted)
+    return found
+
+
+def test_a_client_process_that_dies_is_told_with_its_last_words(started: list[Worker]) -> None:
+    def kill(_: object) -> None:
+        started[0].errors.write(b"trace\nno more memory\n")
+        started[0].errors.flush()
+        started[0].process.kill()
+
+    with HostileServer() as server, pytest.raises(EngineError, match="ended with code -9: no more memory"):
+        run_load(target_of(server.url), load_of(["nothing"] * 2), point="p", start=0, processes=2, progress=kill)
 
 
 def test_a_client_ends_when_its_load_goes_away_in_the_middle_of_a_point() -> None:
-    with HostileServer() as server, tempfile.TemporaryFile() as errors:
-        process = worker_pool._client(errors)
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(pack(shares(target_of(server.url), load_of(["nothing"]), 1)[0]))
-        process.stdin.flush()
-        assert read(process.stdout) == WorkerReady(1)  # type: ignore[arg-type]
-        process.stdin.write(pack(WorkerStart(time.monotonic())))
-        process.stdin.flush()
-        assert isinstance(read(process.stdout), WorkerProgress)  # type: ignore[arg-type]
-        process.stdin.close()
-        assert process.wait(30) == 0
-        process.stdout.close()
+    worker = worker_pool.start_worker()
+    with HostileServer() as server, worker.errors:
+        send(worker.pipe, shares(target_of(server.url), load_of(["nothing"]), 1)[0])
+        assert receive(worker.pipe) == WorkerReady(1)
+        send(worker.pipe, WorkerStart(time.monotonic()))
+        assert isinstance(receive(worker.pipe), WorkerProgress)
+        worker.pipe.close()
+        assert worker.process.wait(30) == 0
 
 
-def test_an_interrupted_load_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    real = worker_pool._client
-
-    def noted(errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        started.append(real(errors))
-        return started[-1]
-
+def test_an_interrupted_load_leaves_no_process(started: list[Worker]) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker_pool, "_client", noted)
     with HostileServer() as server, pytest.raises(KeyboardInterrupt):
         load = load_of(["nothing"] * 2)
         run_load(target_of(server.url), load, point="p", start=0, processes=2, progress=interrupt)
-    assert len(started) == 2 and all(process.poll() is not None for process in started)
+    assert len(started) == 2 and all(each.process.poll() is not None for each in started)
 
 
 def test_a_load_ends_when_whoever_hears_it_has_enough() -> None:

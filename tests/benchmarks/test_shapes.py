@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import shapes
 from random_model import SHAPES, load_format, tensors, write_model
-from random_tokenizer import made_up, rare_pair, write_tokenizer
+from random_tokenizer import rare_pair, write_tokenizer
 from step_limit import Machine
 from step_parts import Ran, part_of_kernel, part_of_operator, split
 from step_watch import Watch
@@ -81,11 +81,6 @@ def test_a_given_tokenizer_is_taken_gzipped_too(tmp_path: Path) -> None:
     assert load_format(tmp_path / "model") == "dummy"
     with pytest.raises(SystemExit, match="no vocabulary of 100"):
         write_tokenizer(tmp_path, source, 100)
-
-
-def test_made_up_words_are_new_and_always_the_same() -> None:
-    words = made_up({"a": 0, "b": 1}, 500)
-    assert len(words) == 500 and list(words.values()) == list(range(2, 502)) and words == made_up({"a": 0, "b": 1}, 500)
 
 
 def test_a_rare_pair_is_in_about_the_share_that_was_asked() -> None:
@@ -229,8 +224,3 @@ def test_a_run_gathers_its_rows_and_tells_what_failed(
     assert "kv_cache_tokens (100) holds no" in found["big"]["failed"]
     table = capsys.readouterr().out.splitlines()[-3:]
     assert {line.split()[0] for line in table} == set(found)
-
-
-def test_the_first_token_is_timed(folder: Path) -> None:
-    knobs = {**KNOBS, "model": str(folder), "max_model_len": 256}
-    assert 0 < shapes.start_up_seconds(knobs, cold=True) < 300

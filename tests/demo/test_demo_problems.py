@@ -6,22 +6,17 @@ import ast
 import json
 import operator
 import re
-import subprocess
-import sys
 from collections import Counter
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from random import Random
 
-import problems as maker
 import pytest
 from problems import NAMES, Problem, Side, make_problem, problems, shipped, side_of
 
-import penstock
 from penstock.demo import problems_file, shots_file
 
-HERE = {"PYTHONPATH": f"{Path(maker.__file__).parent}:{Path(penstock.__file__).parents[1]}"}
 EQUATION = re.compile(r"([\d(][\d +\-*/()]*[\d)]) = (\d+)")
 NUMBER = re.compile(r"\d+")
 # Said in words by a question ("half", "twice", "a dozen", "percent"), or known (two sides of each length).
@@ -44,11 +39,6 @@ def value(expression: str) -> Fraction:
 def draws(kind: str, count: int = 60, side: Side = "train") -> list[Problem]:
     rng = Random(f"tests {kind}")
     return [make_problem(rng, kind, side) for _ in range(count)]
-
-
-def test_there_are_enough_kinds() -> None:
-    assert len(NAMES) >= 15
-    assert len(set(NAMES)) == len(NAMES)
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -128,26 +118,6 @@ def test_test_and_training_share_no_kind_and_numbers() -> None:
     assert {(p.kind, tuple(sorted(p.numbers))) for p in shipped("train")}.isdisjoint(held_out)
 
 
-def test_a_seed_gives_the_same_problems_in_any_process() -> None:
-    code = (
-        "from itertools import islice; from problems import problems;"
-        "print([p.question for p in islice(problems(7), 40)])"
-    )
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=HERE | {"PYTHONHASHSEED": salt},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for salt in ("1", "2")
-    ]
-    assert runs[0] == runs[1]
-    assert runs[0].strip() == str([p.question for p in islice(problems(7), 40)])
-    assert [p.question for p in islice(problems(8), 40)] != [p.question for p in islice(problems(7), 40)]
-
-
 @pytest.mark.parametrize(("side", "path"), [("test", problems_file()), ("train", shots_file())])
 def test_the_shipped_files_are_what_the_maker_makes(side: Side, path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -156,12 +126,3 @@ def test_the_shipped_files_are_what_the_maker_makes(side: Side, path: Path) -> N
     assert len(made) >= 200
     assert {problem.kind for problem in made} == set(NAMES)
     assert all(side_of(problem.kind, problem.numbers) == side for problem in made)
-
-
-def test_making_problems_needs_the_standard_library_alone() -> None:
-    code = (
-        "import sys; import problems;"
-        "print([m for m in ('torch', 'numpy', 'tokenizers', 'transformers') if m in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], env=HERE, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
-import fake_llm
 import pytest
-from fake_llm import CONTEXT, FakeLLM, Waves, shown_by
+from fake_llm import CONTEXT, FakeLLM, shown_by
 
-from penstock import journal as journal_room
 from penstock.config import Config
 from penstock.errors import CapacityError, ContextLengthError, JournalError, PenstockError, UsageError
 from penstock.jobs import monkeys as monkeys_room
@@ -149,33 +140,6 @@ def test_stopped_it_goes_on(tmp_path: Path) -> None:
         assert summary["coverage"] == json.loads((tmp_path / "whole" / "summary.json").read_text())["coverage"]
 
 
-def test_samples_that_end_together_outlive_a_kill_in_the_next_wave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of 0.3 s by the journal's clock; every sixth ends two problems' samples, the others none."""
-    now, found, counted = [0.0], list[int](), list[tuple[int, int]]()
-    shown = shown_by(monkeys_room, monkeypatch)
-
-    def look() -> None:
-        now[0] += 0.3
-        problems, drawn = shown[0].counts
-        found.append((tmp_path / "out" / "samples.jsonl.journal").read_bytes().count(b"\n") - 1)
-        counted.append((problems.done, drawn.done))
-        if len(found) == 8:  # amid the second wave
-            (tmp_path / "killed").mkdir()
-            for name in ("samples.jsonl", "samples.jsonl.journal"):
-                shutil.copy(tmp_path / "out" / name, tmp_path / "killed" / name)
-
-    monkeypatch.setattr(journal_room, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    run_monkeys(Config(), ask(tmp_path), opener(Waves(2, 6, look)))
-    assert [found[wave * 6 + 2] for wave in range(3)] == [2 * N, 4 * N, 5 * N]
-    assert counted == [(samples // N, samples) for samples in found], "what is counted is what is on the disk"
-    second = FakeLLM()
-    run_monkeys(Config(), ask(tmp_path, out="killed"), opener(second))
-    assert [p.key for p in second.asked] == [4]
-    assert samples(tmp_path / "killed") == samples(tmp_path / "out")
-
-
 def test_a_problem_of_which_some_samples_fail_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = shown_by(monkeys_room, monkeypatch)
 
@@ -222,14 +186,6 @@ def test_other_settings_are_refused(tmp_path: Path, change: dict[str, int], says
     with pytest.raises(JournalError, match=f"{says}.*name another output"):
         run_monkeys(Config(), ask(tmp_path, **change), opener(FakeLLM()))
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
-def test_rows_and_memory_may_change_between_sittings(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run_monkeys(Config(), ask(tmp_path), opener(FakeLLM(dies_after=3)))
-    run_monkeys(Config.of(max_num_seqs=2), ask(tmp_path), opener(FakeLLM()))
-    with pytest.raises(JournalError, match="dtype"):
-        run_monkeys(Config.of(dtype="float32"), ask(tmp_path), opener(FakeLLM()))
 
 
 def test_a_prompt_that_is_too_long_ends_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,23 +243,6 @@ def test_a_model_that_cannot_open_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep, kept = monkeys_room._keep, []
-
-    def full(problem: Any, finished: Any, journal: Any) -> None:
-        if len(kept) == 10:
-            raise CapacityError("the disk is full")
-        keep(problem, finished, journal)
-        kept.append(1)
-
-    monkeypatch.setattr(monkeys_room, "_keep", full)
-    with pytest.raises(CapacityError, match="is full"):
-        run_monkeys(Config(), ask(tmp_path), opener(FakeLLM()))
-    monkeypatch.undo()
-    summary = run_monkeys(Config(), ask(tmp_path), opener(FakeLLM()))
-    assert summary["speed"]["samples"] == 20 and summary["samples"] == 30
-
-
 def test_pick_samples_takes_the_first_of_problems_spread_over_the_run() -> None:
     rows = [
         {"problem": p, "sample": s, "right": s % 2 == 0, "text": ""}
@@ -313,40 +252,3 @@ def test_pick_samples_takes_the_first_of_problems_spread_over_the_run() -> None:
     right, wrong = pick_samples(rows)
     assert [(row["problem"], row["sample"]) for row in right] == [(0, 0), (3, 0), (6, 0)]
     assert [(row["problem"], row["sample"]) for row in wrong] == [(0, 1), (3, 1), (6, 1)]
-
-
-SITTING = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from fake_llm import FakeLLM
-from penstock.config import Config
-from penstock.jobs.monkeys import Options, run_monkeys
-from penstock.request import SamplingParams
-import penstock.journal as room
-room.COMMIT_ROWS = 4
-sampling = SamplingParams(n=40, temperature=0.6, max_tokens=64)
-options = Options(problems=sys.argv[2], out=Path(sys.argv[3]), sampling=sampling, few_shot=1)
-run_monkeys(Config(), options, lambda config: FakeLLM(delay=0.002))
-"""
-
-
-def test_killed_again_and_again(tmp_path: Path) -> None:
-    """SIGKILL at several moments, then to the end: every sample once, each as a run in one piece draws it."""
-    problems = make_problems(tmp_path)
-    here = str(Path(fake_llm.__file__).parent)
-    command = [sys.executable, "-c", SITTING, here, problems, str(tmp_path / "out")]
-    journal = tmp_path / "out" / "samples.jsonl.journal"
-    for lines in (2, 40, 90):
-        child = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
-            assert child.poll() is None
-            time.sleep(0.003)
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        assert not (tmp_path / "out" / "summary.json").exists()
-    subprocess.run(command, check=True, capture_output=True)
-    options = ask(tmp_path, out="whole", n=40, few_shot=1, problems=problems)
-    run_monkeys(Config(), options, opener(FakeLLM()))
-    assert samples(tmp_path / "out") == samples(tmp_path / "whole")
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["samples"] == 200

@@ -250,14 +250,6 @@ def test_fetch_writes_through_a_link_and_keeps_a_draft_s_namesake(server: Batchi
     assert (folder / "out.jsonl.part").read_text() == "mine" and len(list(folder.iterdir())) == 2
 
 
-@pytest.mark.parametrize("letters", [250, 300])
-def test_a_name_that_is_too_long(server: Batching, tmp_path: Path, letters: int) -> None:
-    batch_id = server.submit(jsonl([line("a")]))
-    server.until_over(batch_id)
-    with pytest.raises(JournalError, match=r"cannot be written \(file name too long\): name another output"):
-        fetch(Remote(server.url), batch_id, tmp_path / ("x" * letters))
-
-
 def test_a_disk_that_only_reads(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be opened there, and nothing taken away."""
 
@@ -293,12 +285,6 @@ def test_large_files_go_up_and_come_down(server: Batching, tmp_path: Path) -> No
     assert made["filename"] == "odd name.bin" and made["bytes"] == len(content)
     back = io.BytesIO()
     assert Remote(server.url).download(made["id"], back) == len(content) and back.getvalue() == content
-
-
-def test_a_file_that_is_too_large_is_refused_in_words(server: Batching, tmp_path: Path) -> None:
-    (tmp_path / "large").write_bytes(bytes(MOST * 3))
-    with pytest.raises(RemoteError, match=f"the file is larger than {MOST} bytes"):
-        Remote(server.url).upload(tmp_path / "large")
 
 
 def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:

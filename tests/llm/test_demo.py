@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from penstock import LLM, SamplingParams, demo
 from penstock.errors import UsageError
-from penstock.llm import Prompt
 from penstock.row_table import RANGES
 
 pytestmark = pytest.mark.torch
@@ -38,22 +35,6 @@ def test_the_package_brings_a_model(llm: LLM) -> None:
     right = [out.outputs[0].text.strip().endswith(row["answer"][-6:]) for out, row in zip(answers, ROWS, strict=True)]
     assert any(right)
     assert {out.outputs[0].finish_reason for out in answers} == {"stop"}
-
-
-def test_greedy_answers_are_those_of_transformers(llm: LLM) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(demo.model_folder(), dtype=torch.float32).eval()
-    for out in llm.generate(QUESTIONS[:3], SamplingParams(temperature=0.0, max_tokens=30), use_tqdm=False):
-        ids = torch.tensor([out.prompt_token_ids])
-        want = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30)
-        assert out.outputs[0].token_ids == want[0, ids.shape[1] :].tolist()
-
-
-def test_a_forks_samples_are_those_drawn_one_by_one(llm: LLM) -> None:
-    params = SamplingParams(n=6, temperature=0.6, top_p=0.95, max_tokens=30, seed=2)
-    for out in llm.generate(QUESTIONS[:2], params, use_tqdm=False):
-        for index in (0, 3, 5):
-            (one,) = llm.stream([Prompt(key=0, prompt=out.prompt_token_ids, params=params, samples=[index])])
-            assert one.output == out.outputs[index]
 
 
 def test_every_number_up_to_its_ends_gives_tokens(llm: LLM) -> None:

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
 from penstock.errors import CheckpointError, TokenizerError, UsageError
-from penstock.jobs.run import run_file
 from penstock.llm import Prompt
 from penstock.request import Request, RequestOutput
 
@@ -272,23 +271,6 @@ def test_a_fault_of_one_prompt_is_its_own(folder: Path, fault: str, monkeypatch:
             outs = run(llm, ["the pump", bad.prompt, "the pump"], greedy())
             assert [len(out.outputs) for out in outs] == [1, 0, 1]
             assert [out.error for out in outs] == [None, error.error, None]
-
-
-@pytest.mark.parametrize("fault", OWN_FAULTS)
-def test_a_row_that_fails_does_not_end_a_file_of_rows(
-    folder: Path, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    llm = open_llm(folder)
-    bad = fails_at(llm, fault, monkeypatch)
-    middle = {"prompt": bad.prompt} if bad.messages is None else {"messages": bad.messages}
-    rows = [{"id": 0, "prompt": "the pump"}, {"id": 1, **middle}, {"id": 2, "prompt": "the river"}]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    outcome = run_file(source, out, llm.config, lambda config: llm)
-    found = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
-    assert (outcome.done, outcome.failed) == (3, 1)
-    assert found[1].keys() == {"id", "error"} and found[1]["error"].startswith(OWN_FAULTS[fault])
-    assert len(found[0]["outputs"]) == len(found[2]["outputs"]) == 1
 
 
 def test_a_model_that_cannot_chat_says_so_at_once(llm: LLM) -> None:

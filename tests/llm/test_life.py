@@ -229,18 +229,6 @@ class Pressing:
         return Late()
 
 
-def test_ctrl_c_ends_a_generate_and_the_next_one_runs(folder: Path) -> None:
-    with open_llm(folder, steps_ahead=2) as llm:
-        engine = llm._engine
-        real = engine.runner
-        engine.runner = Pressing(real, None)  # type: ignore[assignment]
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate([PROMPT] * 20, SHORT, use_tqdm=False)
-        engine.runner = real
-        assert is_at_rest(llm)
-        assert llm.generate([PROMPT], SHORT, use_tqdm=False)[0].error is None
-
-
 def events_of(llm: LLM, seen: list[Any]) -> Any:
     """Writes into `seen` how many samples ended in each step that was read; gives the after_step that writes "step"."""
     take = llm._client.process

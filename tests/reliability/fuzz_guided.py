@@ -32,8 +32,8 @@ with atheris.instrument_imports(include=["penstock"], enable_loader_override=Fal
     from service import make_folder
 
     import penstock.engine.channel as channel
+    import penstock.jobs.input_rows
     import penstock.jobs.problems
-    import penstock.jobs.rows
     import penstock.models.generation_config
     import penstock.models.model_config
     import penstock.server.batch.manager

@@ -65,7 +65,7 @@ class LineCheck:
 
 def row(line: bytes) -> bool:
     """A row of `penstock run`: whether it can be run."""
-    from penstock.jobs.rows import parse_row
+    from penstock.jobs.input_rows import parse_row
 
     with bounded():
         try:
@@ -78,10 +78,10 @@ def row(line: bytes) -> bool:
 
 def packed(path: Path, data: bytes) -> None:
     """A .gz of rows, or of problems, that is none."""
-    from penstock.jobs import problems, rows
+    from penstock.jobs import input_rows, problems
 
     path.write_bytes(data)
-    for read in (lambda: list(rows.read_lines(path)), lambda: list(problems._rows(path, "it"))):
+    for read in (lambda: list(input_rows.read_lines(path)), lambda: list(problems._rows(path, "it"))):
         with bounded(), contextlib.suppress(UsageError):
             read()
 

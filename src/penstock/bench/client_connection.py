@@ -15,6 +15,7 @@ import httptools
 
 from penstock.bench.response_checks import judge
 from penstock.bench.response_reader import ErrorReader, StreamReader
+from penstock.bench.worker_protocol import PlannedRequest
 
 RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote
 NEVER = float("nan")
@@ -25,10 +26,7 @@ class SentRequest:
     """One request and what came of it. Instants are of the monotonic clock; `outcome` is None while it goes on."""
 
     number: int
-    body: bytes
-    asked_prompt: int
-    asked_output: int
-    most_output: int
+    ask: PlannedRequest
     intended: float
     window: bool = False
     taken: float = NEVER  # when the client took it up: what it is late by
@@ -75,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self._post, post.connection = post, self
         self._answer, self._framed, self._whole = None, False, False
         self.used += 1
-        words = b"%b%d\r\n\r\n%b" % (self._owner.head, len(post.body), post.body)
+        words = b"%b%d\r\n\r\n%b" % (self._owner.head, len(post.ask.body), post.ask.body)
         post.actual = post.heard = monotonic()  # before: whoever is descheduled behind a write sees a faster server
         self._transport.write(words)
 
@@ -150,7 +148,7 @@ class ClientConnection(asyncio.Protocol):
     def _complete(self, post: SentRequest) -> None:
         assert self._answer is not None
         self._answer.finish()
-        verdict = judge(self._answer, post.asked_prompt, post.asked_output, post.most_output)
+        verdict = judge(self._answer, post.ask.asked_prompt, post.ask.asked_output, post.ask.most_output)
         self._settle(*(verdict or ("ok", "")))
 
     def _settle(self, outcome: str, message: str) -> None:

@@ -38,9 +38,7 @@ class LoadGenerator:
         self._spec = spec
         self._tell_load = tell
         self.head = spec.head
-        asked = zip(spec.asked_prompt, spec.asked_output, spec.most_output, strict=True)
-        rows = zip(spec.number, spec.body, asked, spec.intended, strict=True)
-        self.posts = [SentRequest(number, body, *lengths, intended) for number, body, lengths, intended in rows]
+        self.posts = [SentRequest(*row, row[1].intended) for row in zip(spec.number, spec.asks, strict=True)]
         planned = len(self.posts) if spec.closed is None else min(spec.closed, len(self.posts))
         self._planned = deque(self.posts[:planned])  # go by the clock
         self._waiting = deque(self.posts[planned:])  # go when a slot is free

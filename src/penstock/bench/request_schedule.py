@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.point_planner import CLOSED, SATURATION, SINGLE, PointPlan, Settings
-from penstock.bench.run_load import Load, PlannedRequest
+from penstock.bench.run_load import Load
+from penstock.bench.worker_protocol import PlannedRequest
 from penstock.bench.workload import Prompted
 from penstock.errors import UsageError
 

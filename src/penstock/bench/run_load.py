@@ -19,22 +19,10 @@ from penstock.almanac.record import BUSY, HEADROOM, LAG, LATE, LATE_SHARE, Clien
 from penstock.almanac.samples import Samples, from_lists
 from penstock.bench.endpoint import Endpoint
 from penstock.bench.worker_pool import WorkerPool
-from penstock.bench.worker_protocol import WorkerProgress, WorkerResult, WorkerSpec
+from penstock.bench.worker_protocol import COLUMNS, PlannedRequest, WorkerProgress, WorkerResult, WorkerSpec
 from penstock.errors import UsageError
 
 OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
-
-
-@dataclass(frozen=True)
-class PlannedRequest:
-    """intended: seconds from the point's begin; NaN in a closed loop. asked_*: -1 where no length is fixed.
-    most_output: tokens of all samples together, at most; -1: nobody knows."""
-
-    intended: float
-    body: bytes
-    asked_prompt: int
-    asked_output: int
-    most_output: int = -1
 
 
 @dataclass(frozen=True)
@@ -144,18 +132,14 @@ def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
     specs = []
     for at in range(count):
         numbers = list(range(at, len(load.asks), count))
-        asks = [load.asks[number] for number in numbers]
         if load.closed is None:
-            order = sorted(range(len(asks)), key=lambda index: asks[index].intended)
-            numbers, asks = [numbers[index] for index in order], [asks[index] for index in order]
+            numbers.sort(key=lambda number: load.asks[number].intended)
+        asks = [load.asks[number] for number in numbers]
         slots = None if load.closed is None else _share(load.closed, at, count)
         specs.append(WorkerSpec(
             host=target.host, port=target.port, tls=target.tls, head=target.head(),
             connections=_share(opened, at, count), closed=slots,
-            stop_after=load.stop_after, stall=load.stall, window=load.window, number=numbers,
-            intended=[ask.intended for ask in asks], body=[ask.body for ask in asks],
-            asked_prompt=[ask.asked_prompt for ask in asks], asked_output=[ask.asked_output for ask in asks],
-            most_output=[ask.most_output for ask in asks],
+            stop_after=load.stop_after, stall=load.stall, window=load.window, number=numbers, asks=asks,
         ))  # fmt: skip
     return specs
 
@@ -186,18 +170,15 @@ def beforehand(load: Load) -> int:
 
 def gather(load: Load, parts: list[WorkerResult], point: str, start: int) -> Samples:
     """Returns all processes' requests in the order of their intended starts."""
-    floats = {name: _joined(parts, name, np.float64) for name in ("intended", "actual", "first", "end")}
-    names = ("number", "events", "prompt_tokens", "output_tokens", "cached_tokens")
-    ints = {name: _joined(parts, name, np.int32) for name in names}
-    every = _joined(parts, "gaps", np.float32)
-    cuts = np.cumsum(np.maximum(ints["events"] - 1, 0))
+    found = {name: _joined(parts, name) for name in COLUMNS}
+    cuts = np.cumsum(np.maximum(found["events"] - 1, 0))
+    every = np.concatenate([np.frombuffer(part.gaps, np.float32) for part in parts])
     gaps = np.split(every, cuts[:-1]) if len(cuts) else []
     outcome = [word for part in parts for word in part.outcome]
-    order = np.lexsort((ints["number"], floats["intended"]))
-    number = ints.pop("number")[order]
-    intended = floats["intended"][order]
+    order = np.lexsort((found["number"], found["intended"]))
+    number, intended = found.pop("number")[order], found["intended"][order]
     columns: dict[str, list[Any]] = {
-        **{name: column[order].tolist() for name, column in (floats | ints).items()},
+        **{name: column[order].tolist() for name, column in found.items()},
         "point": [point] * len(order),
         "start": [start] * len(order),
         "gaps": [gaps[at] for at in order],
@@ -210,16 +191,16 @@ def gather(load: Load, parts: list[WorkerResult], point: str, start: int) -> Sam
 
 
 def see(load: Load, parts: list[WorkerResult], begin: float) -> ClientReport:
-    waited = _joined(parts, "first", np.float64) - _joined(parts, "intended", np.float64)
+    waited = _joined(parts, "first") - _joined(parts, "intended")
     waited = waited[~np.isnan(waited)]
     seconds = max(part.wall for part in parts)
     requests = sum(len(part.outcome) for part in parts)
     return ClientReport(
         lag_p99=max(_p99(np.frombuffer(part.lags, np.float32)) for part in parts),
         busy=max(part.cpu / max(part.wall, 1e-9) for part in parts),
-        late_p99=_p99(_joined(parts, "late", np.float32)),
+        late_p99=_p99(np.concatenate([np.frombuffer(part.late, np.float32) for part in parts])),
         late_limit=max(LATE, LATE_SHARE * float(np.median(waited))) if len(waited) else LATE,
-        events_per_second=float(_joined(parts, "events", np.int32).sum()) / max(seconds, 1e-9),
+        events_per_second=float(_joined(parts, "events").sum()) / max(seconds, 1e-9),
         requests_per_second=requests / max(seconds, 1e-9),
         processes=len(parts),
         cpu=sum(part.cpu for part in parts),
@@ -230,8 +211,9 @@ def see(load: Load, parts: list[WorkerResult], begin: float) -> ClientReport:
     )
 
 
-def _joined(parts: list[WorkerResult], name: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-    return np.concatenate([np.frombuffer(getattr(part, name), kind) for part in parts])
+def _joined(parts: list[WorkerResult], name: str) -> npt.NDArray[Any]:
+    """Returns [requests]: one of COLUMNS, of all processes."""
+    return np.concatenate([np.frombuffer(part.columns[name], COLUMNS[name]) for part in parts])
 
 
 def _p99(values: npt.NDArray[Any]) -> float:

@@ -1,4 +1,4 @@
-"""What crosses between the load and its client processes: typed msgpack in frames, over stdin and stdout.
+"""What crosses between the load and its client processes: typed msgpack over a pipe.
 
     load                      client
       Spec  ────────────────▶   its share of the asks
@@ -13,18 +13,32 @@ It knows no HTTP. Times are seconds; instants are of the monotonic clock that al
 
 from __future__ import annotations
 
-import struct
-from typing import BinaryIO
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import msgspec
 
-_LENGTH = struct.Struct("<Q")
+# What is known of each request when the point has ended, with the code of its array: times are float64, counts int32.
+COLUMNS = {
+    "number": "i", "intended": "d", "actual": "d", "first": "d", "end": "d", "events": "i", "prompt_tokens": "i",
+    "output_tokens": "i", "cached_tokens": "i",
+}  # fmt: skip
+
+
+class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """intended: seconds from the point's begin; NaN in a closed loop, where a slot takes it when free. asked_*: -1
+    where no length is fixed. most_output: tokens of all samples together, at most; -1: nobody knows."""
+
+    intended: float
+    body: bytes
+    asked_prompt: int
+    asked_output: int
+    most_output: int = -1
 
 
 class WorkerSpec(msgspec.Struct, tag=True):
-    """What a client process does. Columns have an entry an ask; `intended` is NaN where a slot takes it when free.
-
-    head: all of the request's head but its length. window: asks that were intended in it count (first, end)."""
+    """What a client process does. number: of each ask, in the load. head: all of the request's head but its length.
+    window: asks that were intended in it count (first, end)."""
 
     host: str
     port: int
@@ -36,11 +50,7 @@ class WorkerSpec(msgspec.Struct, tag=True):
     stall: float
     window: tuple[float, float]
     number: list[int]
-    intended: list[float]
-    body: list[bytes]
-    asked_prompt: list[int]
-    asked_output: list[int]
-    most_output: list[int]
+    asks: list[PlannedRequest]
 
 
 class WorkerStart(msgspec.Struct, tag=True):
@@ -72,21 +82,13 @@ class WorkerProgress(msgspec.Struct, tag=True):
 
 
 class WorkerResult(msgspec.Struct, tag=True):
-    """One process's requests; columns as raw bytes: float64, int32, and for gaps float32 of all requests in turn.
+    """One process's requests. columns: COLUMNS' raw bytes. gaps: float32, of all requests in turn.
 
     lags: how late each tick of the loop came, float32. late: how long after the intended start a request was taken up.
     troubles: outcome -> the first of its messages. cpu, wall: seconds of the point."""
 
-    number: bytes
-    intended: bytes
-    actual: bytes
-    first: bytes
-    end: bytes
-    events: bytes
+    columns: dict[str, bytes]
     gaps: bytes
-    prompt_tokens: bytes
-    output_tokens: bytes
-    cached_tokens: bytes
     outcome: list[str]
     late: bytes
     lags: bytes
@@ -98,27 +100,17 @@ class WorkerResult(msgspec.Struct, tag=True):
 
 Message = WorkerSpec | WorkerStart | WorkerStop | WorkerReady | WorkerProgress | WorkerResult
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Message).decode
+_decode: Callable[[bytes], Message] = msgspec.msgpack.Decoder(Message).decode
 
 
-def pack(message: Message) -> bytes:
-    data = _encode(message)
-    return _LENGTH.pack(len(data)) + data
+def send(pipe: Connection, message: Message) -> None:
+    """Raises BrokenPipeError where the other side has gone."""
+    pipe.send_bytes(_encode(message))
 
 
-def read(file: BinaryIO) -> Message | None:
+def receive(pipe: Connection) -> Message | None:
     """Returns the next message, waiting for it; None when the other side has gone."""
-    head = _read(file, _LENGTH.size)
-    data = _read(file, _LENGTH.unpack(head)[0]) if head is not None else None
-    return None if data is None else _decode(data)
-
-
-def _read(file: BinaryIO, size: int) -> bytes | None:
-    """Returns all of it, for a raw file gives what it has."""
-    data = bytearray()
-    while len(data) < size:
-        piece = file.read(size - len(data))
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
+    try:
+        return _decode(pipe.recv_bytes())
+    except (EOFError, OSError):
+        return None

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.errors import UsageError
+from penstock.jobs.input_rows import Id, Row, Survey, read_rows, survey
 from penstock.jobs.open_llm import OpenLLM, identity, open_llm
 from penstock.jobs.outputs import check_writable
 from penstock.jobs.progress import Count, Progress
-from penstock.jobs.rows import Id, Row, Survey, read_rows, survey
 from penstock.journal import Journal
 from penstock.request import CompletionOutput, PositionLogprobs
 from penstock.status_line import duration
@@ -39,7 +39,7 @@ class Tail:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """What a sitting did. rows: of the file; done: rows that this sitting wrote; failed: all that OUT has with an
     error, those of earlier sittings too."""
 
@@ -50,7 +50,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = open_llm) -> Outcome:
+def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = open_llm) -> RunOutcome:
     """Runs every row of `source` that `out` doesn't hold yet.
 
     Raises UsageError with the row's number for a broken file, and when all that `out` holds at the end is errors;
@@ -63,7 +63,7 @@ def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = op
     found = survey(source, lambda rows: _say(f"checked {rows:,} rows"))
     _mention_models(found, config)
     with Journal(out, _fingerprint(found, config)) as journal:
-        outcome = Outcome(found.rows)
+        outcome = RunOutcome(found.rows)
         if len(journal) < found.rows:
             if len(journal):
                 _say(f"{len(journal):,} of {found.rows:,} rows are done; going on")
@@ -77,7 +77,7 @@ def run_file(source: Path, out: Path, config: Config, build_engine: OpenLLM = op
     return outcome
 
 
-def _count_failed(journal: Journal, outcome: Outcome) -> str | None:
+def _count_failed(journal: Journal, outcome: RunOutcome) -> str | None:
     """Counts the rows with an error, and gives the first one's. All rows are there: any could have been written by an
     earlier sitting, and the exit code has to be the same each time."""
     first: str | None = None
@@ -98,7 +98,7 @@ def _mention_models(found: Survey, config: Config) -> None:
         _say(f"the rows name {', '.join(others)}; they run on {config.model.model}, as --model says")
 
 
-def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: Outcome) -> None:
+def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: RunOutcome) -> None:
     open_rows: dict[Id, Tail] = {}
     given = read_rows(source, seed, llm.facts.sampling_defaults)
     given = read_rows(source, seed, llm.facts.sampling_defaults)
@@ -137,7 +137,7 @@ def _to_prompt(row: Row, make: type[Prompt]) -> Prompt:
     return make(key=row.id, prompt=row.prompt, messages=row.messages, params=row.params, samples=None, **row.chat)
 
 
-def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: Outcome) -> dict[str, Any] | None:
+def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: RunOutcome) -> dict[str, Any] | None:
     """The row to write, if this sample was the last of it."""
     key: Id = finished.key
     if key not in open_rows:  # its row is written: an error ended it, and this sample was on its way
@@ -171,7 +171,7 @@ def _position(token: int, at: PositionLogprobs) -> dict[str, Any]:
     return {"token_id": token, "top": sorted(likely, key=lambda entry: -entry["logprob"])}
 
 
-def _closing(outcome: Outcome, out: Path) -> str:
+def _closing(outcome: RunOutcome, out: Path) -> str:
     failed = f", {outcome.failed:,} of them with an error" if outcome.failed else ""
     if not outcome.done:
         return f"all {outcome.rows:,} rows are in {out}{failed}; nothing was left to do"

@@ -13,9 +13,9 @@ from batch_fake import CHAT, COMPLETIONS, Batching, batching, line
 from server_fake import make_tokenizer
 
 from penstock.errors import UsageError
+from penstock.jobs.input_rows import UNSERVED, ModelDefaults, Row, parse_row
 from penstock.jobs.remote import Remote
 from penstock.jobs.remote_batch import submit
-from penstock.jobs.rows import UNSERVED, ModelDefaults, Row, parse_row
 from penstock.server.batch.input_file import LineCheck
 from penstock.server.openai.batch_line import LineError
 

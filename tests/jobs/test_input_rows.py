@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.jobs.rows import LONGEST, Row, parse_row, read_rows, survey
+from penstock.jobs.input_rows import LONGEST, Row, parse_row, read_rows, survey
 from penstock.server.openai import line_numbers
 from penstock.server.openai.line_numbers import LineNumbers
 

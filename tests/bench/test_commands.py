@@ -183,30 +183,18 @@ def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path, engine: Path) 
     assert found.stderr.strip().splitlines()[-1].startswith("penstock: ") and "no GPU here" in found.stderr
 
 
+def imported(folder: Path, *more: str, text: str | None = None) -> Result:
+    """What `bench import` makes of a file of vLLM's."""
+    (folder / "vllm.json").write_text(json.dumps(told()) if text is None else text)
+    words = ("--engine-version", "0.26.0", "--command", "vllm serve m --max-num-seqs 8", "--dtype", "bfloat16")
+    return penstock("bench", "import", folder / "vllm.json", "--out", folder / "i", *words, *more)
+
+
 def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "vllm.json").write_text(json.dumps(told()))
-    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
-             "--command", "vllm serve m --max-num-seqs 8", "--dtype", "bfloat16")  # fmt: skip
-    found = penstock(*words)
+    found = imported(tmp_path)
     assert found.exit_code == 0 and "vllm 0.26.0" in found.stdout
     assert penstock("almanac", "validate", tmp_path / "i").exit_code == 0
-    assert penstock(*words).exit_code == 2  # never into a folder that is there
-    assert penstock("bench", "import", tmp_path / "no.json", *words[3:]).exit_code == 2
-
-
-def test_an_import_that_cannot_be_written_is_an_error_of_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "vllm.json").write_text(json.dumps(told()))
-
-    def full(*_: object, **__: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    found = penstock("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
-                     "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
-    assert found.exit_code == 2 and f"{tmp_path / 'i'} cannot be written (No space left on device)" in found.stderr
-    assert not (tmp_path / "i").exists()  # the same command goes on
+    assert imported(tmp_path).exit_code == 2  # never into a folder that is there
 
 
 @pytest.mark.parametrize(
@@ -220,22 +208,22 @@ def test_an_import_that_cannot_be_written_is_an_error_of_one_line(
     ],
 )
 def test_an_import_that_cannot_be_made_leaves_no_folder(tmp_path: Path, more: tuple[str, ...], says: str) -> None:
-    (tmp_path / "vllm.json").write_text(json.dumps(told()))
-    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
-             "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
-    found = penstock(*words, *more)
+    found = imported(tmp_path, *more)
     assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0
     assert not (tmp_path / "i").exists()
-    assert penstock(*words).exit_code == 0
 
 
-def test_results_of_two_models_leave_no_folder(tmp_path: Path) -> None:
+def test_an_import_that_fails_half_way_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = json.dumps(told()) + json.dumps({**told(), "model_id": "another"})
-    (tmp_path / "vllm.json").write_text(two)
-    words = ("bench", "import", tmp_path / "vllm.json", "--out", tmp_path / "i", "--engine-version", "0.26.0",
-             "--command", "vllm serve m", "--dtype", "bfloat16")  # fmt: skip
-    found = penstock(*words)
-    assert "results of 2 models" in found.stderr and not (tmp_path / "i").exists()
+    assert "results of 2 models" in imported(tmp_path, text=two).stderr and not (tmp_path / "i").exists()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("penstock.bench.vllm_import.write_parquet", full)
+    found = imported(tmp_path)
+    assert found.exit_code == 2 and f"{tmp_path / 'i'} cannot be written (No space left on device)" in found.stderr
+    assert not (tmp_path / "i").exists()  # the same command goes on
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hostile_server import HostileServer
 from penstock.bench import worker_pool
 from penstock.bench.endpoint import target_of
 from penstock.bench.run_load import Load, run_load, shares
-from penstock.bench.worker_pool import Worker
+from penstock.bench.worker_pool import WorkerProcess
 from penstock.bench.worker_protocol import PlannedRequest, WorkerProgress, WorkerReady, WorkerStart, receive, send
 from penstock.errors import EngineError
 
@@ -38,12 +38,12 @@ def test_asks_are_shared_out_and_none_is_lost() -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
     """The workers that are started, as they come."""
-    found: list[Worker] = []
+    found: list[WorkerProcess] = []
     real = worker_pool.start_worker
 
-    def noted() -> Worker:
+    def noted() -> WorkerProcess:
         found.append(real())
         return found[-1]
 
@@ -51,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     return found
 
 
-def test_a_client_process_that_dies_is_told_with_its_last_words(started: list[Worker]) -> None:
+def test_a_client_process_that_dies_is_told_with_its_last_words(started: list[WorkerProcess]) -> None:
     def kill(_: object) -> None:
         started[0].errors.write(b"trace\nno more memory\n")
         started[0].errors.flush()
@@ -72,7 +72,7 @@ def test_a_client_ends_when_its_load_goes_away_in_the_middle_of_a_point() -> Non
         assert worker.process.wait(30) == 0
 
 
-def test_an_interrupted_load_leaves_no_process(started: list[Worker]) -> None:
+def test_an_interrupted_load_leaves_no_process(started: list[WorkerProcess]) -> None:
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,7 +1,7 @@
-"""A client process of a load: `python -m penstock.bench.load_worker PIPE`, started by worker_pool.py.
+"""A client process of loads: `python -m penstock.bench.load_worker PIPE`, started by worker_pool.py.
 
-It reads its spec, opens connections, says that it is ready, waits for the word, and writes columns at the end. A load
-that has gone away ends it. It knows messages and columns; what is sent when is load_generator.py's.
+Of each load it reads a spec, opens connections, says that it is ready, waits for the word, and writes columns at the
+end. When who started it goes away, it ends. It knows messages and columns; what is sent when is load_generator.py's.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import contextlib
 import gc
 import math
 import os
+import queue
 import resource
 import sys
 import threading
 from array import array
+from collections.abc import Callable
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
@@ -24,6 +26,7 @@ from penstock.bench.client_connection import SentRequest
 from penstock.bench.load_generator import LoadGenerator
 from penstock.bench.worker_protocol import (
     COLUMNS,
+    Message,
     WorkerReady,
     WorkerResult,
     WorkerSpec,
@@ -34,46 +37,57 @@ from penstock.bench.worker_protocol import (
 )
 
 
-def main() -> int:
+class Worker:
+    """Does load after load. A thread hears the pipe, for a stop comes while a loop runs."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._told: queue.SimpleQueue[Message] = queue.SimpleQueue()  # but stops
+        self._stop: Callable[[], object] = lambda: None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while (message := receive(self._pipe)) is not None:
+            if not isinstance(message, WorkerStop):
+                self._told.put(message)
+                continue
+            with contextlib.suppress(RuntimeError):  # the point has ended by itself, and its loop is closed
+                self._stop()
+        os._exit(0)  # the load has gone away
+
+    def work(self) -> None:
+        """Does the next load. Raises what was a fault of ours in it."""
+        spec = self._told.get()
+        assert isinstance(spec, WorkerSpec)
+        client = LoadGenerator(spec, lambda news: send(self._pipe, news))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            part = runner.run(self._serve(client))
+        if client.fault is not None:
+            raise client.fault
+        send(self._pipe, part)
+
+    async def _serve(self, client: LoadGenerator) -> WorkerResult:
+        """Returns a point's columns."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(client.crashed)
+        self._stop = lambda: loop.call_soon_threadsafe(client.stop)
+        send(self._pipe, WorkerReady(await client.open()))
+        go = await loop.run_in_executor(None, self._told.get)
+        assert isinstance(go, WorkerStart)
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # a collection over all requests holds the loop for milliseconds; a point makes few cycles
+        await client.run(go.begin)
+        return part_of(client)
+
+
+def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    pipe = Connection(int(sys.argv[1]))
-    spec = receive(pipe)
-    if not isinstance(spec, WorkerSpec):
-        return 1  # the load is gone
-    client = LoadGenerator(spec, lambda news: send(pipe, news))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        part = runner.run(_serve(client, pipe))
-    if client.fault is not None:
-        raise client.fault
-    if part is not None:
-        send(pipe, part)
-        threading.Event().wait()  # the load ends this process when it has read all; so does `_listen` if it goes away
-    return 0
-
-
-async def _serve(client: LoadGenerator, pipe: Connection) -> WorkerResult | None:
-    """Returns a point's columns; None when the load went away first."""
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(client.crashed)
-    send(pipe, WorkerReady(await client.open()))
-    go = await loop.run_in_executor(None, receive, pipe)
-    if not isinstance(go, WorkerStart):
-        return None
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # a collection over all requests holds the loop for milliseconds; a point makes few cycles
-    threading.Thread(target=_listen, args=(loop, client, pipe), daemon=True).start()
-    await client.run(go.begin)
-    return part_of(client)
-
-
-def _listen(loop: asyncio.AbstractEventLoop, client: LoadGenerator, pipe: Connection) -> None:
-    """Waits, in a thread, for a stop and for the load to go away."""
-    while isinstance(receive(pipe), WorkerStop):
-        with contextlib.suppress(RuntimeError):  # the point has ended by itself, and its loop is closed
-            loop.call_soon_threadsafe(client.stop)
-    os._exit(0)
+    worker = Worker(Connection(int(sys.argv[1])))
+    while True:
+        worker.work()
 
 
 def part_of(client: LoadGenerator) -> WorkerResult:
@@ -110,4 +124,4 @@ def _row(post: SentRequest, begin: float) -> tuple[float, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -31,6 +31,7 @@ from penstock.bench.run_load import ClientReport, Load, LoadProgress, run_load
 from penstock.bench.run_spec import RunSpec, ServerSpec
 from penstock.bench.server_process import HOST, ServerProcess, free_port, tail_of
 from penstock.bench.text_prompts import TextPrompts
+from penstock.bench.worker_pool import WorkerPool
 from penstock.bench.workload import Draw, Prompted, RequestStyle, Workload, prompts
 from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError
@@ -91,7 +92,7 @@ class ShapeRun:
             self._fail(None, "refused", f"{peer.name} serves one sample a request, {self._work.n} were to be asked", "")
         while (plan := self._next()) is not None:
             log = self._folder.new_log()
-            with ExitStack() as stack:
+            with ExitStack() as stack, WorkerPool() as self._pool:
                 try:
                     target, server = stack.enter_context(_serving(self._run.subject, log))
                 except EngineError as error:
@@ -162,7 +163,9 @@ class ShapeRun:
     def _load(
         self, target: Endpoint, load: Load, point: str, start: int, hear: Callable[[LoadProgress], bool] | None = None
     ) -> tuple[Samples, ClientReport]:
-        return run_load(target, load, point=point, start=start, processes=self._run.processes, progress=hear)
+        return run_load(
+            target, load, point=point, start=start, processes=self._run.processes, progress=hear, pool=self._pool
+        )
 
     def _known(self) -> Known | None:
         """Returns what the first single point and all points so far tell of the server."""

@@ -142,7 +142,7 @@ class RunFolder:
             "took": one.took,
         }
         write_whole(self._points / f"{one.plan.key}.json", json.dumps(said))
-        with _room(self.path):
+        with room(self.path):
             write_parquet(one.samples, self._points / f"{one.plan.key}.parquet")
         self._measured.append(one)
 
@@ -187,7 +187,7 @@ class RunFolder:
     def add_failure(self, one: FailedPoint, samples: Samples | None = None) -> None:
         """samples: of a point; they are kept for who looks into it, and go into no figure."""
         if one.plan is not None and samples is not None and len(samples):
-            with _room(self.path):
+            with room(self.path):
                 write_parquet(samples, self._lost(one.plan))
         self._write_failed([*self.failed(), one])
 
@@ -224,7 +224,7 @@ class RunFolder:
         """Returns all samples, also in one file."""
         samples = join([one.samples for one in self._measured])
         path = self.path / "raw.parquet"
-        with _room(self.path):
+        with room(self.path):
             write_parquet(samples, path)
         return path, samples
 
@@ -236,13 +236,14 @@ class RunFolder:
 def write_whole(path: Path, text: str) -> None:
     """Writes aside, then renames: a file of this name is whole."""
     aside = path.with_name(path.name + ".part")
-    with _room(path.parent):
+    with room(path.parent):
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
 
 
 @contextmanager
-def _room(folder: Path) -> Iterator[None]:
+def room(folder: Path) -> Iterator[None]:
+    """Raises CapacityError for what cannot be written in it."""
     try:
         yield
     except OSError as error:

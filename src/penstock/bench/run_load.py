@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,20 +108,18 @@ def run_load(
     start: int,
     processes: int,
     progress: Callable[[LoadProgress], bool | None] | None = None,
+    pool: WorkerPool | None = None,
 ) -> tuple[Samples, ClientReport]:
     """Sends the load's asks and hears the answers. A request that fails is a line of the samples, whatever the reason;
     one that was never due has none. progress: told a few times a second; when it says True, the point ends there and
-    what goes on is unfinished. Raises EngineError when a client process of ours ends by itself."""
-    specs = shares(target, load, processes)
-    clients = WorkerPool(specs)
+    what goes on is unfinished. pool: client processes that other loads have too. Raises EngineError when a client
+    process of ours ends by itself."""
 
     def hear(seconds: float, news: list[WorkerProgress], firsts: list[float]) -> bool | None:
         return progress(together(len(load.asks), seconds, news, firsts)) if progress is not None else None
 
-    try:
-        parts = clients.run(hear)
-    finally:
-        clients.end()
+    with nullcontext(pool) if pool is not None else WorkerPool() as clients:
+        parts = clients.run(shares(target, load, processes), hear)
     return gather(load, parts, point, start), see(load, parts, clients.begin)
 
 

@@ -1,4 +1,4 @@
-"""The client processes of a point: started, told their specs and the word, heard until all have brought their columns.
+"""The client processes of loads: started, told their specs and the word, heard until all have brought their columns.
 
 It knows processes and messages; not what is in the columns.
 """
@@ -35,73 +35,76 @@ PATIENCE = 60.0  # seconds for a client process to start, or to come back after 
 Hear = Callable[[float, list[WorkerProgress], list[float]], bool | None]
 
 
-class Worker(NamedTuple):
+class WorkerProcess(NamedTuple):
     process: subprocess.Popen[bytes]
     pipe: Connection
     errors: IO[bytes]
 
 
 class WorkerPool:
-    """The client processes of a point; `end` them whatever happens."""
+    """Client processes for load after load; leave the context to end them. begin: of the last load."""
 
-    def __init__(self, specs: list[WorkerSpec]) -> None:
+    def __init__(self) -> None:
         self.begin = 0.0
-        self._specs = specs
-        self._workers = [start_worker() for _ in specs]
+        self._all: list[WorkerProcess] = []
 
-    def run(self, hear: Hear) -> list[WorkerResult]:
-        """Returns all parts. Raises EngineError when a process ends by itself."""
-        for worker, spec in zip(self._workers, self._specs, strict=True):
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, pipe, errors in self._all:
+            process.kill()  # one that has brought its part has nothing left to do
+            process.wait()
+            pipe.close()
+            errors.close()
+        self._all = []
+
+    def run(self, specs: list[WorkerSpec], hear: Hear) -> list[WorkerResult]:
+        """Runs a load on as many processes as there are specs, and returns all parts. Raises EngineError when a
+        process ends by itself."""
+        while len(self._all) < len(specs):
+            self._all.append(start_worker())
+        workers = self._all[: len(specs)]
+        for worker, spec in zip(workers, specs, strict=True):
             _tell(worker, spec)
-        waiting = list(self._workers)
+        waiting = list(workers)
         while waiting:
             worker, message = _next(waiting, PATIENCE)
             if not isinstance(message, WorkerReady):
                 raise EngineError(f"a client process said {type(message).__name__} before it was ready")
             waiting.remove(worker)
         self.begin = time.monotonic() + LEAD
-        for worker in self._workers:
+        for worker in workers:
             _tell(worker, WorkerStart(self.begin))
-        return self._gather(hear)
+        return self._gather(workers, specs[0], hear)
 
-    def _gather(self, hear: Hear) -> list[WorkerResult]:
-        parts: dict[Worker, WorkerResult] = {}
-        news: dict[Worker, WorkerProgress] = {}
+    def _gather(self, workers: list[WorkerProcess], spec: WorkerSpec, hear: Hear) -> list[WorkerResult]:
+        parts: dict[WorkerProcess, WorkerResult] = {}
+        news: dict[WorkerProcess, WorkerProgress] = {}
         stopped = enough = False
-        until = self.begin + self._specs[0].stop_after + PATIENCE
-        while working := [worker for worker in self._workers if worker not in parts]:
+        until = self.begin + spec.stop_after + PATIENCE
+        while working := [worker for worker in workers if worker not in parts]:
             worker, message = _next(working, until - time.monotonic())
             if isinstance(message, WorkerResult):
                 parts[worker] = message
             elif isinstance(message, WorkerProgress):
                 news[worker] = message
                 enough = hear(time.monotonic() - self.begin, list(news.values()), message.firsts) or enough
-            if not stopped and (enough or self._has_all(news, parts)):
+            over = time.monotonic() - self.begin >= spec.window[1]  # and nothing of the window goes on, in any process
+            done = over and all(each in parts or (each in news and not news[each].waiting) for each in workers)
+            if not stopped and (enough or done):
                 stopped = True
                 for each in working:
                     _tell(each, WorkerStop())
-        return [parts[worker] for worker in self._workers]
-
-    def _has_all(self, news: dict[Worker, WorkerProgress], parts: dict[Worker, WorkerResult]) -> bool:
-        """Returns whether the window is over and nothing of it goes on, in any process."""
-        if time.monotonic() - self.begin < self._specs[0].window[1]:
-            return False
-        return all(each in parts or (each in news and not news[each].waiting) for each in self._workers)
-
-    def end(self) -> None:
-        for process, pipe, errors in self._workers:
-            process.kill()  # one that has brought its part has nothing left to do
-            process.wait()
-            pipe.close()
-            errors.close()
+        return [parts[worker] for worker in workers]
 
 
-def _tell(worker: Worker, message: Message) -> None:
+def _tell(worker: WorkerProcess, message: Message) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `_next` tells what it said last
         send(worker.pipe, message)
 
 
-def _next(waiting: list[Worker], patience: float) -> tuple[Worker, Message]:
+def _next(waiting: list[WorkerProcess], patience: float) -> tuple[WorkerProcess, Message]:
     """Returns the next message of one of these."""
     ready = wait([worker.pipe for worker in waiting], max(0.0, patience))
     if not ready:
@@ -115,7 +118,7 @@ def _next(waiting: list[Worker], patience: float) -> tuple[Worker, Message]:
     raise EngineError(f"a client process of the load ended with code {code}: {lines[-1][:300]}")
 
 
-def start_worker() -> Worker:
+def start_worker() -> WorkerProcess:
     """Starts a worker in a session of its own: an interrupt at the terminal is the load's to handle."""
     ours, theirs = Pipe()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -125,4 +128,4 @@ def start_worker() -> Worker:
             command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=[theirs.fileno()],
             start_new_session=True,
         )  # fmt: skip
-    return Worker(process, ours, errors)
+    return WorkerProcess(process, ours, errors)

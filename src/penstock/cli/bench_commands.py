@@ -313,7 +313,7 @@ def _import(given: dict[str, Any]) -> None:
     from penstock.almanac.record import Configuration, EngineInfo
     from penstock.bench.machine_probe import machine_of
     from penstock.bench.point_planner import Settings
-    from penstock.bench.run_folder import write_whole
+    from penstock.bench.run_folder import room, write_whole
     from penstock.bench.run_report import print_table
     from penstock.bench.vllm_import import read_vllm, record_of
     from penstock.bench.write_record import line, word
@@ -327,7 +327,7 @@ def _import(given: dict[str, Any]) -> None:
     )  # fmt: skip
     results = read_vllm(given["file"])
     machine, out = machine_of(given["machine"], None, started=False), given["out"]
-    with _new_folder(out):
+    with _new_folder(out), room(out):
         record = record_of(
             results, out / "raw.parquet", engine=engine, machine=machine, goals=goals, dtype=word(given["dtype"]),
             weights="random" if given["random_weights"] else "real", price=given["price"],

@@ -371,35 +371,22 @@ Asked = tuple[float, float, float | None, float, float, float]  # offered, rate,
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ([], (None, None, None, None)),
-        ([(1, 1, 0.9, 1, 0.99, 1)], (1, 0.9, None, None)),
-        ([(2, 2, 1.9, 0.1, 0, 0.2), (1, 1, 0.9, 0.9, 0.85, 0.96)], (None, None, 1, 2)),
-        # Chance lets 4 keep it; none lets 1 miss it.
-        ([(3, 3, 2.9, 0.9, 0.8, 0.94), (1, 1, 0.9, 1, 1, 1), (4, 4, 3, 1, 1, 1), (2, 2, 1.9, 0.96, 0.9, 1)],
-         (2, 0.9, 3, 3)),
-        ([(1, 1, 0.9, 0.9, 0.8, 0.94), (2, 2, 1.9, 1, 1, 1), (3, 3, 2.9, 0.2, 0.1, 0.3)], (2, 1.9, 3, 3)),
-        # 12 were offered, 7.1 came back in time: 8 was the most.
-        ([(8, 8, 7.8, 1, 1, 1), (12, 7.1, 6.5, 0.97, 0.96, 0.98)], (8, 7.8, None, None)),
-        ([(101, 87.3, 80, 1, 0.99, 1)], (87.3, 80, None, None)),  # surely 80, not 87.3
-        # A miss was offered 6, whatever was completed there.
-        ([(5, 5, 4.9, 1, 1, 1), (6, 4, 3.8, 0.9, 0.85, 0.94)], (5, 4.9, 6, 6)),
-        ([(5, 5, None, 1, 0.7, 1), (6, 0, None, 0, 0, 0.3)], (5, None, 6, 6)),  # nothing served: a miss all the same
-        ([(5, 0, None, 1, 0.7, 1)], (None, None, None, None)),  # first tokens in time, and not one answer: neither
-    ],
-)  # fmt: skip
-def test_the_rates_that_keep_a_goal(line: list[Asked], says: tuple[float | None, ...]) -> None:
-    told = [
-        (figures.Sustained(*each[:3]), Goal(seconds=1.0, share=each[3], low=each[4], high=each[5], goodput=0.0))
-        for each in line
-    ]
-    assert figures.kept_of(told, 0.95) == figures.Kept(*says)
-
-
-@pytest.mark.parametrize(
     ("line", "most", "says"),
     [
+        ([], None, (None, None, None, None)),
+        ([(1, 1, 0.9, 1, 0.99, 1)], None, (1, 0.9, None, None)),
+        ([(2, 2, 1.9, 0.1, 0, 0.2), (1, 1, 0.9, 0.9, 0.85, 0.96)], None, (None, None, 1, 2)),
+        # Chance lets 4 keep it; none lets 1 miss it.
+        ([(3, 3, 2.9, 0.9, 0.8, 0.94), (1, 1, 0.9, 1, 1, 1), (4, 4, 3, 1, 1, 1), (2, 2, 1.9, 0.96, 0.9, 1)], None,
+         (2, 0.9, 3, 3)),
+        ([(1, 1, 0.9, 0.9, 0.8, 0.94), (2, 2, 1.9, 1, 1, 1), (3, 3, 2.9, 0.2, 0.1, 0.3)], None, (2, 1.9, 3, 3)),
+        # 12 were offered, 7.1 came back in time: 8 was the most.
+        ([(8, 8, 7.8, 1, 1, 1), (12, 7.1, 6.5, 0.97, 0.96, 0.98)], None, (8, 7.8, None, None)),
+        ([(101, 87.3, 80, 1, 0.99, 1)], None, (87.3, 80, None, None)),  # surely 80, not 87.3
+        # A miss was offered 6, whatever was completed there.
+        ([(5, 5, 4.9, 1, 1, 1), (6, 4, 3.8, 0.9, 0.85, 0.94)], None, (5, 4.9, 6, 6)),
+        ([(5, 5, None, 1, 0.7, 1), (6, 0, None, 0, 0, 0.3)], None, (5, None, 6, 6)),  # a miss all the same
+        ([(5, 0, None, 1, 0.7, 1)], None, (None, None, None, None)),  # not one answer: neither
         # 63 in 40 s of an engine that all at once gave 1.371 [1.219, 1.522].
         ([(1.575, 1.575, 1.1, 1, 1, 1), (1.9, 1.3, 1.2, 0.5, 0.4, 0.6)], 1.522, (1.522, 1.1, 1.9, 1.9)),
         ([(1.575, 1.575, 1.1, 1, 1, 1)], 1.522, (1.522, 1.1, None, None)),
@@ -408,8 +395,8 @@ def test_the_rates_that_keep_a_goal(line: list[Asked], says: tuple[float | None,
         ([(1.7, 1.6, 1.5, 0.5, 0.4, 0.6)], 1.522, (None, None, 1.7, 1.7)),  # what was offered and missed is a fact
         ([(5, 0, None, 1, 0.7, 1)], 1.522, (None, None, None, None)),
     ],
-)
-def test_no_kept_rate_is_above_the_most(line: list[Asked], most: float, says: tuple[float | None, ...]) -> None:
+)  # fmt: skip
+def test_the_rates_that_keep_a_goal(line: list[Asked], most: float | None, says: tuple[float | None, ...]) -> None:
     told = [
         (figures.Sustained(*each[:3]), Goal(seconds=1.0, share=each[3], low=each[4], high=each[5], goodput=0.0))
         for each in line

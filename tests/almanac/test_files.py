@@ -374,12 +374,6 @@ def test_a_point_that_is_derived_otherwise_from_honest_raw_data(
     assert says in refusal(otherwise(told_of(run), raw, at, **more), raw, tmp=tmp_path)
 
 
-def test_a_point_that_a_failure_is_named_for_is_left_out_all_the_same(run: Path, tmp_path: Path) -> None:
-    told = changed(told_of(run), "points", lambda old: old[:1])
-    told["failures"] = [{"point": "saturation", "kind": "crashed", "message": "it did", "log": ""}]
-    assert "points: saturation is in raw.parquet, but no point" in refusal(told, run / "raw.parquet", tmp=tmp_path)
-
-
 def in_turn(users: int = 4, seconds: float = 60.0) -> Samples:
     """A closed loop: each user asks again when the answer has ended, and that is the intended start."""
     rng, rows = np.random.default_rng(users), []
@@ -522,23 +516,6 @@ def test_a_forged_or_unfinished_run_is_not_added(run: Path, tmp_path: Path) -> N
     with pytest.raises(RecordError, match="raw: is missing"):
         collect.add(folder, root)
     assert not root.exists()
-
-
-def test_the_command_believes_no_points_without_raw_data(run: Path, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from penstock.cli import app
-
-    told = told_of(run)
-    (tmp_path / "good.json").write_text(json.dumps(told))
-    (tmp_path / "bare.json").write_text(json.dumps({**told, "raw": None}))
-    (tmp_path / "broken.json").write_text(json.dumps({
-        **told, "raw": None, "points": [],
-        "failures": [{"point": None, "kind": "out of memory", "message": "no room", "log": ""}],
-    }))  # fmt: skip
-    said = CliRunner().invoke(app, ["almanac", "validate", str(tmp_path)])
-    assert said.exit_code == 1 and "2 of 3 records hold together, 2 not re-derived" in said.stdout
-    assert "bare.json: raw: is missing" in said.output and "good.json" not in said.output
 
 
 def test_one_bad_file_hides_no_good_one(tmp_path: Path) -> None:

@@ -71,15 +71,6 @@ def test_elsewhere_there_is_a_line_a_point() -> None:
     assert all("2 failed" in line for line in told) and "\x1b" not in out.getvalue()
 
 
-def test_what_was_cut_off_is_told_by_its_name() -> None:
-    out = io.StringIO()
-    with LiveProgress("8x4", out) as live:
-        plan = PointPlan("open-9", OPEN, 0, 60.0)
-        live.tell(plan, load(), None)
-        live.tell(plan, load(), now(ended=818, unfinished=620, failed=1))
-    assert out.getvalue().startswith("8x4 open-9: 198 ended, 1 failed, 620 unfinished, ")
-
-
 # --- machines
 
 

@@ -85,13 +85,6 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_is_no_fault() -> 
     assert samples.outcome.tolist() == ["ok"] * 4 and seen.again == 3 and server.connections == 4
 
 
-def test_a_connection_that_is_closed_again_is_cut() -> None:
-    """The first may have been closed because it was idle; the one that was opened for the request was not."""
-    with HostileServer() as server:
-        samples, seen = sent(target_of(server.url), load_of(asks_for(["closed at once"])))
-    assert samples.outcome.tolist() == ["cut"] and (seen.again, server.connections) == (1, 2)
-
-
 def test_connections_are_kept_and_carry_the_key() -> None:
     with HostileServer() as server:
         target = target_of(server.url, api_key="secret")

@@ -214,26 +214,6 @@ def test_a_rate_at_which_nothing_was_served_is_not_told_as_untried() -> None:
     assert words(kept[0], (5.0, 0.5, 0.4, 0.6)) == "missed at 5 a second, the lowest rate that was tried"
 
 
-def test_costs_are_told_at_the_stated_price_alone() -> None:
-    found = record()
-    rates = next(point.figures for point in found.points if point.kind == "saturation")
-    assert rates.request_rate and rates.output_rate and rates.total_rate and found.machine.gpu
-    method, gpu = found.method, found.machine.gpu
-    machine = found.machine.model_copy(update={"gpu": gpu.model_copy(update={"count": 4})})
-    priced = found.model_copy(update={"method": method.model_copy(update={"price_per_hour": 3.6}), "machine": machine})
-    of_gpu, told = costs(priced)
-    assert f"{rates.output_rate.value / 4:,.0f} output tok/s" in of_gpu
-    assert f"${1 / rates.request_rate.value:,.4g} a thousand requests" in told
-    assert f"${1000 / rates.output_rate.value:,.4g} a million output tokens" in told
-    assert f"${1000 / rates.total_rate.value:,.4g} a million tokens in and out" in told
-    out = io.StringIO()
-    print_table(priced, out)
-    assert told in out.getvalue()
-    free = method.model_copy(update={"price_per_hour": None})
-    assert not any("$" in each for each in costs(found.model_copy(update={"method": free})))
-    assert costs(found.model_copy(update={"points": []})) == []
-
-
 # --- comparison
 
 

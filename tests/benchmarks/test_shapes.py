@@ -58,14 +58,6 @@ def test_the_folder_is_read_as_any_model(folder: Path) -> None:
     assert len(out[0].outputs[0].token_ids) == 5
 
 
-def test_lengths_are_geometric_by_the_share_of_ends(folder: Path) -> None:
-    """One id in 16 ends a sample, all are equally likely: 400 samples are 16 tokens long on average, within 5 sigma."""
-    with LLM(str(folder), **KNOBS) as llm:
-        out = llm.generate([[1, 2, 3]], SamplingParams(n=400, max_tokens=1000, temperature=0.6, seed=1), use_tqdm=False)
-    lengths = [len(sample.token_ids) for sample in out[0].outputs]
-    assert abs(np.mean(lengths) - TINY.vocab / TINY.ends) < 5 * 16 / 400**0.5
-
-
 def test_the_tokenizer_is_filled_up_and_still_encodes_as_before(folder: Path) -> None:
     filled, demo = Tokenizer.load(folder), Tokenizer.load(model_folder())
     text = "Question: Anna has 12 apples.\nAnswer:"
@@ -144,12 +136,6 @@ def test_the_limit_is_the_sum_of_its_terms() -> None:
     pairs = many | {"shared_pairs": np.array([1e6])}
     gained = limit_seconds(pairs, TINY, machine) - limit_seconds(many, TINY, machine)
     assert gained == pytest.approx(1e6 * 4 * TINY.heads * TINY.head_dim * TINY.layers / rate)
-
-
-def test_few_rows_take_the_reading_of_the_weights() -> None:
-    machine = Machine("cpu", 2, 1e6, (16, 64), (1e-6, 2e-6), (1e-6, 2e-6))
-    seconds = machine.products(np.array([0.0, 1.0, 16.0]), 1000, machine.layer)
-    assert seconds.tolist() == [0.0, 2e-3, 2e-3]
 
 
 # --- parts

@@ -109,12 +109,6 @@ def test_a_broken_row_is_told_by_its_number(tmp_path: Path, row: str, says: str)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_bytes(json.dumps(ROWS[0]).encode() + b'\n{"question": "\xff"}\n')
-    with pytest.raises(UsageError, match="row 2 is no JSON"):
-        load_problems(str(tmp_path / "p.jsonl"), "test")
-
-
 def test_files_that_are_not_there_or_cut_short(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file"):
         load_problems(str(tmp_path / "none.jsonl"), "test")

@@ -2,7 +2,8 @@
 
 A touch is an open, read, write, sync, cut, rename or new folder of a batch's input, contents and journals, or a call of
 the store. It is counted in a forked process (batch_kills.sitting) by standing in the way of the calls themselves, of
-those that a fault makes sense at. Each is tried twice: of a batch that begins, and of one that a kill left half done.
+those that a fault makes sense at. Each is tried of a batch that begins, of one that a kill left half done, and of one
+that was cancelled.
 It knows how the batch's files reach the disk and come from it; what is checked of the result is batch_kills'.
 
 `python tests/reliability/batch_faults.py [LINES]` prints one line of figures.
@@ -175,14 +176,19 @@ class Faults:
         counts = f"{self.report.lost} lost, {self.report.doubled} doubled, {self.report.torn} torn"
         return f"a fault at each touch of the disk ({tried}): {counts}"
 
+    def faults(self) -> list[str]:
+        return self.report.faults()
+
 
 def try_all(folder: Path, lines: int, every: int = 1) -> Faults:
     """Each kind at each `every`-th touch; a batch of its own each time, which has to come to its end."""
     faults = Faults()
-    for first, make in ((1, _make_fresh), (1 + every // 2, _make_half_done)):
-        batch_id = make(source := folder / make.__name__, lines)
+    for number, make in enumerate((_make_fresh, _make_half_done, _make_cancelled)):
+        source = folder / make.__name__
+        source.mkdir()
+        batch_id = make(source, lines)
         for kind in KINDS:
-            at, touched = first, True
+            at, touched = 1 + number * every // 3, True
             while touched:
                 place = folder / f"{source.name} {kind} {at}"
                 touched = _try(source, batch_id, place, lines, kind, at, faults.report)
@@ -192,18 +198,21 @@ def try_all(folder: Path, lines: int, every: int = 1) -> Faults:
 
 
 def _make_fresh(folder: Path, lines: int) -> str:
-    folder.mkdir()
     return make_batch(folder / "state", lines)
 
 
 def _make_half_done(folder: Path, lines: int) -> str:
     """Half of its rows are in the journals, and its server was killed."""
-    batch_id = _make_fresh(folder, lines)
+    batch_id = make_batch(folder / "state", lines)
     status = sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST, first=_die_half_way)
     assert os.WIFSIGNALED(status), "it was not killed"
     for name in ("output.jsonl", "errors.jsonl"):
         assert (folder / "state" / "batches" / batch_id / name).stat().st_size, f"nothing of {name} was journaled"
     return batch_id
+
+
+def _make_cancelled(folder: Path, lines: int) -> str:
+    return make_batch(folder / "state", lines, cancelled=True)
 
 
 def _die_half_way() -> None:
@@ -233,7 +242,7 @@ def _try(source: Path, batch_id: str, folder: Path, lines: int, kind: str, at: i
     if killed:
         assert sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST) == 0
     report = Report(lines=lines)
-    read_end(folder / "state", batch_id, report)
+    read_end(folder / "state", batch_id, report, cancelled=source.name == _make_cancelled.__name__)
     for name in ("lost", "doubled", "torn"):
         setattr(total, name, getattr(total, name) + getattr(report, name))
     return touched >= at
@@ -244,4 +253,4 @@ if __name__ == "__main__":
         began = time.monotonic()
         made = try_all(Path(place), int(sys.argv[1]) if len(sys.argv) > 1 else 30)
         print(made.line() + f"; {time.monotonic() - began:.0f} s")
-        sys.exit(bool(made.report.lost or made.report.doubled or made.report.torn))
+        sys.exit(bool(made.faults()))

@@ -1,4 +1,4 @@
-"""kill -9 at random points of a batch, resumed each time: what came of its lines.
+"""kill -9 at random points of a batch, resumed each time: what came of its lines, good and bad.
 
 Each sitting is a process of its own that is forked with all modules loaded, runs the real manager, state folder and
 journals over an engine that computes nothing, and is killed at a moment that nobody chose. It knows the server's batch
@@ -28,15 +28,26 @@ from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.database import BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.manager import BatchManager
+from penstock.server.batch.output_files import BatchOutput, LineResult
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.app_state import AppState
 from penstock.server.online.metrics import Metrics
 from penstock.server.openai.batch_line import COMPLETIONS
 
 ROWS = 64  # of the engine
-BAD = 7  # one line in so many fails when it is run
+# One line in so many fails as it is run, by its fields, is no JSON, or has a custom_id that was there before.
+KINDS = {7: "long", 9: "bad", 11: "torn", 13: "again"}
+DONE = range(1, 5)  # lines of a cancelled batch that were done before
 VOCABULARY, CONTEXT = 60_000, 40
 LAST = 0.0  # seconds: a sitting that is not killed
+
+
+def kind(number: int) -> str:
+    return next((name for every, name in KINDS.items() if number % every == 0), "good")
+
+
+def text_of(number: int) -> str:
+    return f"line {number} \u2028 " + "é" * (number % 50)
 
 
 class _Stream:
@@ -51,7 +62,7 @@ class _Stream:
 
     async def __aiter__(self) -> Any:
         await asyncio.sleep(self._due - time.monotonic())
-        text = "line " + str(self._prompt[0]) + " \u2028 " + "é" * (self._prompt[0] % 50)
+        text = text_of(self._prompt[0])
         yield [Delta(0, index, text, [1, 2], "length") for index in range(self._sampling.n)]
 
     def cancel(self) -> None:
@@ -79,11 +90,11 @@ class _Engine:
         return {}
 
 
-def make_batch(folder: Path, lines: int) -> str:
-    """A batch that waits in a fresh state folder; every BAD'th of its lines cannot be run."""
+def make_batch(folder: Path, lines: int, *, cancelled: bool = False) -> str:
+    """A batch of all kinds of lines that waits in a fresh state folder; `cancelled`, with those of DONE done."""
     with opened(folder) as state:
         assert state is not None
-        content = b"".join(_line(number) for number in range(lines))
+        content = b"\n".join(map(_line, range(lines)))
         draft = state.file_store.draft(file_id := new_file_id())
         draft.write(content)
         draft.keep()
@@ -95,14 +106,26 @@ def make_batch(folder: Path, lines: int) -> str:
         state.database.add_file(made)
         row = BatchRow(id=new_batch_id(), owner="", created_at=now, endpoint=COMPLETIONS, input_file_id=file_id)
         state.database.add_batch(row)
+        if cancelled:
+            assert state.database.move(row.id, ("validating",), "in_progress", total=lines, model="fake")
+            results = BatchOutput(state.file_store.batch_folder(row.id), row.id)
+            results.put([LineResult(f"row {number}", 200, "req", _answer(number)) for number in DONE])
+            results.close()
+            assert state.database.move(row.id, ("in_progress",), "cancelling")
         return row.id
 
 
+def _answer(number: int) -> bytes:
+    return json.dumps({"choices": [{"text": text_of(number)}] * (1 + number % 3)}).encode()
+
+
 def _line(number: int) -> bytes:
-    prompt = [number] * (CONTEXT if number % BAD == 0 else 3)
-    body = {"model": "fake", "prompt": prompt, "max_tokens": 2, "n": 1 + number % 3}
-    row = {"custom_id": f"row {number}", "method": "POST", "url": COMPLETIONS, "body": body}
-    return json.dumps(row).encode() + b"\n"
+    if kind(number) == "torn":
+        return b"{"
+    prompt = [number] * (CONTEXT if kind(number) == "long" else 3)
+    body = {"model": "fake", "prompt": prompt, "max_tokens": 0 if kind(number) == "bad" else 2, "n": 1 + number % 3}
+    name = "row 1" if kind(number) == "again" else f"row {number}"
+    return json.dumps({"custom_id": name, "method": "POST", "url": COMPLETIONS, "body": body}).encode()
 
 
 async def _sit(
@@ -175,6 +198,10 @@ class Report:
             f"doubled, {self.torn} torn, {self.again} run again though on the disk; {self.twice} computed twice"
         )
 
+    def faults(self) -> list[str]:
+        counts = {"lost": self.lost, "doubled": self.doubled, "torn": self.torn, "run again": self.again}
+        return [f"{count} {what}" for what, count in counts.items() if count]
+
 
 def kill_and_resume(folder: Path, *, kills: int, lines: int, seed: int = 0, longest: float = 0.5) -> Report:
     """Kills a batch again and again, then lets it end, and reads what it left."""
@@ -212,45 +239,63 @@ def _on_disk(folder: Path, batch_id: str, report: Report) -> set[int]:
     for name in ("output.jsonl", "errors.jsonl"):
         journal = folder / "batches" / batch_id / f"{name}.journal"
         for line in journal.read_bytes().split(b"\n")[1:-1] if journal.exists() else ():
-            found.add(int(line.rsplit(b"row ", 1)[1].rstrip(b'"')))
+            if b'"row ' in line:
+                found.add(int(line.rsplit(b"row ", 1)[1].rstrip(b'"')))
     return found
 
 
-def read_end(folder: Path, batch_id: str, report: Report) -> None:
-    """Counts what a batch that is over left."""
+def read_end(folder: Path, batch_id: str, report: Report, cancelled: bool = False) -> None:
+    """Counts what a batch that is over left: every line is in one of its files, once, with what its kind gets."""
     state = StateFolder(folder)
     try:
         row = state.database.batch(batch_id)
-        assert row is not None and row.status == "completed", "the batch did not come to its end"
-        seen: Counter[int] = Counter()
+        assert row is not None and row.status == ("cancelled" if cancelled else "completed"), row
+        seen: list[list[int]] = []
         for file_id, good in ((row.output_file_id, True), (row.error_file_id, False)):
             assert file_id is not None
             known = state.database.file(file_id, "")
             content = state.file_store.path(file_id).read_bytes()
             assert known is not None and known.bytes == len(content)
-            seen.update(_check(text, good, report) for text in content.removesuffix(b"\n").split(b"\n"))
-        assert (row.completed, row.failed) == (sum(n % BAD != 0 for n in seen), sum(n % BAD == 0 for n in seen))
+            texts = content.removesuffix(b"\n").split(b"\n")
+            seen.append([_check(text, good, report, cancelled) for text in texts])
+        assert (row.total, row.completed, row.failed) == (report.lines, *map(len, seen))
     finally:
         state.close()
-    report.lost = len(set(range(report.lines)) - set(seen))
-    report.doubled = sum(count - 1 for count in seen.values())
+    counts = Counter(seen[0] + seen[1])
+    report.lost = len(set(range(report.lines)) - set(counts))
+    report.doubled = sum(counts.values()) - len(counts)
 
 
-def _check(text: bytes, good: bool, report: Report) -> int:
-    """A row must be whole, and what its line asked for."""
+def _check(text: bytes, good: bool, report: Report, cancelled: bool) -> int:
+    """The line's number; a row must be whole, and what its line is due."""
     try:
         row = json.loads(text)
-        number = int(row["custom_id"].removeprefix("row "))
-        body = row["response"]["body"]
-        if good:
-            right = len(body["choices"]) == 1 + number % 3 and f"line {number} " in body["choices"][-1]["text"]
-        else:
-            right = row["response"]["status_code"] == 400 and "error" in body
-        report.torn += not right or good == (number % BAD == 0)
+        number = _number(row)
+        right = good == (kind(number) == "good" and not (cancelled and number not in DONE))
+        report.torn += not (right and _is_due(row, number, good, cancelled))
     except (ValueError, KeyError, TypeError, AttributeError):
         report.torn += 1
         return -1
     return number
+
+
+def _number(row: dict[str, Any]) -> int:
+    if row["custom_id"] is not None:
+        return int(row["custom_id"].removeprefix("row "))
+    return int(row["error"]["message"].split(":")[0].removeprefix("line ")) - 1
+
+
+def _is_due(row: dict[str, Any], number: int, good: bool, cancelled: bool) -> bool:
+    what, response = kind(number), row["response"]
+    if good:
+        texts = [choice["text"] for choice in response["body"]["choices"]]
+        return row["error"] is None and texts == [text_of(number)] * (1 + number % 3)
+    if what == "bad" or (what == "long" and not cancelled):
+        return bool(response["status_code"] == 400 and "error" in response["body"])
+    code = {"torn": "invalid_json_line", "again": "duplicate_custom_id"}.get(what, "batch_cancelled")
+    return (
+        response is None and row["error"]["code"] == code and (row["custom_id"] is None) == (what in ("torn", "again"))
+    )
 
 
 if __name__ == "__main__":
@@ -259,4 +304,4 @@ if __name__ == "__main__":
         began = time.monotonic()
         result = kill_and_resume(Path(place), kills=asked[0], lines=asked[1])
         print(result.line() + f"; {time.monotonic() - began:.0f} s")
-        sys.exit(bool(result.lost or result.doubled or result.torn or result.again))
+        sys.exit(bool(result.faults()))

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bare_http import CLOSE, request
 from fake_runner import Orders, expected
-from in_loop import Events, Here, close, post, raw, serving_here
+from in_loop import Events, close, post, serving_here
 from service import make_folder
 
 HEADERS = [[3 + 5 * k + i % 90 for i in range(64)] for k in range(4)]  # what prompts begin with: shared blocks
@@ -35,6 +36,11 @@ class Tally:
         held = [f"{what} left: {count:g}" for what, count in self.left.items() if count]
         return self.strange + held + ([f"{self.foreign} foreign tokens"] if self.foreign else [])
 
+    def line(self) -> str:
+        left, cut = sum(self.left.values()), sum(self.cut.values())
+        said = f"{cut:,} cut, {self.whole:,} whole, {self.preempted:,.0f} preemptions; {left:g} rows, blocks, tasks, "
+        return f"{said}descriptors left; {self.tokens:,} tokens compared, {self.foreign} foreign"
+
 
 def run(
     folder: Path, streams: int, *, at_once: int = 200, seed: int = 0, cuts: bool = True, longest: int = 60
@@ -52,7 +58,7 @@ async def _run(
 
         async def one(number: int) -> None:
             async with gate:
-                await _one(here, random.Random(rng.random() + number), words, tally, cuts, longest)
+                await one_stream(here.port, random.Random(rng.random() + number), words, tally, cuts, longest)
 
         await asyncio.gather(*(one(number) for number in range(streams)))
         tally.left = await here.rest(2.0)
@@ -70,19 +76,19 @@ def _body(rng: random.Random, longest: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _one(here: Here, rng: random.Random, words: list[int], tally: Tally, cuts: bool, longest: int) -> None:
+async def one_stream(port: int, rng: random.Random, words: list[int], tally: Tally, cuts: bool, longest: int) -> None:
     body = _body(rng, longest)
     body["stream"] = stream = rng.random() < 0.8
     state = rng.choice(["in its body", "sent", "soon", "later", "in its stream"] if cuts else ["none"] * 7 + ["later"])
     if rng.random() < 0.1:
         state = "none"
     if state == "in its body":
-        _, writer = await asyncio.open_connection("127.0.0.1", here.port)
-        data = raw(body)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        data = request(body, CLOSE)
         writer.write(data[: rng.randrange(len(data))])
         await asyncio.sleep(rng.random() * 0.01)
     else:
-        reader, writer = await post(here.port, body)
+        reader, writer = await post(port, body)
         if state == "sent":
             await asyncio.sleep(0)
         elif state in ("soon", "later"):

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bare_http import CLOSE, request
 from fake_runner import Orders, expected
-from in_loop import close, raw
+from in_loop import close
 from service import Serving, make_folder, memory
 
 
@@ -27,6 +28,10 @@ class Flood:
     no_retry_after: int = 0  # refusals without it
     grown: int = 0  # bytes of the server's memory, at most
     at_rest: bool = False
+
+    def line(self) -> str:
+        counts = f"{self.statuses.get(200, 0):,} answered, {self.statuses.get(429, 0):,} x 429"
+        return f"{counts}; +{self.grown >> 20} MB at most"
 
     def faults(self, want: dict[int, int] | None = None) -> list[str]:
         found = [f"{self.wrong} wrong answers"] if self.wrong else []
@@ -45,7 +50,7 @@ async def _ask(port: int, body: dict[str, Any], words: list[int], flood: Flood, 
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            writer.write(raw(body))
+            writer.write(request(body, CLOSE))
             head, _, data = (await reader.read()).partition(b"\r\n\r\n")
         finally:
             await close(writer)
@@ -92,6 +97,11 @@ class Overload(Flood):
     asked: float = 0.0  # requests a second that were sent
     refusal_p99: float = 0.0  # seconds
     late_p99: float = 0.0  # by how many seconds a sleeper in the client's loop wakes too late: the machine's crowd
+
+    def line(self) -> str:
+        share = self.goodput / self.peak if self.peak else 0.0
+        said = f"{self.asked:.0f}/s asked, {self.goodput:.1f}/s answered, {share:.1%} of the peak"
+        return f"{said}; refusals p99 {self.refusals()}"
 
     def faults(self, want: dict[int, int] | None = None) -> list[str]:
         found = super().faults(want)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from bare_http import CLOSE, request
 from fake_process import COMMAND
 
 from penstock.config import Config
@@ -81,15 +82,9 @@ async def serving_here(
             await client.close()
 
 
-def raw(body: dict[str, Any], path: str = "/v1/completions") -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
-
-
 async def post(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(raw(body))
+    writer.write(request(body, CLOSE))
     return reader, writer
 
 

@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Protocol
 
 import batch_faults
 import batch_kills
@@ -54,75 +55,38 @@ class Part:
     timeless: bool = False  # it takes no times: another may run beside it
 
 
+class Told(Protocol):
+    """What a part's own module says of its run."""
+
+    def line(self) -> str: ...
+    def faults(self) -> list[str]: ...
+
+
+def part(run: Callable[[Path, float], Told]) -> Callable[[Path, float], Outcome]:
+    def outcome(folder: Path, size: float) -> Outcome:
+        made = run(folder, size)
+        return made.line(), made.faults()
+
+    return outcome
+
+
 def held(folder: Path, size: float) -> Outcome:
     count, queue = int(10_000 * size), int(2_000 * size)
     made = flood.all_at_once(folder, count, queue, held=True)
-    return _flooded(made), made.faults({200: queue, 429: count - queue})
-
-
-def running(folder: Path, size: float) -> Outcome:
-    made = flood.all_at_once(folder, int(10_000 * size), int(2_000 * size), held=False)
-    return _flooded(made), made.faults()
-
-
-def _flooded(made: flood.Flood) -> str:
-    return (
-        f"{made.statuses.get(200, 0):,} answered, {made.statuses.get(429, 0):,} x 429; +{made.grown >> 20} MB at most"
-    )
-
-
-def overloaded(folder: Path, size: float) -> Outcome:
-    made = flood.overload(folder, 120 * size)
-    share = made.goodput / made.peak if made.peak else 0.0
-    said = f"{made.asked:.0f}/s asked, {made.goodput:.1f}/s answered, {share:.1%} of the peak"
-    return f"{said}; refusals p99 {made.refusals()}", made.faults()
-
-
-def readers(folder: Path, size: float) -> Outcome:
-    made = slow_readers.run(folder, tokens=max(100, int(400 * size)))
-    ratio = made.beside / made.alone
-    said = f"p99 between events {made.beside * 1000:.1f} ms beside them, {made.alone * 1000:.1f} alone: {ratio:.2f}"
-    return said, made.faults()
-
-
-def large(folder: Path, size: float) -> Outcome:
-    made = large_batch.run(folder, int(large_batch.LINES * size))
-    return made.line(), made.faults()
-
-
-def cut(folder: Path, size: float) -> Outcome:
-    tally = cut_streams.run(folder, int(2_000 * size), seed=11)
-    left = sum(tally.left.values())
-    said = f"{sum(tally.cut.values()):,} cut, {tally.whole:,} whole; {tally.preempted:.0f} preemptions"
-    return f"{said}; {left:g} rows, blocks, tasks, descriptors left", tally.faults()
+    return made.line(), made.faults({200: queue, 429: count - queue})
 
 
 def cross_talk(folder: Path, size: float) -> Outcome:
     streams = int(21_500 * size)  # 53 tokens each by the mean, of those that are not cut
     tally = cut_streams.run(folder, streams, at_once=500, seed=12, cuts=False)
-    said = f"{tally.tokens:,} tokens compared, {tally.foreign} foreign"
-    aborts = sum(tally.cut.values())
-    faults = tally.faults() + ([] if tally.tokens >= 1_000_000 * size else ["too few tokens were compared"])
-    return f"{said}; {aborts:,} aborts, {tally.preempted:,.0f} preemptions", faults
+    return tally.line(), tally.faults() + ([] if tally.tokens >= 1_000_000 * size else ["too few tokens were compared"])
 
 
-def dies(what: str, servers: int, times: int) -> Callable[[Path, float], Outcome]:
-    def run(folder: Path, size: float) -> Outcome:
-        return _died(deaths.loop(folder, what, max(1, int(times * size)), servers=servers))
-
-    return run
-
-
-def faults(folder: Path, size: float) -> Outcome:
-    rounds = max(1, int(3 * size))
-    return _died([outcome for what in deaths.FAULTS for outcome in deaths.loop(folder, what, rounds)])
-
-
-def hangs(servers: int, times: int) -> Callable[[Path, float], Outcome]:
+def dies(times: int, *kinds: str, **how: Any) -> Callable[[Path, float], Outcome]:
     def run(folder: Path, size: float) -> Outcome:
         rounds = max(1, int(times * size))
-        how = {"servers": servers, "step_timeout": 1.0}
-        return _died([one for what in deaths.HANGS for one in deaths.loop(folder, what, rounds, **how)])
+        made = [outcome for what in kinds for outcome in deaths.loop(folder, what, rounds, **how)]
+        return deaths.summary(made), [fault for outcome in made for fault in outcome.faults()]
 
     return run
 
@@ -130,44 +94,11 @@ def hangs(servers: int, times: int) -> Callable[[Path, float], Outcome]:
 def drains(folder: Path, size: float) -> Outcome:
     cases = [(servers, second) for servers in (1, 2) for second in (False, True)]
     made = [deaths.drain(folder, servers=servers, second=second) for servers, second in cases]
-    kinds = [", ".join(f"{count} {kind}" for kind, count in one.kinds.items()) for one in made]
-    told = "; ".join(f"{one.what}: {kind}" for one, kind in zip(made, kinds, strict=True))
-    return told, [fault for one in made for fault in deaths.drain_faults(one)]
-
-
-def _died(outcomes: list[deaths.Outcome]) -> Outcome:
-    left = sum(outcome.left for outcome in outcomes)
-    wrong = [fault for outcome in outcomes for fault in outcome.faults()]
-    return f"{deaths.summary(outcomes)}; {left} processes left", wrong
-
-
-def batch_killed(folder: Path, size: float) -> Outcome:
-    made = batch_kills.kill_and_resume(folder, kills=int(200 * size), lines=int(5_000 * size))
-    return made.line(), _batch_faults(made)
-
-
-def disk_fails(folder: Path, size: float) -> Outcome:
-    made = batch_faults.try_all(folder, 30, every=1 if size == 1.0 else 10)
-    return made.line(), _batch_faults(made.report)
-
-
-def _batch_faults(made: batch_kills.Report) -> list[str]:
-    counts = {"lost": made.lost, "doubled": made.doubled, "torn": made.torn, "run again": made.again}
-    return [f"{count} {what}" for what, count in counts.items() if count]
-
-
-def described(folder: Path, size: float) -> Outcome:
-    made = fuzz_schema.run(folder, max(2, int(SCHEMA_EXAMPLES * size)))
-    return made.line(), made.faults()
-
-
-def soaked(folder: Path, size: float) -> Outcome:
-    made = soak.soak(folder, 2 * size)
-    return soak.report(made), made.faults()
+    return "; ".join(f"{one.what}: {one.kinds}" for one in made), [fault for one in made for fault in one.faults()]
 
 
 def tests(*files: str) -> Callable[[Path, float], Outcome]:
-    """Test files of this tree, whose cases are what is tried; those that are not there (yet) are left out."""
+    """Test files of this tree, whose cases are what is tried."""
 
     def run(folder: Path, size: float) -> Outcome:
         count, _, wrong = _pytest(files, 1)
@@ -189,8 +120,9 @@ def drawn(*files: str) -> Callable[[Path, float], Outcome]:
 def _pytest(files: tuple[str, ...], scale: float) -> tuple[int, int, list[str]]:
     """Cases that passed, inputs that hypothesis drew for them, and what is wrong, with the seed of all draws; an input
     that fails goes to stderr, with the line of hypothesis' that has it drawn again."""
-    found = [str(path) for name in files for path in sorted((ROOT / "tests").glob(name))]
-    assert found, f"no test file is called {files}"
+    by_name = {name: sorted((ROOT / "tests").glob(name)) for name in files}
+    assert all(by_name.values()), f"no test file is called {[name for name, paths in by_name.items() if not paths]}"
+    found = [str(path) for paths in by_name.values() for path in paths]
     seed = f"--hypothesis-seed={secrets.randbits(32)}"
     draws = ["--hypothesis-profile=wandering", seed]
     made = subprocess.run(
@@ -211,50 +143,84 @@ def _pytest(files: tuple[str, ...], scale: float) -> tuple[int, int, list[str]]:
 def that_draw() -> list[str]:
     """The test files whose inputs hypothesis draws."""
     tests = ROOT / "tests"
-    found = sorted(tests.glob("*/test_*.py"))
+    found = sorted(tests.rglob("test_*.py"))
     return [str(path.relative_to(tests)) for path in found if "from hypothesis import" in path.read_text()]
 
 
+HUNG = {"step_timeout": 1.0}
 PARTS = (
     Part("load held", "burst, held", "10,000 requests at once, a queue of 2,000, no step meanwhile", held),
-    Part("load held", "burst", "10,000 requests at once, a queue of 2,000", running),
-    Part("load held", "overload", "ten times what it can do, 2 minutes", overloaded),
-    Part("load held", "slow readers", "200 that hardly read beside 50 that do", readers),
+    Part(
+        "load held", "burst", "10,000 requests at once, a queue of 2,000",
+        part(lambda folder, size: flood.all_at_once(folder, int(10_000 * size), int(2_000 * size), held=False)),
+    ),
+    Part(
+        "load held", "overload", "ten times what it can do, 2 minutes",
+        part(lambda folder, size: flood.overload(folder, 120 * size)),
+    ),
+    Part(
+        "load held", "slow readers", "200 that hardly read beside 50 that do",
+        part(lambda folder, size: slow_readers.run(folder, tokens=max(100, int(400 * size)))),
+    ),
     Part("load held", "cross-talk", "500 in parallel, with aborts and preemption", cross_talk),
-    Part("load held", "large batch", "50,000 lines, 200 MB, ten of them bad; memory grows by 64 MB at most", large),
-    Part("load held", "soak", "2 minutes of whole answers, streams, cuts, batches; `make soak` takes 60", soaked),
-    Part("faults survived", "cut streams", "2,000 requests cut at random states", cut),
-    Part("faults survived", "engine killed", "kill -9 of the engine under load", dies("engine", 1, 20)),
-    Part("faults survived", "server killed", "kill -9 of the server", dies("server", 1, 20)),
-    Part("faults survived", "parent killed", "kill -9 of the parent of two servers", dies("parent", 2, 20)),
-    Part("faults survived", "worker killed", "kill -9 of one of two servers; the other's end", dies("worker", 2, 3)),
+    Part(
+        "load held", "large batch", "50,000 lines, 200 MB, ten of them bad; memory grows by 64 MB at most",
+        part(lambda folder, size: large_batch.run(folder, int(large_batch.LINES * size))),
+    ),
+    Part(
+        "load held", "soak", "2 minutes of whole answers, streams, cuts, batches; `make soak` takes 60",
+        part(lambda folder, size: soak.soak(folder, 2 * size)),
+    ),
+    Part(
+        "faults survived", "cut streams", "2,000 requests cut at random states",
+        part(lambda folder, size: cut_streams.run(folder, int(2_000 * size), seed=11)),
+    ),
+    Part("faults survived", "engine killed", "kill -9 of the engine under load", dies(20, "engine")),
+    Part("faults survived", "server killed", "kill -9 of the server", dies(20, "server")),
+    Part("faults survived", "parent killed", "kill -9 of the parent of two servers", dies(20, "parent", servers=2)),
+    Part(
+        "faults survived", "worker killed", "kill -9 of one of two servers; the other's end",
+        dies(3, "worker", servers=2),
+    ),
     Part("faults survived", "drain", "SIGTERM under load, once and twice, one server and two", drains),
-    Part("faults survived", "one of two killed", "kill -9 of the engine of two servers", dies("engine", 2, 5)),
-    Part("faults survived", "engine dies", "exits, raises in a step, while it is read, out of memory", faults),
-    Part("faults survived", "engine hangs", "in Python, with the lock held, SIGSTOP; step timeout 1 s", hangs(1, 3)),
-    Part("faults survived", "hangs, two servers", "the same behind two servers", hangs(2, 1)),
+    Part("faults survived", "one of two killed", "kill -9 of the engine of two servers", dies(5, "engine", servers=2)),
+    Part(
+        "faults survived", "engine dies", "exits, raises in a step, while it is read, out of memory",
+        dies(3, *deaths.FAULTS),
+    ),
+    Part(
+        "faults survived", "engine hangs", "in Python, with the lock held, SIGSTOP; step timeout 1 s",
+        dies(3, *deaths.HANGS, **HUNG),
+    ),
+    Part(
+        "faults survived", "hangs, two servers", "the same behind two servers",
+        dies(1, *deaths.HANGS, servers=2, **HUNG),
+    ),
     Part(
         "faults survived", "one request fails", "our own code raises at it",
-        tests("cpu/test_faults_requests.py"), timeless=True,
+        tests("server/process/test_failed_requests.py"), timeless=True,
     ),
-    Part("faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines", batch_killed),
     Part(
-        "faults survived", "batch killed, every line",
-        "good, bad, nameless and cancelled lines, at each sync and rename", drawn("cpu/test_batch_every_line.py"),
-        timeless=True,
+        "faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines, good and bad",
+        part(lambda folder, size: batch_kills.kill_and_resume(folder, kills=int(200 * size), lines=int(5_000 * size))),
     ),
-    Part("faults survived", "disk fails", "open, read, write, sync, ... of a batch, each at its k-th call", disk_fails),
+    Part(
+        "faults survived", "disk fails",
+        "kills and faults at each open, read, write, sync, ... of a batch: good, bad, nameless, cancelled lines",
+        part(lambda folder, size: batch_faults.try_all(folder, 30, every=1 if size == 1.0 else 10)),
+    ),
     Part(
         "faults survived", "disk fails, upload", "open, write, sync, rename, row of an upload, each at its k-th call",
-        tests("cpu/test_faults_files.py"), timeless=True,
+        tests("server/batch/test_disk_faults.py"), timeless=True,
     ),
     Part(
         "faults survived", "journal", "cut at every byte, each byte of 4 KB spoilt in seven ways, killed, full",
-        drawn("numpy/test_journal*.py", "cpu/test_batch_results.py"), timeless=True,
+        drawn("test_journal*.py", "server/batch/test_output_files.py"), timeless=True,
     ),
     Part(
         "bad inputs tried", "requests", "bodies, fields, paths, headers, keys, connections",
-        tests("cpu/test_*bad_input*.py", "cpu/test_server_auth.py", "cpu/test_server_http_protocol.py"), timeless=True,
+        tests("server/openai/test_bad_input*.py", "server/online/test_auth.py", "server/process/test_http_protocol.py"),
+        timeless=True,
     ),
     Part(
         "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages; all that tests draw",
@@ -262,11 +228,14 @@ PARTS = (
     ),
     Part(
         "bad inputs tried", "schema", "schemathesis: data that fits and that doesn't, every operation",
-        described, timeless=True,
+        part(lambda folder, size: fuzz_schema.run(folder, max(2, int(SCHEMA_EXAMPLES * size)))), timeless=True,
     ),
     Part(
         "bad inputs tried", "real clients", "openai (files and batches too), lm_eval against transformers, curl",
-        tests("cpu/test_server_openai.py", "cpu/test_files.py", "cpu/test_batches.py", "cpu/test_clients.py"),
+        tests(
+            "server/openai/test_official_client.py", "server/batch/test_files.py", "server/batch/test_batches.py",
+            "server/process/test_clients.py",
+        ),
         timeless=True,
     ),
 )  # fmt: skip

@@ -7,28 +7,24 @@ resident when their blocks are first handed out, so the pool is a small one, ful
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from typing import IO, Any
 
 import httpx
-import trend
-from service import commands, own_memory, parent_of
+from bare_http import CHAT, COMPLETIONS
+from service import commands, parent_of
+from soak import Memory, arguments, tell
 
 from penstock.demo import problems_file
 
 CLIENTS = 12
-MOST_GROWTH = 16  # MB an hour
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def asked(rng: random.Random, questions: list[str]) -> tuple[str, dict[str, Any], int]:
@@ -64,50 +60,24 @@ async def client(number: int, http: httpx.AsyncClient, end: float, questions: li
         ends[f"{answer.status_code}{' cut' if cut else ''}"] += 1
 
 
-async def load(url: str, processes: dict[str, int], minutes: float, samples: IO[str]) -> tuple[Counter[str], Any]:
-    """What requests came to, and each process's memory, looked at once a second."""
+async def load(url: str, processes: dict[str, int], minutes: float, samples: IO[str]) -> tuple[Counter[str], Memory]:
+    """What requests came to, and each process's memory."""
     questions = [json.loads(row)["question"] for row in problems_file().read_text().splitlines()]
-    series: dict[str, list[tuple[float, float]]] = {who: [] for who in processes}
     ends: Counter[str] = Counter()
-    began = time.monotonic()
-
-    async def look() -> None:
-        while True:
-            at = time.monotonic() - began
-            for who, pid in processes.items():
-                series[who].append((at, own_memory(pid)))
-            print(
-                f"{at:.1f}", *(f"{each[-1][1]:.2f}" for each in series.values()), ends.total(), file=samples, flush=True
-            )
-            await asyncio.sleep(1.0)
-
-    looking = asyncio.create_task(look())
+    memory = Memory(processes, samples, ends.total)
+    looking, end = asyncio.create_task(memory.look()), time.monotonic() + 60 * minutes
     async with httpx.AsyncClient(base_url=url, timeout=300) as http:
-        end = began + 60 * minutes
         await asyncio.gather(*(client(number, http, end, questions, ends) for number in range(CLIENTS)))
     looking.cancel()
-    return ends, series
+    return ends, memory
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--samples", type=Path, help="file for a line a second")
+    parser = arguments()
     parser.add_argument("--kv-cache-tokens", type=int, default=16_384)
     given = parser.parse_args()
-    more = ["--kv-cache-tokens", str(given.kv_cache_tokens)] if given.kv_cache_tokens else []
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "serve",
-        "demo",
-        "--port",
-        "0",
-        "--state-dir",
-        tempfile.mkdtemp(),
-        *more,
-    ]
+    command = [sys.executable, "-m", "penstock", "serve", "demo", "--port", "0", "--state-dir", tempfile.mkdtemp()]
+    command += ["--kv-cache-tokens", str(given.kv_cache_tokens)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -115,23 +85,14 @@ def main() -> int:
         httpx.post(url + CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}, timeout=60)
         children = {pid: words for pid, words in commands().items() if parent_of(pid) == server.pid}
         (engine,) = (pid for pid, words in children.items() if "engine.process" in words)
-        with open(given.samples or os.devnull, "w") as samples:
+        with open(given.samples, "w") as samples:
             processes = {"server": server.pid, "engine": engine}
-            ends, series = asyncio.run(load(url, processes, given.minutes, samples))
+            ends, memory = asyncio.run(load(url, processes, given.minutes, samples))
     finally:
         server.terminate()
         server.wait(60)
-    print(f"{given.minutes:g} minutes: {dict(sorted(ends.items()))}")
-    failed = bool(set(ends) - {"200", "200 cut"})
-    for who, each in series.items():
-        if trend.long_enough(each):
-            now, said = trend.late(each), trend.verdict(each, MOST_GROWTH)
-            print(f"{who} {now.slope:+.1f} MB an hour [{now.low:+.1f}, {now.high:+.1f}]: {said}")
-            failed |= said != trend.FLAT
-        else:
-            print(f"{who} {trend.rise(each):+.1f} MB")
-            failed |= trend.rise(each) > MOST_GROWTH
-    return int(failed)
+    bad = [f"{count} x {how}" for how, count in ends.items() if how not in ("200", "200 cut")]
+    return tell(f"{given.minutes:g} minutes: {dict(sorted(ends.items()))}: {memory.line()}", bad + memory.faults())
 
 
 if __name__ == "__main__":

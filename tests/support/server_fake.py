@@ -234,16 +234,6 @@ class Running:
         self.on_loop(wait())
 
 
-def read_error(connection: socket.socket) -> bytes:
-    """An answer with an error for its body, which comes behind its head."""
-    answer = b""
-    while b"}}" not in answer:
-        piece = connection.recv(4096)
-        assert piece, answer
-        answer += piece
-    return answer
-
-
 @contextlib.contextmanager
 def running_server(
     tokenizer: Tokenizer | None,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from bare_http import connect, read_one, request
 from batch_fake import Batching, StuckRead, batching, jsonl, line
-from server_fake import make_tokenizer, read_error
+from server_fake import make_tokenizer
 
 from penstock.server.batch import batches, files
 from penstock.server.batch.batch_limits import BatchLimits
@@ -198,21 +198,17 @@ def test_a_filename_is_for_showing_alone(server: Batching, tmp_path: Path, given
 
 
 def head(size: int) -> bytes:
-    named = {"Host": "localhost", "Content-Type": KIND, "Content-Length": str(size)}
-    fields = "".join(f"{name}: {value}\r\n" for name, value in named.items())
-    return f"POST /v1/files HTTP/1.1\r\n{fields}\r\n".encode()
+    return request(b"", f"content-type: {KIND}", f"content-length: {size}", path="/v1/files")
 
 
 def test_a_size_that_is_too_much_is_refused_before_it_comes(server: Batching) -> None:
-    address = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((address[0], int(address[1]))) as connection:
+    with connect(server.url) as connection:
         connection.sendall(head(1 << 40))
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(server: Batching, tmp_path: Path) -> None:
-    address = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((address[0], int(address[1]))) as connection:
+    with connect(server.url) as connection:
         connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 2_500_000), end=b""))
         server.running.wait_for(lambda: on_disk(tmp_path))
     server.running.wait_for(lambda: not on_disk(tmp_path))
@@ -223,29 +219,26 @@ def test_a_slow_upload_lies_on_the_disk_and_not_in_memory(server: Batching, tmp_
     def written() -> int:
         return sum(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir())
 
-    address = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((address[0], int(address[1]))) as connection:
+    with connect(server.url) as connection:
         connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
         server.running.wait_for(lambda: 300_000 - (64 << 10) < written() <= 300_000)
 
 
 def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with batching(tokenizer, tmp_path / "state", server_limits=HttpLimits(body_seconds=0.2)) as server:
-        address = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((address[0], int(address[1]))) as connection:
+        with connect(server.url) as connection:
             connection.sendall(head(3_000_000) + form(FILE, end=b""))
             assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
         server.running.wait_for(lambda: not on_disk(tmp_path))
 
 
 def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path: Path) -> None:
-    address = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((address[0], int(address[1])), timeout=30) as connection:
+    with connect(server.url) as connection:
         connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
         server.running.wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir()))
         server.running.loop.call_soon_threadsafe(server.running.service.close)
-        answer = read_error(connection)
-        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in answer
+        answer, body = read_one(connection)
+        assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in body
     server.running.wait_for(lambda: not on_disk(tmp_path))
 
 

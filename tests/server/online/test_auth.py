@@ -176,7 +176,7 @@ def test_what_only_resembles_an_origin_is_refused(origin: str) -> None:
 def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version: str, status: int) -> None:
     access = AccessPolicy(keys=gather_keys(["k"] * keyed, None, {}))
     head = f"GET {MODELS} HTTP/{version}\r\nauthorization: Bearer k\r\nconnection: close\r\n\r\n"
-    with running_server(make_tokenizer(tmp_path), access=access) as server, connect(server) as connection:
+    with running_server(make_tokenizer(tmp_path), access=access) as server, connect(server.url) as connection:
         connection.sendall(head.encode())
         said = read_all(connection)
     assert said.split()[1] == str(status).encode() and (b"Host header is missing" in said) == (status == 403)

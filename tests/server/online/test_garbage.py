@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 import uvloop
+from bare_http import CLOSE, COMPLETIONS, connect, read_all, request
 from fake_runner import Orders
-from in_loop import Here, raw, serving_here
+from in_loop import Here, serving_here
 from service import make_folder
 
 from penstock.server.batch.state_folder import opened
@@ -49,8 +50,8 @@ def several_prompts(port: int) -> None:
 
 def kept(port: int) -> None:
     """Three on one connection, which the client closes."""
-    data = raw(ASKED).replace(b"connection: close\r\n", b"")
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    data = request(ASKED)
+    with connect(f"http://127.0.0.1:{port}") as connection:
         for _ in range(3):
             connection.sendall(data)
             assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
@@ -61,7 +62,7 @@ def bad(port: int) -> None:
 
 
 def nowhere(port: int) -> None:
-    assert _said(port, raw(ASKED, "/no/such")).startswith(b"HTTP/1.1 404 ")
+    assert _said(port, raw(ASKED, path="/no/such")).startswith(b"HTTP/1.1 404 ")
 
 
 def not_http(port: int) -> None:
@@ -69,7 +70,7 @@ def not_http(port: int) -> None:
 
 
 def too_large(port: int) -> None:
-    assert _said(port, raw(ASKED, "/" + "x" * 70_000)).startswith(b"HTTP/1.1 431 ")
+    assert _said(port, raw(ASKED, path="/" + "x" * 70_000)).startswith(b"HTTP/1.1 431 ")
 
 
 def more_than_there_is_room_for(port: int) -> None:
@@ -88,7 +89,7 @@ def cut(port: int) -> None:
     """The client goes away in its body, before the answer, and in the stream; once with a reset."""
     data = raw(ASKED | {"max_tokens": 200, "stream": True})
     for sent, heard in ((len(data) // 2, 0), (len(data), 0), (len(data), 12)):
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        with connect(f"http://127.0.0.1:{port}") as connection:
             connection.sendall(data[:sent])
             if heard:
                 connection.recv(heard)
@@ -101,8 +102,8 @@ def too_late(port: int) -> None:
 
 def two_at_once(port: int) -> None:
     """The second waits behind the first, and the client doesn't."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
-        connection.sendall(raw(ASKED | {"max_tokens": 100}).replace(b"connection: close\r\n", b"") * 2)
+    with connect(f"http://127.0.0.1:{port}") as connection:
+        connection.sendall(request(ASKED | {"max_tokens": 100}) * 2)
         time.sleep(0.005)
 
 
@@ -120,7 +121,7 @@ def batch(port: int) -> None:
     """Run to its end, a good line and then bad ones; looked at, its files fetched and deleted."""
     given = _upload(port)
     wish = {"input_file_id": given, "endpoint": "/v1/completions", "completion_window": "24h"}
-    batch_id = json.loads(_body(_said(port, raw(wish, "/v1/batches"))))["id"]
+    batch_id = json.loads(_body(_said(port, raw(wish, path="/v1/batches"))))["id"]
     while (said := json.loads(_body(_said(port, _bare("GET", f"/v1/batches/{batch_id}")))))["status"] != "completed":
         time.sleep(0.01)
     for file_id in (given, said["output_file_id"], said["error_file_id"]):
@@ -136,13 +137,16 @@ FORM = (
 )  # fmt: skip
 
 
+def raw(body: bytes | dict[str, Any], *headers: str, path: str = COMPLETIONS) -> bytes:
+    return request(body, CLOSE, *headers, path=path)
+
+
 def _form(data: bytes) -> bytes:
-    head = f"content-type: multipart/form-data; boundary=X\r\ncontent-length: {len(data)}\r\n\r\n"
-    return _bare("POST", "/v1/files")[:-2] + head.encode() + data
+    return raw(data, "content-type: multipart/form-data; boundary=X", path="/v1/files")
 
 
 def _bare(method: str, path: str) -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+    return request(b"", CLOSE, method=method, path=path)
 
 
 def _body(answer: bytes) -> bytes:
@@ -165,18 +169,15 @@ KINDS = (
 
 
 def _said(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with connect(f"http://127.0.0.1:{port}") as connection:
         connection.sendall(data)
-        said = b""
-        while piece := connection.recv(65_536):
-            said += piece
-    return said
+        return read_all(connection)
 
 
 def _opened(port: int, samples: int) -> socket.socket:
     """A stream that goes on until it is closed; asked again where the one before it is not quite gone."""
     while True:
-        connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+        connection = connect(f"http://127.0.0.1:{port}")
         connection.sendall(raw(ASKED | {"max_tokens": 200, "stream": True, "n": samples}))
         if connection.recv(12) == b"HTTP/1.1 200":
             return connection

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.torch
 
 
 def test_cut_at_random_states(tmp_path: Path) -> None:
-    tally = cut_streams.run(tmp_path, 500, seed=1)
+    tally = cut_streams.run(tmp_path, 400, seed=1)
     assert tally.faults() == [] and tally.preempted > 0
     assert set(tally.left) == {"rows", "waiting", "blocks", "requests", "descriptors", "tasks"}
-    assert set(tally.cut) == {"in its body", "sent", "soon", "later", "in its stream"} and min(tally.cut.values()) > 30
-    assert tally.whole > 30
+    assert set(tally.cut) == {"in its body", "sent", "soon", "later", "in its stream"} and min(tally.cut.values()) > 20
+    assert tally.whole > 20
 
 
 def test_no_foreign_tokens_among_aborts_and_preemption(tmp_path: Path) -> None:

@@ -6,14 +6,12 @@ import json
 import resource
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
-from bare_http import connect, read_all, read_one
+from bare_http import COMPLETIONS, connect, exchange, read_all, read_one, request
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.server.openai.http_limits import HttpLimits
@@ -22,7 +20,6 @@ from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
-COMPLETIONS = "/v1/completions"
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
 
 
@@ -38,65 +35,8 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
         yield running
 
 
-def send(server: Running, data: bytes) -> tuple[int, bytes]:
-    """All of it, whatever comes meanwhile; the answer to the end of the connection."""
-    with connect(server) as connection:
-        sender = threading.Thread(target=_send_all, args=(connection, data))
-        sender.start()
-        whole = read_all(connection)
-        sender.join(30)
-    return int(whole.split()[1]), whole.partition(b"\r\n\r\n")[2]
-
-
-def _send_all(connection: socket.socket, data: bytes) -> None:
-    try:
-        connection.sendall(data)
-    except OSError:
-        pass  # it had its answer already
-
-
-def post(body: dict[str, Any], *headers: str) -> bytes:
-    data = json.dumps(body).encode()
-    lines = [f"POST {COMPLETIONS} HTTP/1.1", "host: localhost", f"content-length: {len(data)}", *headers, "", ""]
-    return "\r\n".join(lines).encode() + data
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        GET + b"x: " + b"y" * 4_000_000 + b"\r\n\r\n",
-        GET + b"x: " + b"y" * 17_000 + b"\r\n\r\n",
-        GET + b"x: y\r\n" * 4_000 + b"\r\n",
-        GET + b"y" * 100_000,
-        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET /v1/models?" + b"x=y&" * 5_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-    ],
-)
-def test_large_heads(server: Running, data: bytes) -> None:
-    status, body = send(server, data)
-    assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x00\x01\x02\r\n\r\n", b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00",
-        b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"GET http://[ HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: 1e3\r\n\r\n",
-        b"POST / HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
-        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\n b\r\n\r\n",
-    ],
-)  # fmt: skip
-def test_what_is_no_http(server: Running, data: bytes) -> None:
-    status, body = send(server, data)
-    assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http"), data
-
-
 def test_slow_heads_end_and_silent_connections_too(server: Running) -> None:
-    with connect(server) as silent, connect(server) as slow:
+    with connect(server.url) as silent, connect(server.url) as slow:
         begun = time.monotonic()
         for byte in GET:
             slow.sendall(bytes([byte]))
@@ -108,7 +48,7 @@ def test_slow_heads_end_and_silent_connections_too(server: Running) -> None:
 
 
 def test_a_second_head_has_its_time_too(server: Running) -> None:
-    with connect(server) as kept:
+    with connect(server.url) as kept:
         kept.sendall(GET + b"\r\n")
         assert read_one(kept)[0].startswith(b"HTTP/1.1 200 ")
         time.sleep(0.7)  # between requests it may wait
@@ -118,23 +58,19 @@ def test_a_second_head_has_its_time_too(server: Running) -> None:
         assert read_all(kept).startswith(b"HTTP/1.1 408 ")
 
 
-def test_one_byte_at_a_time_and_one_byte_chunks(server: Running) -> None:
-    body = json.dumps({"prompt": "x" * 100, "max_tokens": 1}).encode()
-    with connect(server) as connection:
+def test_one_byte_at_a_time(server: Running) -> None:
+    with connect(server.url) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in post({"prompt": "x" * 50, "max_tokens": 1}, "connection: close"):
+        for byte in request({"prompt": "x" * 50, "max_tokens": 1}, "connection: close"):
             connection.sendall(bytes([byte]))
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    assert send(server, head.encode() + chunks)[0] == 200
 
 
 def test_pipelined_requests_and_large_ones_one_behind_the_other(server: Running) -> None:
     last = GET + b"connection: close\r\n\r\n"
-    with connect(server) as connection:
+    with connect(server.url) as connection:
         connection.sendall(
-            (GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n") * 5 + post({"prompt": "x", "max_tokens": 1}) + last
+            (GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n") * 5 + request({"prompt": "x", "max_tokens": 1}) + last
         )
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 7
 
@@ -142,7 +78,7 @@ def test_pipelined_requests_and_large_ones_one_behind_the_other(server: Running)
 def begin_stream(server: Running, connection: socket.socket) -> bytes:
     """Sends a request whose stream is held after its first bytes, which are returned."""
     server.engine.step_seconds = 1000
-    connection.sendall(post({"prompt": "x", "max_tokens": 50, "stream": True}))
+    connection.sendall(request({"prompt": "x", "max_tokens": 50, "stream": True}))
     head = b""
     while b"\r\n\r\n" not in head:
         head += connection.recv(65_536)
@@ -160,7 +96,7 @@ def held(server: Running) -> Iterator[Running]:
 
 
 def test_garbage_behind_a_request_that_waits_is_no_part_of_a_stream(held: Running) -> None:
-    with connect(held) as connection:
+    with connect(held.url) as connection:
         begin_stream(held, connection)
         connection.sendall(GET + b"\r\n" + b"\x00garbage\r\n\r\n")
         assert b"HTTP/1.1" not in read_all(connection)
@@ -169,18 +105,18 @@ def test_garbage_behind_a_request_that_waits_is_no_part_of_a_stream(held: Runnin
 def test_many_heads_that_ask_for_another_protocol(server: Running) -> None:
     """One behind the other, in one read: no depth of calls comes of it."""
     asks = GET + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    with connect(server) as connection:
+    with connect(server.url) as connection:
         connection.sendall(asks * 20 + GET + b"connection: close\r\n\r\n")
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 21
 
 
-CHUNKED = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+CHUNKED = request(b"", "transfer-encoding: chunked")
 
 
 def test_trailers_are_read_by_nobody(server: Running) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
     whole = CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(body), body)
-    with connect(server) as connection:
+    with connect(server.url) as connection:
         connection.sendall(whole + b"expect: 100-continue\r\nhost: elsewhere\r\n" + b"a:b\r\n" * 1_000 + b"\r\n")
         assert read_one(connection)[0].startswith(b"HTTP/1.1 200 ")
         connection.sendall(GET + b"\r\n")
@@ -192,13 +128,13 @@ def test_trailers_are_read_by_nobody(server: Running) -> None:
 )
 def test_what_stands_around_a_body_has_a_bound(server: Running, endless: bytes) -> None:
     """Trailers, one trailer, what follows a chunk's size: each could go on for ever."""
-    status, body = send(server, CHUNKED + b"1\r\n{\r\n" + endless)
+    status, body = exchange(server.url, CHUNKED + b"1\r\n{\r\n" + endless)
     assert (status, json.loads(body)["error"]["code"]) == (431, "headers_too_large")
 
 
 def test_who_has_its_answer_gets_no_other(server: Running) -> None:
     head = CHUNKED.replace(COMPLETIONS.encode(), b"/no/such")
-    with connect(server) as connection:
+    with connect(server.url) as connection:
         connection.sendall(head)
         assert read_one(connection)[0].startswith(b"HTTP/1.1 404 ")
         connection.sendall(b"no chunk\r\n")
@@ -207,10 +143,10 @@ def test_who_has_its_answer_gets_no_other(server: Running) -> None:
 
 def test_a_client_that_asks_for_http2_is_served_without(server: Running) -> None:
     asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
-    with connect(server) as connection:
-        connection.sendall(post({"prompt": "x", "max_tokens": 3}, *asks))
+    with connect(server.url) as connection:
+        connection.sendall(request({"prompt": "x", "max_tokens": 3}, *asks))
         assert b'"text":"abc"' in read_one(connection)[1]
-        data = post({"prompt": "x", "max_tokens": 2}, *asks)
+        data = request({"prompt": "x", "max_tokens": 2}, *asks)
         connection.sendall(data[:-5])
         time.sleep(0.05)
         connection.sendall(data[-5:])
@@ -218,9 +154,9 @@ def test_a_client_that_asks_for_http2_is_served_without(server: Running) -> None
 
 
 def test_a_reader_that_takes_nothing_is_ended_and_its_request_with_it(server: Running) -> None:
-    with connect(server) as stuck:
+    with connect(server.url) as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stuck.sendall(post({"prompt": ["x"] * 100, "n": 100, "max_tokens": 200, "stream": True}))
+        stuck.sendall(request({"prompt": ["x"] * 100, "n": 100, "max_tokens": 200, "stream": True}))
         server.wait_for(lambda: len(server.engine.open) == 100)
         server.wait_for(lambda: not server.engine.open)
     assert all(made.cancelled for made in server.engine.submitted[-100:])
@@ -228,9 +164,9 @@ def test_a_reader_that_takes_nothing_is_ended_and_its_request_with_it(server: Ru
 
 
 def test_a_reset_in_the_middle_leaves_nothing(server: Running) -> None:
-    with connect(server) as connection:
+    with connect(server.url) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        connection.sendall(post({"prompt": "x", "max_tokens": 200, "stream": True}))
+        connection.sendall(request({"prompt": "x", "max_tokens": 200, "stream": True}))
         connection.recv(100)
     server.wait_for(lambda: not server.engine.open)
 
@@ -248,13 +184,13 @@ BEHIND_MOST = [
 def test_who_waits_for_no_answer_makes_room_for_another(tokenizer: Tokenizer, sent: bytes) -> None:
     """The oldest first; not who waits for one, however old."""
     limits = HttpLimits(max_connections=3, header_seconds=1e4)
-    with running_server(tokenizer, limits=limits) as server, connect(server) as waits:
+    with running_server(tokenizer, limits=limits) as server, connect(server.url) as waits:
         server.hold(True)
-        waits.sendall(post({"prompt": "x", "max_tokens": 3}))
+        waits.sendall(request({"prompt": "x", "max_tokens": 3}))
         server.wait_for(lambda: server.engine.open)
         crowd = []
         for _ in range(3 + SPARE + 5):
-            crowd.append(connect(server))
+            crowd.append(connect(server.url))
             crowd[-1].sendall(sent)
             if sent.endswith(b"\r\n"):
                 assert read_one(crowd[-1])[0].startswith(b"HTTP/1.1 ")
@@ -290,9 +226,9 @@ def test_a_crowd(tokenizer: Tokenizer) -> None:
     """As many as there may be wait for answers: the next is told, and probes are answered."""
     with running_server(tokenizer, limits=HttpLimits(max_connections=3)) as server:
         server.hold(True)
-        crowd = [connect(server) for _ in range(3)]
+        crowd = [connect(server.url) for _ in range(3)]
         for each in crowd:
-            each.sendall(post({"prompt": "x", "max_tokens": 1}))
+            each.sendall(request({"prompt": "x", "max_tokens": 1}))
         server.wait_for(lambda: len(server.engine.open) == 3)
         with httpx.Client() as http:
             full = http.get(server.url + "/v1/models")

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from bare_http import connect, read_all, read_one
+from bare_http import CHAT, COMPLETIONS, connect, read_all, read_one, request
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.engine.parent_death import LossyFile
@@ -30,8 +30,8 @@ from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BOUND = 8
+CHUNKED = request(b"", "transfer-encoding: chunked")
 FULL = {"prompt": "x", "n": BOUND, "stream": True}
 
 
@@ -58,10 +58,8 @@ def full(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
 
 
-def request(*headers: str, path: str = COMPLETIONS, version: str = "1.1", **body: Any) -> bytes:
-    data = json.dumps({"prompt": "x", "max_tokens": 2} | body).encode()
-    lines = [f"POST {path} HTTP/{version}", "host: localhost", f"content-length: {len(data)}", *headers, "", ""]
-    return "\r\n".join(lines).encode() + data
+def ask(*headers: str, path: str = COMPLETIONS, version: str = "1.1", **body: Any) -> bytes:
+    return request({"prompt": "x", "max_tokens": 2} | body, *headers, path=path, version=version)
 
 
 def is_refused(answer: tuple[bytes, bytes]) -> bool:
@@ -71,13 +69,13 @@ def is_refused(answer: tuple[bytes, bytes]) -> bool:
 
 
 def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None:
-    with connect(server) as kept:
-        kept.sendall(request())
+    with connect(server.url) as kept:
+        kept.sendall(ask())
         assert b" 200 " in read_one(kept)[0]
         server.hold(True)
         with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
             for path in (COMPLETIONS, CHAT):
-                data = request(path=path, prompt="x" * 500)
+                data = ask(path=path, prompt="x" * 500)
                 kept.sendall(data[:-300])  # the answer comes before the body has
                 answer = read_one(kept)
                 assert is_refused(answer) and b"connection: close" not in answer[0]
@@ -86,45 +84,43 @@ def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None
                 kept.sendall(data[-100:])
         server.hold(False)
         server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
-        kept.sendall(request())
+        kept.sendall(ask())
         head, body = read_one(kept)
         assert b" 200 " in head and json.loads(body)["choices"][0]["text"] == "ab"
 
 
 def test_several_in_one_read_each_have_their_answer(full: Running) -> None:
-    with connect(full) as connection:
-        connection.sendall(request() * 3 + request("connection: close") + request())
+    with connect(full.url) as connection:
+        connection.sendall(ask() * 3 + ask("connection: close") + ask())
         said = read_all(connection)
     assert said.count(b"HTTP/1.1 429 ") == 4 and said.count(b"connection: close") == 1
 
 
-@pytest.mark.parametrize("data", [request("connection: close"), request(version="1.0")])
+@pytest.mark.parametrize("data", [ask("connection: close"), ask(version="1.0")])
 def test_who_asks_for_the_end_has_it_at_once(full: Running, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HttpProtocol, "_wait_for_head", lambda connection: None)  # an end that comes by time never does
-    with connect(full) as connection:
+    with connect(full.url) as connection:
         connection.sendall(data)
         assert b"connection: close" in read_all(connection)
 
 
 def test_a_chunked_body_and_an_upgrade_too(full: Running) -> None:
     asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-    with connect(full) as connection:
-        for data in (head + b"3\r\nabc\r\n0\r\n\r\n", request(*asks)):
+    with connect(full.url) as connection:
+        for data in (CHUNKED + b"3\r\nabc\r\n0\r\n\r\n", ask(*asks)):
             connection.sendall(data)
             assert is_refused(read_one(connection))
 
 
 def test_a_broken_body_has_no_second_answer(full: Running) -> None:
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-    with connect(full) as connection:
-        connection.sendall(head + b"no chunk")
+    with connect(full.url) as connection:
+        connection.sendall(CHUNKED + b"no chunk")
         assert is_refused(read_one(connection)) and connection.recv(10) == b""
 
 
 def test_an_idle_connection_is_closed(full: Running) -> None:
-    with connect(full) as connection:
-        connection.sendall(request())
+    with connect(full.url) as connection:
+        connection.sendall(ask())
         assert is_refused(read_one(connection)) and connection.recv(10) == b""
 
 
@@ -137,8 +133,8 @@ def test_what_the_application_says_first_it_still_says(server: Running) -> None:
         assert http.get(server.url + "/v1/models").status_code == 200
         assert http.post(server.url + COMPLETIONS, headers={"host": "evil.example"}, json={}).status_code == 403
         assert http.post(server.url + COMPLETIONS + "?a=b", json={}).status_code == 429
-        with connect(server) as asking:
-            asking.sendall(request("expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+        with connect(server.url) as asking:
+            asking.sendall(ask("expect: 100-continue").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
             assert is_refused(read_one(asking))
     server.hold(False)
     server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
@@ -146,8 +142,8 @@ def test_what_the_application_says_first_it_still_says(server: Running) -> None:
 
 def test_one_behind_an_answer_under_way_waits_for_its_turn(server: Running) -> None:
     server.hold(True)
-    with connect(server) as connection:
-        connection.sendall(request(n=BOUND) + request("connection: close"))
+    with connect(server.url) as connection:
+        connection.sendall(ask(n=BOUND) + ask("connection: close"))
         server.wait_for(lambda: server.service.request_limits.reqs.total == BOUND)
         time.sleep(0.05)
         server.hold(False)

@@ -10,7 +10,6 @@ import pytest
 import slow_readers
 import soak
 from batch_client import Asked
-from cut_streams import Tally
 
 pytestmark = pytest.mark.torch
 
@@ -20,15 +19,18 @@ def test_a_burst_against_a_held_engine(tmp_path: Path) -> None:
     assert made.faults({200: 120, 429: 480}) == []
 
 
-def test_a_burst_against_a_running_engine(tmp_path: Path) -> None:
-    made = flood.all_at_once(tmp_path, 600, 120, held=False)
-    assert made.faults() == [] and sum(made.statuses.values()) == 600 and made.statuses[200] >= 120
-
-
 def test_slow_readers_keep_nobody_waiting_and_nothing_behind(tmp_path: Path) -> None:
     made = slow_readers.run(tmp_path, slow=60, normal=10, tokens=60)
     assert made.events == 10 * 59  # every token of the normal ones came
     assert made.faults(most=5.0) == []  # its time is the reliability run's to judge; here nothing may stand still
+
+
+def test_a_soak_has_batches_in_it(tmp_path: Path) -> None:
+    """Beside clients that leave nothing while their wave lasts; its memory is a long run's to judge."""
+    load = soak.Load(clients=8, wave=2.0, rest=1.0, batch=Asked(lines=40, bad=10, ids=20, tokens=8))
+    made = soak.soak(tmp_path, 0.05, load)
+    assert made.strange == [] and made.tally.faults() == []
+    assert made.batches["completed"] >= 1 and made.tally.whole > 0 and made.refused.total() > 0
 
 
 def test_what_the_runs_call_a_fault() -> None:
@@ -38,23 +40,13 @@ def test_what_the_runs_call_a_fault() -> None:
     assert len(slow.faults()) == 2
     assert len(slow_readers.Beside(alone=0.02, beside=0.03, grown=300 << 20).faults()) == 3
     rising = [(36.0 * at, float(at)) for at in range(100)]  # a megabyte every 36 s
-    leaking = soak.Soak(60, Tally(), {"server": rising, "engine": [(at, 1.0) for at, _ in rising]}, (5, 6))
-    leaking.strange.append("batch: 1 lines lost")
-    assert leaking.faults() == [
-        "server grows: +100.0 MB an hour [+100.0, +100.0]", "not at rest afterwards", "descriptors: 5 before, 6 after",
-        "no batch came to its end", "batch: 1 lines lost",
-    ]  # fmt: skip
-    short = soak.Soak(2, Tally(), {"server": [(at / 36, 30 * size) for at, size in rising]}, at_rest=True)
-    short.batches.update(completed=3, cancelled=1)
-    assert len(short.faults()) == 1 and short.faults()[0].startswith("server rose by ")
-    assert ", 4 batches (1 cancelled): server" in soak.report(short)
-
-
-def test_a_soak_has_batches_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside clients that leave nothing while their wave lasts; its memory is a long run's to judge."""
-    monkeypatch.setattr(soak, "WAVE", 2.0)
-    monkeypatch.setattr(soak, "REST", 1.0)
-    monkeypatch.setattr(soak, "BATCH", Asked(lines=40, bad=10, ids=20, tokens=8))
-    made = soak.soak(tmp_path, 0.05, clients=8)
-    assert made.strange == [] and made.tally.faults() == []
-    assert made.batches["completed"] >= 1 and made.tally.whole > 0 and made.refused.total() > 0
+    assert soak.growth(rising) == "grows: +100.0 MB an hour [+100.0, +100.0]" and soak.growth(rising[:20]) == ""
+    assert soak.growth([(at / 36, 30 * size) for at, size in rising]).startswith("rose by ")
+    leaking = soak.Soak(60, descriptors=(5, 6), strange=["batch: 1 lines lost"])
+    told = [
+        "not at rest afterwards",
+        "descriptors: 5 before, 6 after",
+        "no batch came to its end",
+        "batch: 1 lines lost",
+    ]
+    assert leaking.faults() == told

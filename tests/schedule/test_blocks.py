@@ -51,7 +51,7 @@ class Model:
         self.rested = [block for block in self.rested if block not in blocks]
 
     def keep(self, block: int) -> None:
-        self.pool.keep(np.array([block], np.int32))
+        self.pool.kept[block] = True
         self.kept.add(block)
 
     def check(self) -> None:
@@ -89,7 +89,7 @@ def test_random_operations(seed: int) -> None:
 def test_a_chain_is_eaten_from_its_end() -> None:
     pool = BlockPool(5)
     chain = pool.take(4)
-    pool.keep(chain)
+    pool.kept[chain] = True
     pool.release(chain)
     assert pool.take(1).tolist() == [chain[3]] and pool.take(1).tolist() == [chain[2]]
     pool.share(chain[:1])  # found again

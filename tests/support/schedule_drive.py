@@ -139,7 +139,7 @@ class Drive:
         rows, flying = self.scheduler.rows, np.zeros(self.limits.max_rows, np.int64)
         for plan, _ in self.device.results:
             np.add.at(flying, plan.rows, 1)
-        alive = np.isin(rows.state, (RUNNING, DRAINED, PREEMPTED))
+        alive = (rows.state == RUNNING) | (rows.state == DRAINED) | (rows.state == PREEMPTED)
         assert (rows.planned_length[alive] == (rows.read_length + flying)[alive]).all(), (
             "planned isn't read + in flight"
         )

@@ -25,7 +25,9 @@ class BlockPool:
         # Full, not zeros: those get their pages at the first touch, amid a step (a release of 1,000 blocks: 9 ms).
         self.refs: Int32 = np.full(num_blocks, 0, np.int32)
         self.refs[SCRATCH_BLOCK] = 1
-        self.kept: Bool = np.full(num_blocks, False, np.bool_)  # in the prefix tree
+        self.kept: Bool = np.full(
+            num_blocks, False, np.bool_
+        )  # in the prefix tree, which sets it: once released these stay idle instead of free
         self.stamp: Int64 = np.full(num_blocks, 0, np.int64)  # when an idle block was last held
         self.on_evict = on_evict
         self._stack: Int32 = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
@@ -73,10 +75,6 @@ class BlockPool:
         self.stamp[idle] = self._tick * self.num_blocks - np.arange(idle.size)
         self._idle += idle.size
         self._push(free)
-
-    def keep(self, blocks: Int32) -> None:
-        """The prefix tree takes held blocks: once released they stay idle instead of free."""
-        self.kept[blocks] = True
 
     def unkeep(self, blocks: Int32) -> None:
         """The prefix tree lets go of `blocks` (distinct ones, kept): they are free now, or once they are released."""

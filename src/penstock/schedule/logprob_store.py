@@ -59,7 +59,12 @@ class LogprobStore:
             self.top_ids[written, :, :old], self.top[written, :, :old] = ids[written], values[written]
 
     def put(self, slots: Int64, found: TokenScores | TokenLogprobs) -> None:
-        """Writes scores of drawn tokens to their slots. Wider ones than anybody asked for are cut."""
+        """Writes scores of drawn tokens to their slots; a slot below 0 takes none. Wider ones than anybody asked for
+        are cut."""
+        taken = slots >= 0
+        if not taken.all():
+            slots = slots[taken]
+            found = TokenScores(found.chosen[taken], found.rank[taken], found.top_ids[taken], found.top[taken])
         self.chosen.reshape(-1)[slots] = found.chosen
         self.rank.reshape(-1)[slots] = found.rank
         width = min(self.top.shape[2], found.top.shape[1])
@@ -73,7 +78,8 @@ class LogprobStore:
             self.chosen.reshape(-1)[slots] = np.nan
 
     def take(self, slots: Int64, tops: Int32) -> TokenScores:
-        """Returns scores from slots [t]; tops [t]: how many of the most likely ones each token's row asked for."""
+        """Returns scores from slots [t]. tops [t]: how many of the most likely ones each token's row asked for, or
+        NO_SCORES: such a token's are NaN."""
         width, stored = int(tops.max(initial=0)), self.top.shape[2]
         found = TokenScores(
             self.chosen.reshape(-1).take(slots),
@@ -81,7 +87,8 @@ class LogprobStore:
             self.top_ids.reshape(-1, stored)[slots, :width] if width else np.zeros((tops.size, 0), np.int32),
             self.top.reshape(-1, stored)[slots, :width] if width else np.zeros((tops.size, 0), np.float32),
         )
-        if (tops < width).any():
+        if tops.size and tops.min() < width:
             none = np.arange(width) >= tops[:, None]
             found.top_ids[none], found.top[none] = -1, np.nan
+            found.chosen[tops == NO_SCORES] = np.nan
         return found

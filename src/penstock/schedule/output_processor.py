@@ -17,7 +17,7 @@ from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, TokenScores
 from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.rows import EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, Int64, StepPlan, StepTokens, TokenLogprobs
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, Int64, StepPlan, StepTokens
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
 
@@ -59,7 +59,9 @@ class OutputProcessor:
         slots = self.rows.slots(rows, positions)
         self.slot_token.reshape(-1)[slots] = tokens
         if result.logprobs is not None:
-            self._keep_scores(result.logprobs, slots, where, plan.rows.size)
+            every = np.full(plan.rows.size, -1, np.int64)
+            every[slice(None) if where is None else where] = slots
+            self.scores.put(every[result.logprobs.where], result.logprobs)
         if bad.any():
             self.scores.blank(slots[bad])
         self.rows.read_length[rows] = positions
@@ -68,20 +70,6 @@ class OutputProcessor:
         news = self._news(rows, tokens, finish)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
         return Read(ended, distrusted, deltas, rows.size, plan.rows.size - rows.size)
-
-    def _keep_scores(self, found: TokenLogprobs, slots: Int64, where: Int32 | None, count: int) -> None:
-        """Logprobs of a flight of `count` rows, to the slots of their tokens; `where`: the rows that took theirs."""
-        if where is not None:
-            every = np.full(count, -1, np.int64)
-            every[where] = slots
-            slots = every
-        targets = slots[found.where]
-        taken = targets >= 0
-        if not taken.all():
-            kept = TokenScores(found.chosen[taken], found.rank[taken], found.top_ids[taken], found.top[taken])
-            self.scores.put(targets[taken], kept)
-        else:
-            self.scores.put(targets, found)
 
     def _ends(self, rows: Int32, tokens: Int32, positions: Int32, bad: Bool) -> tuple[NDArray[np.int8], Int32]:
         """Why each row ends with this token, as in Deltas.finish, and the stop id that did it."""
@@ -125,20 +113,11 @@ class OutputProcessor:
             start=start,
             tokens=self.slot_token.reshape(-1).take(slots),
         )
-        if self.scores.kept:
-            self._add_scores(deltas, rows, slots, stop - first)
+        tops = self.rows.top.take(rows)
+        if self.scores.kept and (tops != NO_SCORES).any():
+            found = self.scores.take(slots, np.repeat(tops, stop - first))
+            deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = found.chosen, found.rank, found.top_ids, found.top
         return deltas
-
-    def _add_scores(self, deltas: Deltas, rows: Int32, slots: Int64, counts: Int32) -> None:
-        """Puts logprobs beside the tokens of the rows that ask; NaN beside the others'. counts [k]: tokens a row."""
-        tops = np.repeat(self.rows.top.take(rows), counts)
-        asks = tops != NO_SCORES
-        if not asks.any():
-            return
-        found = self.scores.take(slots[asks], tops[asks])
-        if not asks.all():
-            found = _among(found, asks)
-        deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = found.chosen, found.rank, found.top_ids, found.top
 
     def tokens_of(self, row: int) -> Int32:
         """Returns a row's output tokens as far as they were read."""
@@ -166,17 +145,3 @@ class OutputProcessor:
         np.cumsum(counts, out=start[1:])
         positions = np.repeat(first - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
         return start, self.rows.slots(np.repeat(rows, counts), positions)
-
-
-def _among(found: TokenScores, asks: Bool) -> TokenScores:
-    """Returns `found` spread over all tokens, of which asks [t] have scores."""
-    width = found.top.shape[1]
-    every = TokenScores(
-        np.full(asks.size, np.nan, np.float32),
-        np.zeros(asks.size, np.int32),
-        np.full((asks.size, width), -1, np.int32),
-        np.full((asks.size, width), np.nan, np.float32),
-    )
-    every.chosen[asks], every.rank[asks] = found.chosen, found.rank
-    every.top_ids[asks], every.top[asks] = found.top_ids, found.top
-    return every

@@ -10,8 +10,6 @@ It knows blocks and tokens; no rows, no requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,27 +46,6 @@ def _mixed(x: UInt64) -> UInt64:
 def _words(tokens: Int32) -> UInt64:
     """One word for each block of `tokens [n, 16]`."""
     return _mixed(_mixed((tokens.astype(np.uint64) + np.uint64(1)) * _LANES).sum(axis=1, dtype=np.uint64))
-
-
-class _New:
-    """Entries that are in the dict and not yet in the columns, numbered from `first` on."""
-
-    def __init__(self, first: int) -> None:
-        self.clear(first)
-
-    def clear(self, first: int) -> None:
-        self.first = first
-        self.keys: list[int] = []
-        self.blocks: list[int] = []
-        self.parents: list[int] = []
-
-    def chain(self, keys: list[int], blocks: list[int], place: int) -> int:
-        """A chain behind `place`; gives its last entry's number."""
-        number = self.first + len(self.blocks)
-        self.keys += keys
-        self.blocks += blocks
-        self.parents += [place, *range(number, number + len(keys) - 1)]
-        return number + len(keys) - 1
 
 
 class PrefixTree:
@@ -125,50 +102,18 @@ class PrefixTree:
         Contents that are known already stay with their block. Behind a block that cannot be put in its place, since its
         key is another content's, nothing is kept: NOWHERE.
         """
-        return self._insert([(keys, blocks, place)])[0] if self.enabled else place
-
-    def _insert(self, chains: Iterable[tuple[list[int], list[int], int]]) -> list[int]:
-        new = _New(self._last + 1)
-        places = []
-        for keys, blocks, place in chains:
-            if place == NOWHERE or not keys:
-                places.append(place)
-            elif self._blocks.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
-                self._blocks.update(zip(keys, blocks, strict=True))
-                places.append(new.chain(keys, blocks, place))
-            else:
-                places.append(self._insert_beside(keys, blocks, place, new))
-        self._write(new)
-        return places
-
-    def _insert_beside(self, keys: list[int], blocks: list[int], place: int, new: _New) -> int:
-        """One chain, some keys of which are known."""
+        if not self.enabled or place == NOWHERE:
+            return place
         for key, block in zip(keys, blocks, strict=True):
             known = self._blocks.setdefault(key, block)
             if known == block:
-                place = new.chain([key], [block], place)
-                continue
-            self._write(new)
-            place = self._same(known, block, place)
-            if place == NOWHERE:
-                break
+                self._last += 1
+                self.key_of[block], self.parent[block], self.place[block] = key, place, self._last
+                self.pool.kept[block] = True
+            elif self.parent[known] != place or (self.slot_token[known] != self.slot_token[block]).any():
+                return NOWHERE
+            place = int(self.place[known])
         return place
-
-    def _same(self, known: int, block: int, place: int) -> int:
-        """The place of `known` if it holds what `block` does behind the same place, else NOWHERE."""
-        same = self.parent[known] == place and (self.slot_token[known] == self.slot_token[block]).all()
-        return int(self.place[known]) if same else NOWHERE
-
-    def _write(self, new: _New) -> None:
-        """Writes the columns of new entries."""
-        if new.blocks:
-            blocks = np.array(new.blocks, np.int32)
-            self.key_of[blocks] = np.array(new.keys, np.uint64)
-            self.parent[blocks] = new.parents
-            self.place[blocks] = np.arange(new.first, new.first + blocks.size)
-            self.pool.keep(blocks)
-            self._last = new.first + blocks.size - 1
-            new.clear(self._last + 1)
 
     def insert_chains(self, blocks: Int32, counts: Int32, firsts: Int32, bases: list[int], roots: list[int]) -> None:
         """Takes generated blocks of several sequences, laid end to end: counts[i] of them follow block firsts[i] - 1 of
@@ -180,8 +125,8 @@ class PrefixTree:
         before = np.concatenate((np.zeros(1, np.uint64), running))[begins]
         sums = running - np.repeat(before, counts) + np.repeat(np.array(bases, np.uint64), counts)
         keys, numbers = self.keys(sums), blocks.tolist()
-        ends = [(begin, begin + count) for begin, count in zip(begins.tolist(), counts.tolist(), strict=True)]
-        self._insert((keys[a:b], numbers[a:b], root) for (a, b), root in zip(ends, roots, strict=True))
+        for begin, count, root in zip(begins.tolist(), counts.tolist(), roots, strict=True):
+            self.insert(keys[begin : begin + count], numbers[begin : begin + count], root)
 
     def drop(self, blocks: Int32) -> None:
         """Nobody finds `blocks`, nor what follows them, any more: what they hold is not to be trusted."""

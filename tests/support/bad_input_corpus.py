@@ -1,5 +1,4 @@
-"""Bad inputs, made by hand: the bytes that are sent, and the status that each must have. test_bad_input_corpus.py and
-the reliability harness send them.
+"""Bad inputs, made by hand: the bytes that are sent, and the status that each must have.
 
 A case's bytes are its request line, headers and body. Where they show, CANARY and NUMBER stand for what a client may
 hold secret: no answer may say them again.
@@ -7,15 +6,17 @@ hold secret: no answer may say them again.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from bare_http import CHAT, CLOSE, COMPLETIONS, request
+
 CANARY = "zq7canary"
 NUMBER = 81_920_373  # a canary too
-COMPLETIONS, CHAT, BATCHES, FILES = "/v1/completions", "/v1/chat/completions", "/v1/batches", "/v1/files"
+BATCHES, FILES = "/v1/batches", "/v1/files"
 CONTEXT = 256  # tokens of the fake model, whose vocabulary has as many
 MAX_BODY = 1_000_000  # bytes: the limit that the server under test is given
+HUGE, LONG = 10**30, CANARY * 2000
 
 
 @dataclass(frozen=True)
@@ -29,274 +30,150 @@ class Case:
     code: Any = ...
 
 
-def request(path: str, body: bytes = b"", method: str = "POST", headers: tuple[str, ...] = ()) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", *headers]
-    if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers):
-        lines.append(f"content-length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogatepass") + body
-
-
 def _raw(name: str, body: bytes, code: str | None = "invalid_json", param: Any = None) -> list[Case]:
     """A body that is no form on either route."""
-    return [Case(f"{route[4:]}: {name}", request(route, body), 400, param, code) for route in (COMPLETIONS, CHAT)]
+    routes = (COMPLETIONS, CHAT)
+    return [Case(f"{route[4:]}: {name}", request(body, CLOSE, path=route), 400, param, code) for route in routes]
 
 
 def _completion(status: int, param: Any, code: Any = ..., **fields: Any) -> Case:
-    body = json.dumps({"prompt": "x", **fields}).encode()
-    return Case(f"completion {str(fields)[:70]}", request(COMPLETIONS, body), status, param, code)
+    data = request({"prompt": "x", **fields}, CLOSE)
+    return Case(f"completion {str(fields)[:70]}", data, status, param, code)
 
 
 def _text(status: int, param: Any, more: bytes, code: Any = ...) -> Case:
     """A completion's fields as they stand on the wire."""
-    return Case(
-        f"completion {more[:60]!r}", request(COMPLETIONS, b'{"prompt": "x", ' + more + b"}"), status, param, code
-    )
+    data = request(b'{"prompt": "x", ' + more + b"}", CLOSE)
+    return Case(f"completion {more[:60]!r}", data, status, param, code)
 
 
 def _chat(status: int, param: Any, code: Any = ..., **fields: Any) -> Case:
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}).encode()
-    return Case(f"chat {str(fields)[:70]}", request(CHAT, body), status, param, code)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
+    return Case(f"chat {str(fields)[:70]}", request(body, CLOSE, path=CHAT), status, param, code)
 
 
 def _get(path: str, status: int, code: Any = ..., method: str = "GET") -> Case:
-    return Case(f"{method} {path[:70]}", request(path, method=method), status, ..., code)
+    return Case(f"{method} {path[:70]}", request(b"", CLOSE, path=path, method=method), status, ..., code)
 
 
 def _no_json() -> list[Case]:
     bodies = {
-        "nothing": b"",
-        "a space": b" ",
-        "an open brace": b"{",
-        "a word": b"nonsense",
-        "a lone quote": b'"',
-        "null": b"null",
-        "a list": b"[]",
-        "text": b'"x"',
-        "a number": b"7",
-        "true": b"true",
-        "NaN alone": b"NaN",
-        "two objects": b"{}{}",
-        "behind it": b'{"prompt": "x"} trailing',
-        "a BOM": b"\xef\xbb\xbf{}",
-        "NUL": b"\x00",
-        "single quotes": b"{'prompt': 'x'}",
-        "a comma at the end": b'{"prompt": "x",}',
-        "no colon": b'{"prompt" "x"}',
-        "a comment": b'{"prompt": "x" /* y */}',
-        "UTF-16": '{"prompt": "x"}'.encode("utf-16"),
-        "bytes": b"\xff\xfe\xfd",
-        "UTF-8 cut short": b'{"prompt": "\xe2\x82"}',
-        "overlong UTF-8": b'{"prompt": "\xc0\xaf"}',
-        "a surrogate as UTF-8": b'{"prompt": "\xed\xa0\x80"}',
-        "beyond Unicode": b'{"prompt": "\xf5\x80\x80\x80"}',
-        "a high surrogate": b'{"prompt": "\\ud800"}',
-        "a low surrogate": b'{"prompt": "\\udc00"}',
-        "two high surrogates": b'{"prompt": "\\ud800\\ud800"}',
-        "a surrogate as a name": b'{"\\ud800": 1}',
-        "a raw NUL in text": b'{"prompt": "\x00"}',
-        "a raw line end in text": b'{"prompt": "\n"}',
-        "a bad escape": b'{"prompt": "\\x41"}',
-        "half an escape": b'{"prompt": "\\u12"}',
+        "nothing": b"", "a space": b" ", "an open brace": b"{", "a word": b"nonsense", "a lone quote": b'"',
+        "null": b"null", "a list": b"[]", "text": b'"x"', "a number": b"7", "true": b"true", "NaN alone": b"NaN",
+        "two objects": b"{}{}", "behind it": b'{"prompt": "x"} trailing', "a BOM": b"\xef\xbb\xbf{}", "NUL": b"\x00",
+        "single quotes": b"{'prompt': 'x'}", "a comma at the end": b'{"prompt": "x",}', "no colon": b'{"prompt" "x"}',
+        "a comment": b'{"prompt": "x" /* y */}', "UTF-16": '{"prompt": "x"}'.encode("utf-16"), "bytes": b"\xff\xfe\xfd",
+        "UTF-8 cut short": b'{"prompt": "\xe2\x82"}', "overlong UTF-8": b'{"prompt": "\xc0\xaf"}',
+        "a surrogate as UTF-8": b'{"prompt": "\xed\xa0\x80"}', "beyond Unicode": b'{"prompt": "\xf5\x80\x80\x80"}',
+        "a high surrogate": b'{"prompt": "\\ud800"}', "a low surrogate": b'{"prompt": "\\udc00"}',
+        "two high surrogates": b'{"prompt": "\\ud800\\ud800"}', "a surrogate as a name": b'{"\\ud800": 1}',
+        "a raw NUL in text": b'{"prompt": "\x00"}', "a raw line end in text": b'{"prompt": "\n"}',
+        "a bad escape": b'{"prompt": "\\x41"}', "half an escape": b'{"prompt": "\\u12"}',
         "NaN": b'{"temperature": NaN}',
-        "Infinity": b'{"temperature": Infinity}',
-        "minus Infinity": b'{"temperature": -Infinity}',
-        "a leading zero": b'{"n": 01}',
-        "a plus": b'{"n": +1}',
-        "hexadecimal": b'{"n": 0x10}',
-        "half a number": b'{"n": 1.}',
-        "100,000 open lists": b"[" * 100_000,
-        "50,000 open objects": b'{"a":' * 50_000,
+        "Infinity": b'{"temperature": Infinity}', "minus Infinity": b'{"temperature": -Infinity}',
+        "a leading zero": b'{"n": 01}', "a plus": b'{"n": +1}', "hexadecimal": b'{"n": 0x10}',
+        "half a number": b'{"n": 1.}', "100,000 open lists": b"[" * 100_000, "50,000 open objects": b'{"a":' * 50_000,
         "a form": b"prompt=x&n=1",
         "multipart": b'--b\r\ncontent-disposition: form-data; name="prompt"\r\n\r\nx\r\n--b--',
         "zipped": b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab\xae\x05\x00C\xbf\xa6\xa3\x02\x00\x00\x00",
-    }
+    }  # fmt: skip
+    numbers = {
+        "n of 1e400": b'"n": 1e400', "n of -1e400": b'"n": -1e400', "n of 5,000 digits": b'"n": ' + b"9" * 5000,
+        "temperature of 1e999999": b'"temperature": 1e999999', "seed of 100,000 digits": b'"seed": -' + b"1" * 100_000,
+        "a list of huge numbers": b'"prompt": [' + b"9" * 5000 + b"," + b"9" * 5000 + b"]",
+    }  # fmt: skip
     cases = [case for name, body in bodies.items() for case in _raw(name, body)]
-    for name, body in {
-        "n of 1e400": b'{"prompt": "x", "n": 1e400}',
-        "n of -1e400": b'{"prompt": "x", "n": -1e400}',
-        "n of 5,000 digits": b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}",
-        "temperature of 1e999999": b'{"prompt": "x", "temperature": 1e999999}',
-        "seed of 100,000 digits": b'{"prompt": "x", "seed": -' + b"1" * 100_000 + b"}",
-        "a list of huge numbers": b'{"prompt": [' + b"9" * 5000 + b"," + b"9" * 5000 + b"]}",
-    }.items():
-        cases += _raw(name, body, None, ...)
+    for name, field in numbers.items():
+        cases += _raw(name, b'{"prompt": "x", ' + field + b"}", None, ...)
     return cases
 
 
+# Field -> values that a completion refuses with 400, the error naming that field.
+FIELDS: dict[str, list[Any]] = {
+    "prompt": [
+        None, 7, 1.5, True, {}, {"text": CANARY}, "", [], [[]], [""], ["a", 1], ["a", [1]], [[1], []], [1, True], [1.5],
+        [[1, CANARY]], [256], [-1], [HUGE], [[0], [10**9]], [None], [[None]], [[[1]]], [{}], [1] * CONTEXT,
+        "x" * CONTEXT, CANARY * 1000, ["x", "y" * CONTEXT], [[1] * CONTEXT, [1]], [NUMBER], [[1], [-NUMBER]],
+    ],
+    "n": [0, -1, 65_537, 2**63 - 1, HUGE, 1.5, "1", CANARY, True, [1], {}, 1e300, NUMBER],
+    "max_tokens": [0, -1, CANARY, 1.5, [], HUGE, -NUMBER],
+    "min_tokens": [-1, 17, 2**62, 2**63, CANARY, -NUMBER],
+    "temperature": [-0.1, 100.1, 1e300, CANARY, [1], True, "1", NUMBER + 0.5],
+    "top_p": [0, -1, 1.0001, CANARY, -NUMBER],
+    "top_k": [-2, 0.5, CANARY, -(2**62), -NUMBER],
+    "min_p": [-1, 2, NUMBER],
+    "repetition_penalty": [0, -1, 1e-38, 9e-7, 101, -NUMBER],
+    "presence_penalty": [2.1, NUMBER],
+    "frequency_penalty": [-3, -NUMBER],
+    "seed": [2**63, -(2**63) - 1, 1.5, CANARY, NUMBER * 10**14],
+    "stop": [
+        "", ["a", ""], 7, {}, [CANARY] * 65, ["s" * 32] * 65, ["s" * 1025, "t" * 1024], LONG, [LONG],
+    ],
+    "stop_token_ids": [[-1], [256], 3, [1] * 70_000, [NUMBER], [-NUMBER]],
+    "logit_bias": [
+        {CANARY: 1}, {"256": 1}, {"-1": 1}, {"1": 101}, {"٣": 1}, {"9" * 5000: 1}, [], {" 1": 1}, {"1_0": 1}, {"": 1},
+        {str(NUMBER): 1}, {"1": NUMBER},
+    ],
+    "logprobs": [21, -1, True, CANARY, NUMBER],
+    "prompt_logprobs": [21, -NUMBER],
+    "best_of": [2, NUMBER],
+    "echo": [CANARY, 1],
+    "stream": [1, "true", CANARY, [], NUMBER],
+    "stream_options": [{"include_usage": True}, {"continuous_usage_stats": True}],
+    "truncate_prompt_tokens": [0, -NUMBER],
+    "cache_salt": ["", 7, [CANARY], {}, CANARY * 1000],
+    "timeout": [0, -1, 1e12, CANARY, True, NUMBER],
+    "user": [7], "metadata": ["x"], "ignore_eos": [0], "skip_special_tokens": ["no"], "return_token_ids": [1],
+    "model": [7], "messages": [[{"role": "user", "content": "hi"}]], "top_logprobs": [1],
+}  # fmt: skip
+# What no answer gets, on either route: refused by its name.
+UNSERVED: dict[str, Any] = {
+    "suffix": CANARY, "guided_json": {}, "guided_regex": CANARY, "guided_choice": [],
+    "structured_outputs": {"regex": CANARY}, "logits_processors": ["os.system"], "prompt_embeds": CANARY,
+    "use_beam_search": True,
+    "response_format": {"type": CANARY}, "service_tier": CANARY, "store": True, "priority": 1,
+    "bad_words": [CANARY], "vllm_xargs": {CANARY: 1}, "kv_transfer_params": {CANARY: {}}, "request_id": CANARY,
+    "allowed_token_ids": [], "truncation_side": "right", "thinking_token_budget": 0, "watermarking": 0,
+}  # fmt: skip
+UNSERVED_IN_CHAT: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": CANARY}}], "tool_choice": "required", "functions": [{}],
+    "chat_template": "{{ 'a' * 300000000 }}", "documents": [CANARY], "audio": {}, "modalities": ["audio"],
+    "reasoning_effort": "high", "web_search_options": {}, "prediction": {}, "best_of": 1, "verbosity": "low",
+    "include_reasoning": False,
+}  # fmt: skip
+
+
 def _fields() -> list[Case]:
-    far, long = 10**30, CANARY * 2000
+    options = {"include_obfuscation": True, "include_usage": 1, "continuous_usage_stats": 1, CANARY: 1}
     return [
+        *(_completion(400, name, **{name: value}) for name, values in FIELDS.items() for value in values),
+        *(_completion(400, name, "unsupported_parameter", **{name: value}) for name, value in UNSERVED.items()),
         *(
-            _completion(400, "prompt", prompt=prompt)
-            for prompt in (
-                None,
-                7,
-                1.5,
-                True,
-                {},
-                {"text": CANARY},
-                "",
-                [],
-                [[]],
-                [""],
-                ["a", 1],
-                ["a", [1]],
-                [[1], []],
-                [1, True],
-                [1.5],
-                [[1, CANARY]],
-                [256],
-                [-1],
-                [far],
-                [[0], [10**9]],
-                [None],
-                [[None]],
-                [[[1]]],
-                [{}],
-                [1] * CONTEXT,
-                "x" * CONTEXT,
-                CANARY * 1000,
-                ["x", "y" * CONTEXT],
-                [[1] * CONTEXT, [1]],
-            )
+            _completion(400, f"stream_options.{name}", stream=True, stream_options={name: value})
+            for name, value in options.items()
         ),
-        Case("completion without prompt", request(COMPLETIONS, b'{"n": 1}'), 400, "prompt"),
-        *(_completion(400, "n", n=n) for n in (0, -1, 65_537, 2**63 - 1, far, 1.5, "1", CANARY, True, [1], {}, 1e300)),
+        Case("completion without prompt", request(b'{"n": 1}', CLOSE), 400, "prompt"),
         _completion(400, "n", n=65_536, prompt=["a", "b"]),
-        *(_completion(400, "max_tokens", max_tokens=value) for value in (0, -1, CANARY, 1.5, [], far)),
-        *(_completion(400, "min_tokens", min_tokens=value) for value in (-1, 17, 2**62, CANARY)),
         _completion(400, "min_tokens", min_tokens=CONTEXT, max_tokens=2**62),
-        *(_completion(400, "temperature", temperature=value) for value in (-0.1, 100.1, 1e300, CANARY, [1], True)),
-        _text(400, ..., b'"temperature": 1e309'),
-        _text(400, ..., b'"temperature": -1e400'),
-        *(_completion(400, "top_p", top_p=value) for value in (0, -1, 1.0001, CANARY)),
-        *(_completion(400, "top_k", top_k=value) for value in (-2, 0.5, CANARY, -(2**62))),
-        *(_completion(400, "min_p", min_p=value) for value in (-1, 2)),
-        *(_completion(400, "repetition_penalty", repetition_penalty=value) for value in (0, -1, 1e-38, 9e-7, 101)),
-        _completion(400, "presence_penalty", presence_penalty=2.1),
-        _completion(400, "frequency_penalty", frequency_penalty=-3),
-        *(_completion(400, "seed", seed=value) for value in (2**63, -(2**63) - 1, 1.5, CANARY)),
-        *(
-            _completion(400, param, stop=value)
-            for value, param in (
-                ("", "stop"),
-                (["a", ""], "stop"),
-                (7, "stop"),
-                ([7], "stop[0]"),
-                ({}, "stop"),
-                ([CANARY] * 65, "stop"),
-                (["s" * 32] * 65, "stop"),
-                (["s" * 1025, "t" * 1024], "stop"),
-                (long, "stop"),
-                ([long], "stop"),
-            )
-        ),
-        *(
-            _completion(400, param, stop_token_ids=value)
-            for value, param in (
-                ([-1], "stop_token_ids"),
-                ([256], "stop_token_ids"),
-                (3, "stop_token_ids"),
-                ([CANARY], "stop_token_ids[0]"),
-                ([1] * 70_000, "stop_token_ids"),
-            )
-        ),
-        *(
-            _completion(400, "logit_bias", logit_bias=value)
-            for value in (
-                {CANARY: 1},
-                {"256": 1},
-                {"-1": 1},
-                {"1": 101},
-                {"٣": 1},
-                {"9" * 5000: 1},
-                [],
-                {" 1": 1},
-                {"1_0": 1},
-                {"": 1},
-            )
-        ),
-        _completion(400, ..., logit_bias={"1": None}),
-        _completion(400, ..., logit_bias={"1": CANARY}),
-        _text(400, ..., b'"logit_bias": {"1": 1e400}'),
-        *(_completion(400, "logprobs", logprobs=value) for value in (21, -1, True, CANARY)),
-        _completion(400, "prompt_logprobs", prompt_logprobs=21),
-        _completion(400, "prompt_logprobs", prompt_logprobs=1, stream=True),
-        _completion(400, "best_of", best_of=2),
-        _completion(400, "echo", echo=CANARY),
-        _completion(400, "echo", echo=1),
-        *(_completion(400, "stream", stream=value) for value in (1, "true", CANARY, [])),
-        _completion(400, "stream_options", stream_options={"include_usage": True}),
-        _completion(400, "stream_options", stream=True, stream_options=CANARY),
-        _completion(400, f"stream_options.{CANARY}", stream=True, stream_options={CANARY: 1}),
-        _completion(400, "truncate_prompt_tokens", truncate_prompt_tokens=0),
-        *(_completion(400, "cache_salt", cache_salt=value) for value in ("", 7, [CANARY], {}, CANARY * 1000)),
-        *(_completion(400, "timeout", timeout=value) for value in (0, -1, 1e12, CANARY, True)),
-        _completion(400, "unheard_of", "unknown_parameter", unheard_of=CANARY),
-        _completion(400, "__proto__", "unknown_parameter", __proto__={"n": 2}),
-        _completion(400, "", "unknown_parameter", **{"": CANARY}),
-        _completion(400, "\x00", "unknown_parameter", **{"\x00": CANARY}),
-        *(
-            _completion(400, name, "unsupported_parameter", **{name: value})
-            for name, value in (
-                ("suffix", CANARY),
-                ("guided_json", {}),
-                ("guided_regex", CANARY),
-                ("structured_outputs", {"regex": CANARY}),
-                ("logits_processors", ["os.system"]),
-                ("prompt_embeds", CANARY),
-                ("use_beam_search", True),
-                ("response_format", {"type": CANARY}),
-                ("service_tier", CANARY),
-                ("store", True),
-                ("priority", 1),
-                ("bad_words", [CANARY]),
-                ("vllm_xargs", {CANARY: 1}),
-                ("kv_transfer_params", {CANARY: {}}),
-                ("request_id", CANARY),
-            )
-        ),
-        _completion(404, "model", "model_not_found", model=CANARY),
-        _completion(400, "model", model=7),
-        _completion(404, "model", "model_not_found", model="../../etc/passwd"),
-        Case("a body above the limit", request(COMPLETIONS, b'{"prompt": "' + b"x" * MAX_BODY + b'"}'), 413, None),
-        Case("one that says so", request(COMPLETIONS, b"", headers=("content-length: 99999999999",)), 413, None),
-    ]
-
-
-def _numbers() -> list[Case]:
-    """Values that an error could say again: each is wrong by its size alone."""
-    return [
-        _completion(400, "n", n=NUMBER),
-        _completion(400, "max_tokens", max_tokens=-NUMBER),
         _completion(400, "min_tokens", min_tokens=NUMBER, max_tokens=NUMBER),
-        _completion(400, "min_tokens", min_tokens=-NUMBER),
-        _completion(400, "temperature", temperature=NUMBER + 0.5),
-        _completion(400, "top_p", top_p=-NUMBER),
-        _completion(400, "top_k", top_k=-NUMBER),
-        _completion(400, "min_p", min_p=NUMBER),
-        _completion(400, "repetition_penalty", repetition_penalty=-NUMBER),
-        _completion(400, "presence_penalty", presence_penalty=NUMBER),
-        _completion(400, "frequency_penalty", frequency_penalty=-NUMBER),
-        _completion(400, "seed", seed=NUMBER * 10**14),
-        _completion(400, "logprobs", logprobs=NUMBER),
-        _completion(400, "prompt_logprobs", prompt_logprobs=-NUMBER),
-        _completion(400, "stop_token_ids", stop_token_ids=[NUMBER]),
-        _completion(400, "stop_token_ids", stop_token_ids=[-NUMBER]),
-        _completion(400, "logit_bias", logit_bias={str(NUMBER): 1}),
-        _completion(400, "logit_bias", logit_bias={"1": NUMBER}),
-        _completion(400, "best_of", best_of=NUMBER),
-        _completion(400, "truncate_prompt_tokens", truncate_prompt_tokens=-NUMBER),
-        _completion(400, "timeout", timeout=NUMBER),
-        _completion(400, "prompt", prompt=[NUMBER]),
-        _completion(400, "prompt", prompt=[[1], [-NUMBER]]),
-        _completion(400, "stream", stream=NUMBER),
-        _chat(400, "n", n=NUMBER),
-        _chat(400, "max_tokens", max_completion_tokens=-NUMBER, max_tokens=None),
-        _chat(400, "max_completion_tokens", max_completion_tokens=NUMBER),
-        _chat(400, "logprobs", logprobs=True, top_logprobs=NUMBER),
-        _get(f"{FILES}?limit={NUMBER}", 400),
-        _get(f"{BATCHES}?limit=-{NUMBER}", 400),
+        _completion(400, "stop[0]", stop=[7]),
+        _completion(400, "stop_token_ids[0]", stop_token_ids=[CANARY]),
+        _completion(400, "logit_bias[...]", logit_bias={"1": None}),
+        _completion(400, ..., logit_bias={"1": CANARY}),
+        *(_text(400, ..., b'"temperature": ' + value) for value in (b"1e309", b"-1e400")),
+        _text(400, ..., b'"logit_bias": {"1": 1e400}'),
+        _text(400, ..., b'"prompt": ' + b"[" * 900 + b"]" * 900),
+        _completion(400, "prompt_logprobs", prompt_logprobs=1, stream=True),
+        _completion(400, "best_of", best_of=1, n=2),
+        _completion(400, "stream_options", stream=True, stream_options=CANARY),
+        *(_completion(400, name, "unknown_parameter", **{name: CANARY}) for name in ("unheard_of", "", "\x00")),
+        _completion(400, "__proto__", "unknown_parameter", __proto__={"n": 2}),
+        _completion(400, "x" * 80, "unknown_parameter", **{"x" * 5000: None}),
+        *(_completion(404, "model", "model_not_found", model=name) for name in (CANARY, "../../etc/passwd")),
+        # Told before its prompt is tokenised, amid which its time would be over.
+        _completion(400, "cache_salt", prompt="x" * 90_000, truncate_prompt_tokens=5, timeout=1e-9, cache_salt=""),
+        Case("a body above the limit", request(b'{"prompt": "' + b"x" * MAX_BODY + b'"}', CLOSE), 413, None),
+        Case("one that says so", request(b"", CLOSE, "content-length: 99999999999"), 413, None),
     ]
 
 
@@ -309,9 +186,9 @@ def _many() -> list[Case]:
         _completion(400, None, None, prompt=[{}] * 131_073),
         _completion(400, None, None, user={"a": [[]] * 131_073}),
         _text(400, None, b'"metadata": {"a": [' + b"{}," * 131_073 + b"{}]}", None),
-        Case("lists without an end", request(COMPLETIONS, b'{"prompt": [' + b"[1]," * 140_000), 400, None, None),
-        Case("open lists beyond the bound", request(COMPLETIONS, b"[" * 200_000), 400, None, None),
-        Case("brackets behind a fault", request(COMPLETIONS, b'\\" [' + b"[1]," * 140_000), 400, None),
+        Case("lists without an end", request(b'{"prompt": [' + b"[1]," * 140_000, CLOSE), 400, None, None),
+        Case("open lists beyond the bound", request(b"[" * 200_000, CLOSE), 400, None, None),
+        Case("brackets behind a fault", request(b'\\" [' + b"[1]," * 140_000, CLOSE), 400, None),
         _chat(400, "messages", None, messages=[message] * 16_385),
         _chat(400, "messages", None, messages=[None] * 16_385),
         _chat(400, None, None, messages=[{**message, "content": [{}] * 131_073}]),
@@ -323,189 +200,156 @@ def _many() -> list[Case]:
     ]
 
 
-def _chats() -> list[Case]:
-    def message(status: int, param: Any, **fields: Any) -> Case:
-        return _chat(status, param, messages=[{"role": "user", "content": "hi", **fields}])
+def _message(param: Any, *more: dict[str, Any], **fields: Any) -> Case:
+    """A chat whose last message has such fields."""
+    return _chat(400, param, messages=[*more, {"role": "user", "content": "hi", **fields}])
 
+
+def _chats() -> list[Case]:
     image = {"type": "image_url", "image_url": {"url": f"http://169.254.169.254/{CANARY}"}}
+    part, whole = "messages[0].content[0]", [{"role": "assistant"}, {"role": "user"}, {"content": "x"}]
+    audio, file = (
+        {"type": "input_audio", "input_audio": {"data": CANARY}},
+        {"type": "file", "file": {"file_id": "../x"}},
+    )
+    long = {"messages": [{"role": "user", "content": CANARY}], "shout": {"a": [1] * 400}}
     return [
-        Case("chat without messages", request(CHAT, b'{"n": 1}'), 400, "messages"),
+        Case("chat without messages", request(b'{"n": 1}', CLOSE, path=CHAT), 400, "messages"),
         *(_chat(400, "messages", messages=value) for value in (None, [], {}, CANARY, 7, "x" * (2 * CONTEXT))),
-        *(_chat(400, ..., messages=[value]) for value in (None, CANARY, 7, [], {}, {"role": "user"}, {"content": "x"})),
-        *(message(400, ..., role=value) for value in (CANARY, "", None, 7, "USER", ["user"], "system\x00")),
-        *(
-            message(400, ..., content=value)
-            for value in (
-                None,
-                7,
-                {},
-                [CANARY],
-                [{}],
-                [{"type": "text"}],
-                [{"text": CANARY}],
-                [{"type": "text", "text": 7}],
-                [image],
-                [{"type": "input_audio", "input_audio": {"data": CANARY}}],
-                [{"type": "text", "text": "x", CANARY[:3]: 1}],
-                [{"type": "file", "file": {"file_id": "../../x"}}],
-            )
-        ),
-        message(400, ..., name=7),
-        message(400, ..., tool_calls=[{"id": CANARY}]),
-        message(400, ..., tool_call_id=CANARY),
-        message(400, ..., unheard_of=CANARY),
-        message(400, "messages", content="x" * CONTEXT),
-        message(400, ..., refusal=CANARY),
-        *(
-            _chat(400, name, "unsupported_parameter", **{name: value})
-            for name, value in (
-                ("tools", [{"type": "function", "function": {"name": CANARY}}]),
-                ("tool_choice", "required"),
-                ("functions", [{}]),
-                ("chat_template", "{{ 'a' * 300000000 }}"),
-                ("documents", [CANARY]),
-                ("audio", {}),
-                ("modalities", ["audio"]),
-                ("reasoning_effort", "high"),
-                ("web_search_options", {}),
-                ("prediction", {}),
-                ("best_of", 1),
-                ("verbosity", "low"),
-            )
-        ),
+        *(_chat(400, "messages[0]", messages=[value]) for value in (None, CANARY, 7, [], whole[2])),
+        *(_chat(400, "messages[0].content", messages=[value]) for value in whole[:2]),
+        _chat(400, ..., messages=[{}]),
+        _message(..., role=None),
+        *(_message("messages[0].role", role=value) for value in (CANARY, "", 7, "USER", ["user"], "system\x00")),
+        *(_message("messages[0].content", content=value) for value in (None, 7, {})),
+        *(_message(part, content=[value]) for value in (CANARY, 7, {}, {"type": "text"}, {"text": CANARY})),
+        *(_message(f"{part}.type", content=[value]) for value in (image, audio, file, {"type": "image_url"})),
+        _message(f"{part}.text", content=[{"type": "text", "text": 7}]),
+        _message(part, content=[{"type": "text", "text": "x", CANARY[:3]: 1}]),
+        _message("messages[1].content", {"role": "user", "content": "hi"}, content=7),
+        _message("messages[0].name", name=7),
+        _message("messages[0].tool_calls", tool_calls=[{"id": CANARY}]),
+        _message("messages[0].tool_calls", role="assistant", content="", tool_calls=[{}]),
+        _message("messages[0].content", role="assistant", content=None),
+        _message("messages[0].tool_call_id", tool_call_id=CANARY),
+        _message("messages[0].unheard_of", unheard_of=CANARY),
+        _message("messages[0].refusal", refusal=CANARY),
+        _message("messages", content="x" * CONTEXT),
+        *(_chat(400, name, "unsupported_parameter", **{name: value}) for name, value in UNSERVED_IN_CHAT.items()),
+        *(_chat(400, "chat_template_kwargs", chat_template_kwargs=value) for value in (CANARY, [1], 7)),
+        _chat(400, "messages", chat_template_kwargs={"shout": "x" * 500}),
+        _chat(400, ..., chat_template_kwargs=long),
         _chat(400, "continue_final_message", continue_final_message=True),
         _chat(400, "continue_final_message", continue_final_message=CANARY, add_generation_prompt=False),
-        _chat(400, "chat_template_kwargs", chat_template_kwargs=CANARY),
-        _chat(400, "chat_template_kwargs", chat_template_kwargs=[1]),
-        _chat(400, "messages", chat_template_kwargs={"shout": "x" * 500}),
-        _chat(
-            400,
-            ...,
-            chat_template_kwargs={"messages": [{"role": "user", "content": CANARY}], "shout": {"a": [1] * 400}},
-        ),
-        _chat(400, "top_logprobs", top_logprobs=5),
-        _chat(400, ..., logprobs=True, top_logprobs=21),
+        *(_chat(400, "top_logprobs", top_logprobs=value) for value in (5, -1)),
+        *(_chat(400, "logprobs", logprobs=True, top_logprobs=value) for value in (21, NUMBER)),
         _chat(400, "logprobs", logprobs=5),
         _chat(400, "max_completion_tokens", max_completion_tokens=7),
+        _chat(400, "max_completion_tokens", max_completion_tokens=NUMBER),
+        _chat(400, "max_tokens", max_completion_tokens=-NUMBER, max_tokens=None),
         _chat(400, ..., max_completion_tokens=0, max_tokens=0),
-        _chat(400, "n", n=0),
+        *(_chat(400, "n", n=value) for value in (0, NUMBER)),
         _chat(400, "echo", echo=True),
+        _chat(400, "prompt", prompt="x"),
+        _chat(404, "model", "model_not_found", model=CANARY),
     ]
 
 
 def _routes() -> list[Case]:
-    chunked = ("transfer-encoding: chunked",)
-    body = b'{"prompt": "x", "max_tokens": 1}'
-    ones = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
-    big = b"".join((b"10000\r\n" + b"x" * 65_536 + b"\r\n") * 20 for _ in range(1)) + b"0\r\n\r\n"
-    ids = (
-        "..%2f..%2fetc%2fpasswd",
-        "%2e%2e%2f",
-        "file-%00",
-        "file-" + "a" * 5000,
-        "%ff%fe",
-        "file-zz",
-        "-",
-        "%0d%0aset-cookie:x",
-    )
+    ids = ("..%2f..%2fetc%2fpasswd", "%2e%2e%2f", "file-%00", "file-" + "a" * 5000, "%ff%fe", "file-zz", "-",
+           "%0d%0aset-cookie:x")  # fmt: skip
+    nowhere = (
+        "/", "/v1", "/v1/chat", "/admin", "/docs", "/v1/completions/", "//v1/models", "/%2e%2e/%2e%2e/etc/passwd",
+        "/../../etc/passwd", "/v1/models/../../x", "/v1/models/" + CANARY, "/v1/models/..%2f..%2fx", "/v1/models/%00",
+        "/v1/models/%ff%00",
+    )  # fmt: skip
+    wrong = (
+        ("GET", COMPLETIONS), ("GET", CHAT), ("PUT", CHAT), ("DELETE", "/v1/models"), ("POST", "/v1/models"),
+        ("PUT", COMPLETIONS), ("OPTIONS", COMPLETIONS), ("POST", "/metrics"), ("DELETE", "/metrics"),
+        ("POST", "/health"), ("TRACE", "/health"), ("PUT", FILES),
+    )  # fmt: skip
+    limits = ("0", "-1", "x", "1e400", "9" * 5000, "", str(NUMBER), f"-{NUMBER}")
     return [
-        _get("/", 404, "not_found"),
-        _get("/v1", 404),
-        _get("/v1/chat", 404),
-        _get("/admin", 404),
-        _get("/docs", 404),
-        _get("/v1/completions/", 404),
-        _get("//v1/models", 404),
+        *(_get(path, 404, "not_found" if path == "/" else ...) for path in nowhere),
         _get("/v1/embeddings", 404, method="POST"),
-        _get("/%2e%2e/%2e%2e/etc/passwd", 404),
-        _get("/../../etc/passwd", 404),
-        _get("/v1/models/../../x", 404),
-        _get("/v1/models/" + CANARY, 404),
-        _get("/v1/models/..%2f..%2fx", 404),
-        _get("/v1/models/%00", 404),
-        _get(COMPLETIONS, 405, "method_not_allowed"),
-        _get(CHAT, 405),
-        _get("/v1/models", 405, method="DELETE"),
-        _get(COMPLETIONS, 405, method="PUT"),
-        _get(COMPLETIONS, 405, method="OPTIONS"),
-        _get("/metrics", 405, method="POST"),
-        _get("/health", 405, method="POST"),
-        _get("/health", 405, method="TRACE"),
-        _get(FILES, 405, method="PUT"),
-        *(_get(f"{FILES}/{name}", 404) for name in ids),
-        *(_get(f"{BATCHES}/{name}", 404) for name in ids),
+        *(_get(path, 405, "method_not_allowed", method=method) for method, path in wrong),
+        *(_get(f"{room}/{name}", 404) for name in ids for room in (FILES, BATCHES)),
         *(_get(f"{FILES}/{name}/content", 404) for name in ids),
         *(_get(f"{FILES}/{name}", 404, method="DELETE") for name in ids),
         *(_get(f"{BATCHES}/{name}/cancel", 404, method="POST") for name in ids),
-        *(
-            _get(f"{path}?limit={limit}", 400)
-            for path in (FILES, BATCHES)
-            for limit in ("0", "-1", "x", "1e400", "9" * 5000, "")
-        ),
+        *(_get(f"{path}?limit={limit}", 400) for path in (FILES, BATCHES) for limit in limits),
         *(
             _get(f"{path}?after={after}", 404, "not_found")
             for path in (FILES, BATCHES)
             for after in ("..%2f..%2fx", "x" * 5000, "", "%00", "%ff")
         ),
+    ]
+
+
+def _uploads() -> list[Case]:
+    batch = {"input_file_id": "x", "endpoint": COMPLETIONS, "completion_window": "24h"}
+    bodies: list[Any] = [
+        b"", b"[]", b"{}", b'{"input_file_id": 7}', b'{"input_file_id": "x"}', b'{"n": 1e400}', b"[" * 50_000,
+        {**batch, "completion_window": "1h"}, {**batch, "endpoint": "/etc/passwd"},
+        {**batch, "input_file_id": "\ud800"},
+    ]  # fmt: skip
+    form, part = "multipart/form-data", b"--b\r\ncontent-disposition: form-data; name="
+    forms = (
+        (form, b""), (f"{form}; boundary=", b"--"), (f"{form}; boundary=b", b""), ("application/json", b"{}"),
+        (f"{form}; boundary=b", b"--b\r\n\r\nx\r\n--b--\r\n"), (f"{form}; boundary={'b' * 5000}", b"--b--"),
+        (f"{form}; boundary=b", part + b'"file"; filename="x"\r\n\r\nx'),
+        (f"{form}; boundary=b", part + b'"purpose"\r\n\r\nbatch\r\n--b--\r\n'),
+    )  # fmt: skip
+    none = {**batch, "input_file_id": "../../x"}
+    return [
+        *(Case(f"batch {str(body)[:50]}", request(body, CLOSE, path=BATCHES), 400) for body in bodies),
+        Case("batch of no file", request(none, CLOSE, path=BATCHES), 404),
         *(
-            Case(f"batch {body[:50]!r}", request(BATCHES, body), 400)
-            for body in (
-                b"",
-                b"[]",
-                b"{}",
-                b'{"input_file_id": 7}',
-                b'{"input_file_id": "x"}',
-                b'{"n": 1e400}',
-                b"[" * 50_000,
-                b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "1h"}',
-                b'{"input_file_id": "x", "endpoint": "/etc/passwd", "completion_window": "24h"}',
-                b'{"input_file_id": "\\ud800", "endpoint": "/v1/completions", "completion_window": "24h"}',
-            )
+            Case(f"upload {body[:40]!r}", request(body, CLOSE, f"content-type: {kind}", path=FILES), 400)
+            for kind, body in forms
         ),
-        Case(
-            "batch of no file",
-            request(
-                BATCHES, b'{"input_file_id": "../../x", "endpoint": "/v1/completions", "completion_window": "24h"}'
-            ),
-            404,
-        ),
-        *(
-            Case(f"upload {body[:40]!r}", request(FILES, body, headers=(f"content-type: {kind}",)), 400)
-            for kind, body in (
-                ("multipart/form-data", b""),
-                ("multipart/form-data; boundary=", b"--"),
-                ("multipart/form-data; boundary=b", b""),
-                ("multipart/form-data; boundary=b", b"--b\r\n\r\nx\r\n--b--\r\n"),
-                ("application/json", b"{}"),
-                (
-                    "multipart/form-data; boundary=b",
-                    b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\nx',
-                ),
-                (
-                    "multipart/form-data; boundary=b",
-                    b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n',
-                ),
-                (f"multipart/form-data; boundary={'b' * 5000}", b"--b--"),
-            )
-        ),
-        Case("one-byte chunks are a request", request(COMPLETIONS, ones, headers=chunked), 200),
-        Case("chunks above the limit", request(COMPLETIONS, big, headers=chunked), 413),
-        Case("a bad chunk", request(COMPLETIONS, b"zz\r\nx\r\n", headers=chunked), 400),
-        Case("a chunk of 2^64", request(COMPLETIONS, b"fffffffffffffffff\r\n", headers=chunked), 400),
-        Case("headers of 4 MB", request("/v1/models", method="GET", headers=("x: " + "y" * 4_000_000,)), 431),
-        Case("20,000 headers", request("/v1/models", method="GET", headers=("x: y",) * 20_000), 431),
-        Case("a path of 100 KB", request("/" + "x" * 100_000, method="GET"), 431),
-        Case("a query of 100 KB", request("/v1/models?" + "x" * 100_000, method="GET"), 431),
-        Case("no HTTP", b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n", 400),
-        Case("a header with NUL", b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: \x00\r\n\r\n", 400),
-        Case("two lengths", request(COMPLETIONS, body, headers=("content-length: 3", "content-length: 4")), 400),
-        Case("length and chunks", request(COMPLETIONS, ones, headers=(*chunked, "content-length: 3")), 400),
-        Case("a negative length", request(COMPLETIONS, b"", headers=("content-length: -1",)), 400),
-        Case("CONNECT", b"CONNECT 169.254.169.254:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
-        Case("a foreign host", b"GET /v1/models HTTP/1.1\r\nhost: zq7canary.example\r\nconnection: close\r\n\r\n", 403),
-        Case("two hosts", request("/v1/models", method="GET", headers=("host: 127.0.0.1",)), 403),
-        Case("a foreign page", request(COMPLETIONS, body, headers=("origin: https://zq7canary.example",)), 403),
-        Case("a page from nowhere", request(COMPLETIONS, body, headers=("origin: null",)), 403),
+    ]
+
+
+def _http() -> list[Case]:
+    """What the parser of HTTP refuses, and what it may not."""
+    chunked, body = "transfer-encoding: chunked", b'{"prompt": "x", "max_tokens": 1}'
+    ones = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    big = (b"10000\r\n" + b"x" * 65_536 + b"\r\n") * 20 + b"0\r\n\r\n"
+    get = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
+    strange = b"GET /v1/models HTTP/1.1\r\nhost: zq7canary.example\r\nconnection: close\r\n\r\n"
+
+    def models(*headers: str, path: str = "/v1/models") -> bytes:
+        return request(b"", CLOSE, *headers, path=path, method="GET")
+
+    large = (
+        models("x: " + "y" * 4_000_000), models("x: " + "y" * 70_000), models(*("x: y",) * 20_000),
+        get + b"y" * 100_000,
+        models(path="/" + "x" * 100_000), models(path="/v1/models?" + "x=y&" * 25_000),
+    )  # fmt: skip
+    no_http = (
+        b"\x00\x01\x02\r\n\r\n", b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00", b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"GET http://[ HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: 1e3\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: localhost\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\n b\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: \x00\r\n\r\n",
+        request(body, CLOSE, "content-length: 3", "content-length: 4"),
+        request(ones, CLOSE, chunked, "content-length: 3"),
+    )  # fmt: skip
+    return [
+        *(Case(f"a large head: {data[:60]!r}", data, 431, ..., "headers_too_large") for data in large),
+        *(Case(f"no HTTP: {data[:60]!r}", data, 400, ..., "invalid_http") for data in no_http),
+        Case("one-byte chunks are a request", request(ones, CLOSE, chunked), 200),
+        Case("chunks above the limit", request(big, CLOSE, chunked), 413),
+        Case("a bad chunk", request(b"zz\r\nx\r\n", CLOSE, chunked), 400),
+        Case("a chunk of 2^64", request(b"fffffffffffffffff\r\n", CLOSE, chunked), 400),
+        Case("a foreign host", strange, 403),
+        Case("two hosts", models("host: 127.0.0.1"), 403),
+        Case("a foreign page", request(body, CLOSE, "origin: https://zq7canary.example"), 403),
+        Case("a page from nowhere", request(body, CLOSE, "origin: null"), 403),
     ]
 
 
@@ -551,4 +395,4 @@ def _served() -> list[Case]:
     ]
 
 
-CORPUS: list[Case] = [*_no_json(), *_fields(), *_numbers(), *_many(), *_chats(), *_routes(), *_served()]
+CORPUS: list[Case] = [*_no_json(), *_fields(), *_many(), *_chats(), *_routes(), *_uploads(), *_http(), *_served()]

@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
-from server_fake import make_tokenizer, running_server
+from server_fake import running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
@@ -30,11 +30,6 @@ from penstock.server.process.serve import serve
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 import openai
 import pytest
 from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
-from server_fake import make_tokenizer
 
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.finalize import FEW, error_list, few_of
@@ -24,11 +23,6 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 
 LIMITS = BatchLimits(max_unfinished=3, max_files=6)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

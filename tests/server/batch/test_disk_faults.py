@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
-from server_fake import make_tokenizer
 
 from penstock.server.batch import file_store, files
 from penstock.server.batch.database import BatchDatabase
@@ -26,11 +25,6 @@ pytestmark = pytest.mark.torch
 
 CONTENT = b"x" * ((2 << 20) + 17)
 UPLOADED = b"x" * (5 * WRITE_BYTES + 17)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from batch_fake import Batching, StuckDisk, StuckRead, batching, jsonl, line, points
-from server_fake import make_tokenizer
 
 from penstock.errors import CapacityError, JournalError
 from penstock.server.batch import input_file
@@ -29,11 +28,6 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 LINES = [line(str(number)) for number in range(30)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

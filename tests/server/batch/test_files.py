@@ -12,7 +12,6 @@ import openai
 import pytest
 from bare_http import connect, read_one, request
 from batch_fake import Batching, StuckRead, batching, jsonl, line
-from server_fake import make_tokenizer
 
 from penstock.server.batch import batches, files
 from penstock.server.batch.batch_limits import BatchLimits
@@ -23,11 +22,6 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 
 MOST = 4 << 20
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

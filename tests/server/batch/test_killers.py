@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from batch_fake import QUICK, Batching, batching, jsonl, line, note_points, points
-from server_fake import Facts, FakeStream, make_tokenizer
+from server_fake import Facts, FakeStream
 
 from penstock.engine.async_client import AsyncClient, SharedEngine
 from penstock.engine.channel import Failed, StepOutputs
@@ -23,11 +23,6 @@ pytestmark = pytest.mark.torch
 
 AT_ONCE = replace(QUICK, settled_seconds=0.0)
 SLOW = 0.08  # seconds that a slow killer, or line, is at the engine; a few steps of others
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(autouse=True)

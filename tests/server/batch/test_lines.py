@@ -14,7 +14,7 @@ import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
 from hypothesis import given
 from hypothesis import strategies as st
-from server_fake import Facts, make_tokenizer
+from server_fake import Facts
 
 from penstock.server.batch.input_file import (
     READ_LINES,
@@ -32,11 +32,6 @@ pytestmark = pytest.mark.torch
 
 GOOD = line("good")
 LIMITS = BatchLimits(max_lines=1_000, max_line_bytes=4_096, max_errors=50)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from batch_fake import Batching, StuckDisk, batching, jsonl, line
-from server_fake import make_tokenizer
 
 from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.line_request import ID_BYTES, PREPARED_AT_ONCE, LinePreparer
@@ -26,11 +25,6 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 
 BODY = {"max_tokens": 200, "logprobs": 5}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from batch_fake import Batching, batching, jsonl, line
-from server_fake import make_tokenizer
 
 from penstock.server.batch import batch_job
 from penstock.server.batch.file_store import new_batch_id, new_file_id
@@ -21,11 +20,6 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 
 LINES = [line(str(number)) for number in range(400)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 # --- what a start finds and doesn't know

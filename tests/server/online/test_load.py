@@ -7,13 +7,12 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from server_fake import Running, make_tokenizer, running_server
+from server_fake import Running, running_server
 
 from penstock.errors import UsageError
 from penstock.server.online.api_keys import gather_keys
@@ -26,11 +25,6 @@ pytestmark = pytest.mark.torch
 COMPLETIONS = "/v1/completions"
 BOUND = 100
 BURST = 500
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    return make_tokenizer(tmp_path)
 
 
 @pytest.fixture
@@ -104,17 +98,6 @@ def test_n_and_lists_of_prompts_count(server: Running) -> None:
     server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
 
 
-def test_a_full_queue_answers_before_the_body_has_come(server: Running) -> None:
-    server.hold(True)
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        held = client.completions.create(model="fake", prompt="x", n=BOUND, stream=True)
-        host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as half:
-            half.sendall(ask({"prompt": "x" * 1000})[:-900])
-            assert half.recv(100).startswith(b"HTTP/1.1 429 ")
-        held.close()
-
-
 def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     plain = tokenizer.encode_batch
@@ -154,31 +137,6 @@ def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
     server.wait_for(
         lambda: (server.service.request_limits.reqs.total, server.service.request_limits.tokens.total) == (0, 0)
     )
-
-
-def test_a_busy_key_leaves_room_for_another(tokenizer: Tokenizer) -> None:
-    keys = gather_keys(["busy", "calm"], None, {})
-    access = AccessPolicy(keys=keys)
-    with running_server(tokenizer, access=access, limits=HttpLimits(max_num_queued_reqs=8)) as server:
-        server.hold(True)
-
-        async def until(tasks: list[asyncio.Task[Any]]) -> None:
-            while sum(task.done() for task in tasks) < 15:
-                await asyncio.sleep(0.01)
-            assert server.service.request_limits.reqs.held(keys[0].name) == 6
-            calm = [ask({"prompt": "x"}, "authorization: Bearer calm")] * 3
-
-            async def release(more: list[asyncio.Task[Any]]) -> None:
-                while not any(task.done() for task in more):
-                    await asyncio.sleep(0.01)
-                server.loop.call_soon_threadsafe(server.engine.going.set)
-
-            found = await answers_of(server, calm, release)
-            assert sorted(status for status, _, _ in found) == [200, 200, 429]
-
-        requests = [ask({"prompt": "x"}, "authorization: Bearer busy")] * 21
-        answers = asyncio.run(answers_of(server, requests, until))
-        assert Counter(status for status, _, _ in answers) == {200: 6, 429: 15}
 
 
 def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:

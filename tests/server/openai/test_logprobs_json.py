@@ -40,12 +40,6 @@ FLOOR = -9999.0
 ODD = [math.nan, -math.inf, FLOOR, -10000.0, 0.0, -0.0, -1e-30, -0.1, -3.4e38]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A token a byte: half of them are torn characters, which share a spelling; quotes and controls are among them."""
-    return make_tokenizer(tmp_path_factory.mktemp("tok"))
-
-
 def floor(value: float) -> float:
     return FLOOR if not value > FLOOR else value
 

@@ -36,11 +36,6 @@ LARGE = {"prompt": "x", "n": 64, "max_tokens": 200, "logprobs": 5}
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Tokenizer:
-    return make_tokenizer(tmp_path)
-
-
-@pytest.fixture
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
     with running_server(tokenizer, limits=HttpLimits(max_answer_bytes=100_000)) as running:
         yield running

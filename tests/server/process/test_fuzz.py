@@ -160,9 +160,6 @@ def test_good_lines_have_one_outcome_each(app: App, check: LineCheck, drawn: lis
         app.run_lines(list(good.values()), endpoint)
 
 
-# --- rows of `penstock run`
-
-
 @settings(LONG, max_examples=examples(250))
 @given(line=sometimes_mangled(rows()) | st.binary(max_size=40))
 def test_a_row_is_good_or_a_usage_error(line: bytes) -> None:
@@ -175,17 +172,16 @@ def test_a_broken_gz_is_a_usage_error(tmp_path_factory: pytest.TempPathFactory, 
     packed(tmp_path_factory.getbasetemp() / "rows.jsonl.gz", data)
 
 
-FOUND: dict[str, dict[str, Any]] = {
-    "a url that is a list": {"custom_id": "a", "method": "POST", "url": [], "body": {}},
-    "a temperature beyond any float": {"id": 1, "prompt": "x", "temperature": 10**400},
-    "a bias beyond any float": {"id": 1, "prompt": "x", "logit_bias": {"1": 10**400}},
-    "tool calls that are a number": {"id": 1, "messages": [{"role": "assistant", "tool_calls": 5}]},
-}
+FOUND: list[dict[str, Any]] = [
+    {"custom_id": "a", "method": "POST", "url": [], "body": {}},
+    {"id": 1, "prompt": "x", "temperature": 10**400},
+    {"id": 1, "prompt": "x", "logit_bias": {"1": 10**400}},
+    {"id": 1, "messages": [{"role": "assistant", "tool_calls": 5}]},
+]
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_rows_that_were_no_usage_error_once(name: str) -> None:
-    assert not row(json.dumps(FOUND[name]).encode())
+def test_rows_that_were_no_usage_error_once() -> None:
+    assert not any(row(json.dumps(found).encode()) for found in FOUND)
 
 
 def test_a_role_cannot_say_where_it_stands(app: App) -> None:

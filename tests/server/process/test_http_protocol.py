@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from bare_http import COMPLETIONS, connect, exchange, read_all, read_one, request
-from server_fake import Running, make_tokenizer, running_server
+from server_fake import Running, running_server
 
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.http_protocol import SPARE, most_connections
@@ -21,11 +21,6 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tok"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from bare_http import CHAT, COMPLETIONS, connect, read_all, read_one, request
-from server_fake import Running, make_tokenizer, running_server
+from server_fake import Running, running_server
 
 from penstock.engine.parent_death import LossyFile
 from penstock.server.online.access_log import AccessLog, open_log, write_line
@@ -33,11 +33,6 @@ pytestmark = pytest.mark.torch
 BOUND = 8
 CHUNKED = request(b"", "transfer-encoding: chunked")
 FULL = {"prompt": "x", "n": BOUND, "stream": True}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tok"))
 
 
 @pytest.fixture(scope="module")

@@ -128,13 +128,6 @@ def test_a_stream_never_tears_a_character(tokenizer: Tokenizer) -> None:
         assert not any("\ufffd" in delta.text for delta in deltas)
 
 
-def test_a_character_that_never_comes_whole_is_told_at_the_end(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode("a\U0001f600")[:-1]
-    for stream in (True, False):
-        whole = joined(feed(tokenizer, SamplingParams(max_tokens=64), stream, tokens, LENGTH))
-        assert whole.text == tokenizer.decode(tokens) == "a\ufffd"
-
-
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("include", [True, False], ids=["included", "cut"])
 def test_stop_strings_end_a_sample_where_a_naive_reading_does(

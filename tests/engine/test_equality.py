@@ -114,16 +114,12 @@ def check_scores(want: Any, got: Any) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "batched": {},
-    "chunked": {"max_num_batched_tokens": 16, "max_num_seqs": 16},
     "chunked, few rows": {"max_num_batched_tokens": 17, "max_num_seqs": 3},
     "one row": {"max_num_seqs": 1},
-    "preempted": {"preempt_every": 3},
     "preempted, no cache, no groups": {"preempt_every": 2, "enable_prefix_caching": False, "prefix_groups": "off"},
     "preempted, chunked, 3 ahead": {"preempt_every": 2, "steps_ahead": 3, "max_num_batched_tokens": 64},
-    "few blocks": {"kv_cache_tokens": CONTEXT + 32},
     "few blocks, 3 ahead": {"kv_cache_tokens": CONTEXT + 32, "steps_ahead": 3},
     "read at once": {"steps_ahead": 0},
-    "2 ahead": {"steps_ahead": 2},
     "3 ahead": {"steps_ahead": 3},
     "no groups": {"prefix_groups": "off"},
 }
@@ -185,47 +181,6 @@ def test_a_fork_group_gives_what_its_samples_give_one_by_one(
             compared.sample(name, HEADER, params_of(name, n=n), output.index, want, output.token_ids)
     compared.close(variant)
     assert len({tuple(tokens) for tokens in singles["plain", 64]}) > 32
-
-
-def test_rows_that_a_wrong_forecast_preempts_make_the_same_tokens(folder: Path, llm: LLM, twin: Twin) -> None:
-    """Short samples teach the forecast that samples are short; then long ones come, and blocks run out."""
-    short = SamplingParams(n=64, max_tokens=64, logit_bias={END: 100.0}, detokenize=False)
-    long = SamplingParams(n=6, seed=3, max_tokens=90, logit_bias={END: -100.0}, detokenize=False)
-    compared = Comparison(twin)
-    want = {
-        (len(prompt), index): one_sample(llm, prompt, long, index)
-        for prompt in (HEADER, HEADER[:20])
-        for index in range(long.n)
-    }
-    for ahead in (0, 2):
-        with open_llm(folder, max_num_seqs=16, kv_cache_tokens=CONTEXT + 200, steps_ahead=ahead) as other:
-            other.generate([HEADER] * 2, short, use_tqdm=False)
-            outs = other.generate([HEADER, HEADER[:20]], long, use_tqdm=False)
-            assert other.stats()["preemptions"] > 0
-            assert other.stats()["kv_usage"] == 0
-        for out in outs:
-            for output in out.outputs:
-                mine = want[len(out.prompt_token_ids), output.index]
-                compared.sample(f"{ahead} ahead", out.prompt_token_ids, long, output.index, mine, output.token_ids)
-    compared.close("a wrong forecast")
-
-
-def test_a_group_of_1024_is_the_same_in_fewer_and_in_more_rows(folder: Path, llm: LLM, twin: Twin) -> None:
-    params = SamplingParams(n=1024, temperature=1.0, seed=5, max_tokens=4, ignore_eos=True, detokenize=False)
-    compared = Comparison(twin)
-    want = {index: one_sample(llm, HEADER, params, index) for index in (0, 1, 511, 1000, 1023)}
-    seen = []
-    for rows in (100, 1100):
-        with open_llm(folder, max_num_seqs=rows, max_num_batched_tokens=1100, kv_cache_tokens=2**16) as other:
-            (out,) = other.generate([HEADER], params, use_tqdm=False)
-            assert other.stats()["prefilled_tokens"] == len(HEADER) - 1
-        assert [o.index for o in out.outputs] == list(range(1024))
-        seen.append([o.token_ids for o in out.outputs])
-        for index, tokens in want.items():
-            compared.sample(f"{rows} rows", HEADER, params, index, tokens, seen[-1][index])
-    for index, (few, many) in enumerate(zip(*seen, strict=True)):
-        compared.sample("100 and 1,100 rows", HEADER, params, index, few, many)
-    compared.close("a group of 1,024")
 
 
 def test_near_ties_are_told_from_faults(twin: Twin) -> None:

@@ -81,10 +81,7 @@ def want(folder: Path) -> Iterator[dict[tuple[int, int], Sample]]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "preempted": {"preempt_every": 3},
     "preempted, 3 ahead": {"preempt_every": 2, "steps_ahead": 3},
-    "preempted, no cache": {"preempt_every": 2, "enable_prefix_caching": False},
-    "few blocks": {"kv_cache_tokens": CONTEXT + 32},
     "few blocks, read at once": {"kv_cache_tokens": CONTEXT + 32, "steps_ahead": 0},
 }
 

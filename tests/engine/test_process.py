@@ -158,36 +158,6 @@ def test_a_reader_that_goes_away_frees_its_blocks(client: AsyncClient, loop: asy
     guarded(loop, leave())
 
 
-def test_two_hundred_at_once_with_random_cancels(client: AsyncClient, loop: asyncio.Runner) -> None:
-    rng = random.Random(5)
-    params = SamplingParams(n=2, seed=9, max_tokens=12, ignore_eos=True)
-
-    async def one(i: int) -> dict[int, Delta] | None:
-        await asyncio.sleep(rng.random() / 4)
-        stream = client.submit([5 + i % 7], params, stream=i % 2 == 0)
-        if i % 3:
-            return await whole(stream)
-        wait = rng.choice([0, 0, 0.02, 0.1])
-        reading = asyncio.create_task(whole(stream))
-        await asyncio.sleep(wait)
-        (stream.cancel if i % 2 else reading.cancel)()
-        await asyncio.gather(reading, return_exceptions=True)
-        return None
-
-    async def crowd() -> list[dict[int, Delta] | None]:
-        found = await asyncio.gather(*map(one, range(200)))
-        await until_at_rest(client)
-        return list(found)
-
-    told: dict[tuple[int, int], list[int]] = {}
-    found = guarded(loop, crowd())
-    for i, mine in enumerate(found):
-        for index, delta in (mine or {}).items():
-            assert len(delta.token_ids) == 12
-            assert told.setdefault((i % 7, index), delta.token_ids) == delta.token_ids
-    assert len(told) == 14 and sum(mine is not None for mine in found) == 133
-
-
 def test_refusals_reach_the_one_who_asked(client: AsyncClient, loop: asyncio.Runner) -> None:
     with pytest.raises(ContextLengthError):
         client.submit([5] * CONTEXT, LONG, stream=False)

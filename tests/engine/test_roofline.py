@@ -83,9 +83,8 @@ class Flight:
         return self.result
 
 
-def engine(clock: Clock, times: float, ahead: int = 1, *, limit: bool = True) -> Engine:
-    gauge = RooflineGauge(MODEL, MEMORY, clock) if limit else None
-    return Engine(Scheduler(LIMITS), Device(clock, times), ahead, gauge)
+def engine(clock: Clock, times: float, ahead: int = 1) -> Engine:
+    return Engine(Scheduler(LIMITS), Device(clock, times), ahead, RooflineGauge(MODEL, MEMORY, clock))
 
 
 def ask(made: Engine, number: int, prompt: int, n: int, tokens: int) -> None:
@@ -153,14 +152,6 @@ def test_a_slow_host_is_counted_where_the_device_waits_for_it() -> None:
     assert 0.7 < taken[0] < 0.9 and taken[1] == pytest.approx(1.0, rel=1e-6)
 
 
-def test_where_nothing_is_known_there_is_no_number() -> None:
-    made = engine(Clock(), 1.0, limit=False)
-    ask(made, 0, prompt=9, n=1, tokens=3)
-    while made.has_work:
-        made.step()
-        assert "hardware_limit" not in made.stats()
-
-
 def test_many_steps_a_second_are_taken_in_part_by_part() -> None:
     """More steps than are summed at once, in less than a second."""
     clock = Clock()
@@ -221,15 +212,6 @@ def test_a_chunks_tokens_each_see_what_is_before_them_and_themselves() -> None:
     seen = steps.columns()
     assert (seen["chunk"], seen["chunk_context"]) == ([7], [3 + 20])
     assert seen["chunk_pairs"] == [1 + 2 + 3 + 17 + 18 + 19 + 20]
-
-
-def test_steps_are_forgotten_from_the_front() -> None:
-    steps = Steps()
-    for count in (1, 2, 3):
-        steps.note(_plan(count))
-    assert steps.columns(2)["rows"].tolist() == [1, 2] and steps.columns()["own"].tolist() == [8, 16, 24]
-    steps.forget(2)
-    assert len(steps) == 1 and all(len(column) == 1 for column in steps.columns().values())
 
 
 def _plan(rows: int) -> StepPlan:

@@ -35,26 +35,17 @@ def running(driven: Drive, *, background: bool) -> int:
     return int(np.count_nonzero((rows.state == RUNNING) & ((rows.order >= BACKGROUND) == background)))
 
 
-def test_it_leaves_rows_free_for_who_comes() -> None:
+@pytest.mark.parametrize("samples", [1, 40])
+def test_it_leaves_rows_free_for_who_comes(samples: int) -> None:
     driven = drive()
-    for _ in range(40):
-        driven.submit([1, 2, 3], LONG, background=True)
+    long = SamplingParams(n=samples, max_tokens=60, ignore_eos=True, seed=1)
+    for _ in range(40 // samples):
+        driven.submit([1, 2, 3], long, background=True)
     turn(driven, 10)
     assert running(driven, background=True) == 14
     driven.submit([4, 5, 6], SHORT)
     turn(driven, 1)
     assert running(driven, background=False) == 1 and driven.scheduler.stats()["preemptions"] == 0
-    driven.finish()
-
-
-def test_a_fork_group_of_it_leaves_them_too() -> None:
-    driven = drive()
-    driven.submit([1, 2, 3], SamplingParams(n=100, max_tokens=50, ignore_eos=True, seed=1), background=True)
-    turn(driven, 5)
-    assert running(driven, background=True) == 14
-    driven.submit([4, 5, 6], SHORT)
-    turn(driven, 1)
-    assert running(driven, background=False) == 1
     driven.finish()
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from penstock.request import Request, SamplingParams
-from penstock.schedule.deltas import ERROR
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
@@ -97,21 +96,6 @@ def test_what_follows_a_bad_prompt_is_dropped_and_others_stay() -> None:
     _submit(scheduler, 4, [*range(150, 183)])
     _step(scheduler)
     assert _cached(scheduler) == before + 32
-
-
-def test_tails_that_share_the_prompt_go_on() -> None:
-    scheduler = _scheduler()
-    _submit(scheduler, 0, PROMPT, n=3)
-    _step(scheduler)
-    plan = scheduler.plan()
-    while plan is not None and plan.rows.size < 3:
-        _read(scheduler, plan)
-        plan = scheduler.plan()
-    assert plan is not None
-    tokens = np.array([BAD_LOGITS, 100, 101], np.int32)
-    assert scheduler.commit(plan, StepTokens(tokens, None, None)).finish.tolist() == [ERROR]
-    _settle(scheduler)
-    assert len(scheduler.tree) == 0
 
 
 @pytest.mark.parametrize("caching", [True, False])

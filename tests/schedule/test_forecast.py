@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass
 
@@ -116,13 +115,6 @@ def test_remaining_stays_between_one_and_the_limit() -> None:
         left = model.remaining(ages, np.full(ages.size, limit, np.int32))
         assert left.min() >= 1 and left.max() <= limit
     assert model.remaining(ages, np.full(ages.size, 0, np.int32)).tolist() == [1] * ages.size
-
-
-def test_lengths_that_are_spread_evenly_leave_less_the_older_a_row_is() -> None:
-    model = LengthModel(512)
-    model.observe(np.arange(1, 512, dtype=np.int32))
-    left = remaining_of(model, list(range(0, 500, 16)))
-    assert all(a >= b for a, b in itertools.pairwise(left)) and left[0] > 8 * left[-1]
 
 
 def test_old_work_fades() -> None:

@@ -92,21 +92,6 @@ def test_joining_rows_repeat_their_requests_and_keep_biases_apart() -> None:
     assert held == {1: {5: 1.0, 2: -3.0}, 2: {}, 3: {8: 4.0}}
 
 
-@pytest.mark.parametrize(
-    ("prompt", "fields", "param"),
-    [
-        ([], {}, "prompt"),
-        ([1, VOCAB], {}, "prompt"),
-        ([1, -1], {}, "prompt"),
-        ([1], {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
-    ],
-)
-def test_what_can_never_run_is_refused(prompt: list[int], fields: dict[str, object], param: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        submit(prompt, **fields)
-    assert refused.value.param == param and "\n" not in str(refused.value)
-
-
 @pytest.mark.parametrize("samples", [[], [0, 0], [-1], [2]])
 def test_samples_that_are_none_of_the_n(samples: list[int]) -> None:
     request = Request(request_id=1, prompt=b"\1\0\0\0", sampling=SamplingParams(n=2), samples=samples)

@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
-    max_examples=80, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -149,7 +149,7 @@ def happened(drive: Drive) -> Counter[str]:
 @pytest.mark.parametrize("lag", range(4))
 def test_replays_and_what_happens_in_them(lag: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(8):
+    for seed in range(6):
         seen += happened(random_replay(seed, lag))
     for seed in range(4):
         seen += happened(tight_replay(seed, lag))
@@ -163,6 +163,6 @@ def test_prefix_groups_that_are_found_anew_only_now_and_then(monkeypatch: pytest
     """As with very many units: rows come and go between two findings, and fork groups' slots are used again."""
     monkeypatch.setattr(batch_order, "_FEW", 0)
     seen: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(3):
         seen += happened(tight_replay(seed, lag=1)) + happened(random_replay(seed, lag=1))
     assert seen["grouped"] > 0

@@ -86,16 +86,6 @@ def test_named_ids_are_those_of_autotokenizer(pair: tuple[Tokenizer, Any]) -> No
     assert ours.special_ids == {index for index, token in theirs.added_tokens_decoder.items() if token.special}
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_any_ids_decode_alike(pair: tuple[Tokenizer, Any], data: st.DataObject) -> None:
-    ours, theirs = pair
-    ids = data.draw(st.lists(st.integers(0, ours.vocab_size - 1), max_size=30))
-    skip = data.draw(st.booleans())
-    expected = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-    assert ours.decode(ids, skip_special_tokens=skip) == expected
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_text_encodes_alike(pair: tuple[Tokenizer, Any], data: st.DataObject) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.models.sizes import ModelSizes
 from penstock.schedule.step import Chunks, StepPlan
 
 Float64 = NDArray[np.float64]
@@ -45,37 +46,6 @@ class Machine(Protocol):
 
     def best_rate(self, numbers: int) -> float:
         """Operations a second at best, of products with a layer's matrices."""
-
-
-class Sizes(Protocol):
-    """What of a model the least time of its steps depends on."""
-
-    @property
-    def layers(self) -> int: ...
-
-    @property
-    def hidden(self) -> int: ...
-
-    @property
-    def heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def vocab(self) -> int: ...
-
-    @property
-    def layer_weights(self) -> int:
-        """Numbers in the matrices of one layer."""
-
-    @property
-    def kv_numbers(self) -> int:
-        """Numbers of K and V that a token stores, all layers."""
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """Of the layers that have one."""
 
 
 _ALL = ("rows", "own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
@@ -139,7 +109,7 @@ class Steps:
         return len(self._lists["rows"])
 
 
-def limit_seconds(steps: Columns, sizes: Sizes, machine: Machine) -> float:
+def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     """Returns the least time of these steps (Steps.columns), all together."""
     tokens = steps["rows"] + steps["chunk"]
     products = sizes.layers * machine.layer_seconds(tokens, sizes.layer_weights)
@@ -164,7 +134,7 @@ class RooflineGauge:
     count, and times without work don't. It costs a few sums a step, and the arithmetic once for many.
     """
 
-    def __init__(self, sizes: Sizes, machine: Machine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sizes: ModelSizes, machine: Machine, clock: Callable[[], float] = time.monotonic) -> None:
         self.share = 0.0  # of the last whole second of steps; 0 until there was one
         self._sizes, self._machine, self._clock = sizes, machine, clock
         self._steps = Steps(sizes.windows)

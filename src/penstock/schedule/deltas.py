@@ -42,7 +42,7 @@ class Deltas:
 
     def in_parts(self, most: int) -> Iterator[Deltas]:
         """The same news in messages of about `most` tokens at most, for a reader that has others to look after: a step
-        in which thousands of whole samples end brings millions. Views; a sample counts as SAMPLE_WEIGHT tokens more
+        in which thousands of whole samples end brings millions. A sample counts as SAMPLE_WEIGHT tokens more
         than it has, and is not cut."""
         weight = self.start.astype(np.int64) + SAMPLE_WEIGHT * np.arange(self.count + 1)
         total = int(weight[-1])
@@ -51,22 +51,26 @@ class Deltas:
             return
         cuts = np.searchsorted(weight, np.arange(most, total, most))
         for low, high in pairwise(np.unique([0, *cuts, self.count]).tolist()):
-            yield self._part(low, high)
+            yield self.part(np.arange(low, high), self.prompts if low == 0 else [])
 
-    def _part(self, low: int, high: int) -> Deltas:
-        begin, end = int(self.start[low]), int(self.start[high])
+    def part(self, samples: Int64, prompts: list[PromptNews]) -> Deltas:
+        """Returns the news of some samples, indices [k] into the columns, beside `prompts`."""
+        counts = np.diff(self.start)[samples]
+        start = np.zeros(samples.size + 1, np.int32)
+        np.cumsum(counts, out=start[1:])
+        places = np.repeat(self.start[samples] - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
         return Deltas(
-            self.request[low:high],
-            self.sample[low:high],
-            self.finish[low:high],
-            self.stop_id[low:high],
-            self.start[low : high + 1] - begin,
-            self.tokens[begin:end],
-            None if self.chosen is None else self.chosen[begin:end],
-            None if self.rank is None else self.rank[begin:end],
-            None if self.top_ids is None else self.top_ids[begin:end],
-            None if self.top is None else self.top[begin:end],
-            self.prompts if low == 0 else [],
+            request=self.request[samples],
+            sample=self.sample[samples],
+            finish=self.finish[samples],
+            stop_id=self.stop_id[samples],
+            start=start,
+            tokens=self.tokens[places],
+            chosen=None if self.chosen is None else self.chosen[places],
+            rank=None if self.rank is None else self.rank[places],
+            top_ids=None if self.top_ids is None else self.top_ids[places],
+            top=None if self.top is None else self.top[places],
+            prompts=prompts,
         )
 
 

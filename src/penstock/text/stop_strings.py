@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -140,22 +140,14 @@ class StopStrings:
                 return True
         return any(data in tail for data in self._bytes)
 
-    @overload
-    def find(self, text: str, start: int = 0) -> tuple[int, str] | None: ...
-    @overload
-    def find(self, text: bytes, start: int = 0) -> tuple[int, str] | None: ...
-    def find(self, text: str | bytes, start: int = 0) -> tuple[int, str] | None:
-        """(position, stop string) of the occurrence that ends first after `start`, or None.
+    def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
+        """Returns (position, stop string) of the occurrence that ends first after `start`, or None.
 
         `start` is how much of the text was looked at before: an occurrence may begin before it and must end behind it.
-        Positions count characters of a str, bytes of a bytes.
         """
         best: tuple[int, int, str] | None = None  # (end, begin, stop)
-        for stop, data in zip(self.stops, self._bytes, strict=True):
-            if isinstance(text, str):
-                begin, length = text.find(stop, max(0, start - len(stop) + 1)), len(stop)
-            else:
-                begin, length = text.find(data, max(0, start - len(data) + 1)), len(data)
+        for stop in self.stops:
+            begin, length = text.find(stop, max(0, start - len(stop) + 1)), len(stop)
             if begin >= 0 and (best is None or (begin + length, begin) < best[:2]):
                 best = (begin + length, begin, stop)
         return None if best is None else (best[1], best[2])

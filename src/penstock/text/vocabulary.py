@@ -13,9 +13,10 @@ A map of the three styles:
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -152,28 +153,15 @@ class Vocabulary:
         try:
             return self.strip(data.decode())
         except UnicodeDecodeError:
-            return self.strip("".join(text for text, _ in self.runs(ids, skip_special)))
+            heard = [index for index in ids if not self.is_silent(index, skip_special)]
+            runs = groupby(heard, self.byte_ids.__contains__)
+            parts = [(torn, [self.pieces[index] for index in run]) for torn, run in runs]
+            return self.strip("".join(read_run(run) if torn else b"".join(run).decode() for torn, run in parts))
 
     def strip(self, text: str) -> str:
         """Takes away the leading spaces that the decoder strips."""
         count = min(self.style.strip_left, len(text) - len(text.lstrip(" "))) if self.style.strip_left else 0
         return text[count:]
-
-    def runs(self, ids: Sequence[int], skip_special: bool) -> Iterator[tuple[str, list[int]]]:
-        """Byte fallback: (text, positions in `ids`) of each ordinary token and of each run of byte tokens, in order."""
-        run: list[int] = []
-        for place, index in enumerate(ids):
-            if self.is_silent(index, skip_special):
-                continue
-            if index in self.byte_ids:
-                run.append(place)
-                continue
-            if run:
-                yield read_run([self.pieces[ids[at]] for at in run]), run
-                run = []
-            yield self.pieces[index].decode(), [place]
-        if run:
-            yield read_run([self.pieces[ids[at]] for at in run]), run
 
     def tokens_until(self, ids: Sequence[int], end: int, skip_special: bool) -> int:
         """How many of `ids` are needed until the first `end` characters of their decoded text are complete."""
@@ -183,7 +171,10 @@ class Vocabulary:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            return self._tokens_until_slow(ids, end, skip_special)
+            # Not UTF-8 as a whole: some byte is torn. Rare, so that halving and decoding anew will do.
+            shown = self.decode(ids, skip_special)[:end]
+            counts = range(len(ids))
+            return bisect_left(counts, True, key=lambda n: self.decode(ids[:n], skip_special).startswith(shown))
         stripped = len(text) - len(self.strip(text))
         wanted = len(text[: end + stripped].encode())
         table, left = self.table(skip_special), len(data)
@@ -194,41 +185,6 @@ class Vocabulary:
             if left < wanted:
                 return place + 1
         return 0
-
-    def _tokens_until_slow(self, ids: Sequence[int], end: int, skip_special: bool) -> int:
-        done = -self._stripped(ids, skip_special)
-        if not self.byte_ids:
-            pending, table = b"", self.table(skip_special)
-            for place, index in enumerate(ids):
-                data = pending + table[index]
-                text, used = codecs.utf_8_decode(data, "replace", False)
-                pending, done = data[used:], done + len(text)
-                if done >= end:
-                    return place + 1
-            return len(ids)
-        for text, places in self.runs(ids, skip_special):
-            if done + len(text) < end:
-                done += len(text)
-                continue
-            # A run of bytes that is UTF-8 spells one byte a token; one that isn't, one U+FFFD a token.
-            wanted = end - done if REPLACEMENT in text else len(text[: end - done].encode())
-            return places[min(wanted, len(places)) - 1] + 1
-        return len(ids)
-
-    def _stripped(self, ids: Sequence[int], skip_special: bool) -> int:
-        """How many leading characters the decoder strips from a text that isn't clean UTF-8. A space among byte tokens
-        that are torn is none: it is a U+FFFD, like each of their run."""
-        if not self.style.strip_left:
-            return 0
-        if not self.byte_ids:
-            data = self.join(ids, skip_special)
-            return min(self.style.strip_left, len(data) - len(data.lstrip(b" ")))
-        spaces = 0
-        for text, _ in self.runs(ids, skip_special):
-            spaces += len(text) - len(text.lstrip(" "))
-            if text.strip(" ") or spaces >= self.style.strip_left:
-                break
-        return min(self.style.strip_left, spaces)
 
 
 def read_run(run: list[bytes]) -> str:

@@ -27,7 +27,7 @@ class ClientIds:
         return engine_id % self.count == client
 
     def deltas(self, every: Deltas | None) -> dict[int, Deltas]:
-        """Each client's own of a step's news, in its own ids; clients without any are left out."""
+        """Cuts a step's news into each client's own, in its own ids; clients without any are left out."""
         if every is None:
             return {}
         owner = every.request % self.count
@@ -42,7 +42,7 @@ class ClientIds:
         return found
 
     def refused(self, every: list[Refused]) -> dict[int, list[Refused]]:
-        """As `deltas`, of requests that never ran."""
+        """Returns each client's own refusals, in its own ids."""
         found: dict[int, list[Refused]] = {}
         for one in every:
             mine = replace(one, request_id=one.request_id // self.count)

@@ -278,6 +278,7 @@ def _routes() -> list[Case]:
         *(_get(f"{FILES}/{name}", 404, method="DELETE") for name in ids),
         *(_get(f"{BATCHES}/{name}/cancel", 404, method="POST") for name in ids),
         *(_get(f"{path}?limit={limit}", 400) for path in (FILES, BATCHES) for limit in limits),
+        *(_get(f"{BATCHES}?{query}", 400) for query in ("limit=101", "order=asc", "foo=1")),
         *(
             _get(f"{path}?after={after}", 404, "not_found")
             for path in (FILES, BATCHES)

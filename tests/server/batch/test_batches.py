@@ -58,19 +58,6 @@ def test_a_batch_of_chats_runs(server: Batching) -> None:
     assert [choice["message"]["content"] for choice in row["response"]["body"]["choices"]] == ["abc", "bcd"]
 
 
-def test_each_line_is_one_row_and_errors_have_a_file(server: Batching) -> None:
-    lines = [line("good"), line("long", prompt="x" * 300), line("also good"), line("id", prompt=[999])]
-    batch = server.until_over(server.submit(jsonl(lines)))
-    assert batch.status == "completed"
-    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 2)
-    assert sorted(row["custom_id"] for row in server.rows(batch.output_file_id)) == ["also good", "good"]
-    errors = {row["custom_id"]: row["response"] for row in server.rows(batch.error_file_id)}
-    assert sorted(errors) == ["id", "long"]
-    assert errors["long"]["status_code"] == 400
-    assert errors["long"]["body"]["error"]["code"] == "context_length_exceeded"
-    assert server.openai.files.retrieve(batch.error_file_id).purpose == "batch_output"
-
-
 def test_a_line_that_our_code_fails_at_fails_alone(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
     server.engine.fail_with = "its logits were not finite"
     batch = server.until_over(server.submit(jsonl([line("a")])))
@@ -153,20 +140,6 @@ def test_a_batch_that_is_over_cannot_be_cancelled(server: Batching) -> None:
         server.openai.batches.cancel(batch_id)
 
 
-def test_a_restart_goes_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    lines = [line(str(i)) for i in range(300)]
-    with batching(tokenizer, tmp_path) as first:
-        first.engine.step_seconds = 0.05
-        batch_id = first.submit(jsonl(lines))
-        while first.openai.batches.retrieve(batch_id).request_counts.completed < 50:
-            pass
-    with batching(tokenizer, tmp_path) as second:
-        batch = second.until_over(batch_id)
-        rows = second.rows(batch.output_file_id)
-        assert sorted(int(row["custom_id"]) for row in rows) == list(range(300))
-        assert len(second.engine.submitted) <= 250, "rows that were counted are not computed again"
-
-
 def test_more_batches_than_run_at_once_wait_their_turn(server: Batching) -> None:
     server.running.hold(True)
     ids = [server.submit(jsonl([line("a"), line("typo", n=0)])) for _ in range(12)]
@@ -222,25 +195,6 @@ def test_an_input_that_cannot_be_read_holds_a_batch_up(
     assert said.count("waits for the state folder's disk (input/output error): see to it, and make room in") == 1
     assert f"{tmp_path} where it is full" in said
     assert said.count("goes on") == 1 and "Traceback" not in said
-
-
-def test_a_server_that_ends_while_an_input_cannot_be_read_fails_no_batch(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[object] = []
-
-    def fails(*values: object) -> Any:
-        tried.append(values)
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
-        broken.setattr(input_file, "_some_lines", fails)
-        batch_id = server.submit(jsonl([line("a")]))
-        server.running.wait_for(lambda: server.manager.job_of(batch_id).waits_for == "disk")
-        batch = server.openai.batches.retrieve(batch_id)
-        assert tried and (batch.status, batch.waits_for) == ("validating", "disk")  # type: ignore[attr-defined]
-    with batching(tokenizer, tmp_path) as server:
-        assert server.until_over(batch_id).status == "completed"
 
 
 def test_a_batch_says_that_it_waits_for_its_turn(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -437,17 +391,6 @@ def test_an_output_is_no_input(server: Batching) -> None:
     batch = server.until_over(server.submit(jsonl([line("a")])))
     with pytest.raises(openai.BadRequestError, match="purpose is not batch"):
         server.openai.batches.create(input_file_id=batch.output_file_id, endpoint=COMPLETIONS, completion_window="24h")
-
-
-@pytest.mark.parametrize("path", ["/v1/batches/batch_x", "/v1/batches/..%2f..", "/v1/files/file-x", "/v1/files/%00"])
-def test_unknown_ids_are_404(server: Batching, path: str) -> None:
-    answer = server.http.get(path)
-    assert answer.status_code == 404 and "error" in answer.json()
-
-
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=101", "limit=1e400", "order=asc", "foo=1"])
-def test_queries_are_checked(server: Batching, query: str) -> None:
-    assert server.http.get(f"/v1/batches?{query}").status_code == 400
 
 
 def test_without_a_state_folder_it_says_how(tokenizer: Tokenizer) -> None:

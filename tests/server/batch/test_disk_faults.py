@@ -120,8 +120,7 @@ def is_the_disks(answer: httpx.Response, tmp_path: Path) -> bool:
     return told and "\n" not in error["message"] and str(tmp_path) not in answer.text
 
 
-@pytest.mark.parametrize("stays", [False, True])
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize(("error", "stays"), [(errno.ENOSPC, True), (errno.EIO, False), (errno.EMFILE, False)])
 def test_an_upload_is_whole_or_leaves_nothing(
     server: Batching, disk: Disk, even: None, tmp_path: Path, error: int, stays: bool
 ) -> None:
@@ -184,26 +183,19 @@ def _opens(monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]) -> No
     monkeypatch.setattr(file_store, "open", open_file, raising=False)
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, errno.EACCES])
-def test_content_that_cannot_be_opened(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
-) -> None:
-    def fails(path: Path) -> Any:
-        raise OSError(error, os.strerror(error), str(path))
+def _fails(path: Path) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
+
+@pytest.mark.parametrize("opened", [_fails, lambda path: io.BufferedReader(Broken(path))])
+def test_content_that_cannot_be_opened_or_read(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]
+) -> None:
     file_id = server.upload(CONTENT)
     with monkeypatch.context() as broken:
-        _opens(broken, fails)
+        _opens(broken, opened)
         assert is_the_disks(server.http.get(f"/v1/files/{file_id}/content"), tmp_path)
     assert server.openai.files.content(file_id).content == CONTENT
-
-
-def test_content_of_which_the_disk_gives_nothing(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file_id = server.upload(CONTENT)
-    _opens(monkeypatch, lambda path: io.BufferedReader(Broken(path)))
-    assert is_the_disks(server.http.get(f"/v1/files/{file_id}/content"), tmp_path)
 
 
 @pytest.mark.parametrize("cut", [False, True])

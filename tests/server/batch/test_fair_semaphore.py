@@ -55,27 +55,6 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-def test_lines_of_300_are_two_beside_512_rows() -> None:
-    async def main() -> None:
-        lines = Lines(FairSemaphore(576, 1_000))
-        assert await lines.come(*[(300, 1)] * 4) == [0, 1]
-        assert await lines.go(0) == [1, 2], "the third comes while the second is there"
-        assert await lines.go(1) == [2, 3]
-        await lines.end()
-
-    run(main())
-
-
-def test_small_lines_fill_it_and_no_more() -> None:
-    async def main() -> None:
-        lines = Lines(FairSemaphore(24, 1_000))
-        assert await lines.come(*[(2, 1)] * 20) == list(range(12))
-        assert await lines.go(5) == [*range(5), *range(6, 13)]
-        await lines.end()
-
-    run(main())
-
-
 def test_bytes_are_never_passed_but_by_one_that_is_alone() -> None:
     async def main() -> None:
         lines = Lines(FairSemaphore(24, 64))

@@ -55,19 +55,6 @@ def test_sizes_come_back_byte_for_byte(server: Batching, size: int) -> None:
     assert server.openai.files.content(server.upload(content)).content == content
 
 
-def test_content_that_looks_like_a_boundary_is_content(server: Batching) -> None:
-    boundary = "xXx"
-    content = b"--xXx\n\r\n--xX\r\n--xX" + b"\r\n-" * 70_000 + b"\r\n--xXy"
-    body = (
-        b'--xXx\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--xXx\r\n'
-        b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + content + b"\r\n--xXx--\r\n"
-    )
-    kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
-    answer = server.http.post("/v1/files", content=body, headers=kind)
-    assert answer.status_code == 200
-    assert server.openai.files.content(answer.json()["id"]).content == content
-
-
 def test_files_are_listed_in_pages(server: Batching) -> None:
     ids = [server.upload(b"%d" % i) for i in range(5)]
     assert [file.id for file in server.openai.files.list()] == ids[::-1]
@@ -234,17 +221,6 @@ def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path
         answer, body = read_one(connection)
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in body
     server.running.wait_for(lambda: not on_disk(tmp_path))
-
-
-def test_one_byte_at_a_time(server: Batching) -> None:
-    body = form(("file", "a", b"line\r\n--edg\r\n" * 20), PURPOSE)
-
-    def bytes_of() -> Iterator[bytes]:
-        for at in range(len(body)):
-            yield body[at : at + 1]
-
-    answer = server.http.post("/v1/files", content=bytes_of(), headers={"content-type": KIND})
-    assert server.openai.files.content(answer.json()["id"]).content == b"line\r\n--edg\r\n" * 20
 
 
 def test_a_client_that_leaves_a_read_without_an_answer_holds_nobody_up(

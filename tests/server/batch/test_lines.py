@@ -22,7 +22,6 @@ from penstock.server.batch.input_file import (
     InputSurvey,
     LineCheck,
     _some_lines,
-    read_lines,
     survey,
     verdicts,
 )
@@ -88,6 +87,7 @@ BAD = {
     "penalty": (body(repetition_penalty=1e-38), "invalid_request", "body.repetition_penalty"),
     "salt": (body(cache_salt=""), "invalid_request", "body.cache_salt"),
     "empty model": (body(model=""), "missing_required_parameter", "body.model"),
+    "timeout": (body(timeout=-1), "invalid_request", "body.timeout"),
     "n": (body(n=0), "invalid_request", "body.n"),
     "n too large": (json.dumps(line("bad")).replace('"prompt"', '"n": 1e400, "prompt"').encode(), None, None),
     "stops": (body(stop=["a"] * 65), "invalid_request", "body.stop"),
@@ -263,39 +263,6 @@ def test_any_bytes_are_checked_and_counted(tmp_path_factory: pytest.TempPathFact
     ]
     assert found.lines == len(numbers) and not found.good
     assert [error["line"] for error in found.errors] == (numbers or [None]), "random bytes are never a request"
-
-
-@given(st.lists(st.integers(0, 9_000), min_size=1, max_size=8))
-def test_lines_are_read_whole_or_cut_past_the_limit(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
-    path = tmp_path_factory.mktemp("lines") / "input"
-    path.write_bytes(b"".join(b"x" * size + b"\n" for size in sizes))
-
-    async def read() -> list[tuple[int, int]]:
-        return [(number, len(text)) async for number, text in read_lines(path, LIMITS)]
-
-    longest = LIMITS.max_line_bytes + 1
-    assert asyncio.run(read()) == [(n, min(size, longest)) for n, size in enumerate(sizes, 1) if size]
-
-
-def numbered(content: bytes, folder: Path) -> list[tuple[int, bytes]]:
-    path = folder / "input"
-    path.write_bytes(content)
-
-    async def read() -> list[tuple[int, bytes]]:
-        return [each async for each in read_lines(path, LIMITS)]
-
-    return asyncio.run(read())
-
-
-BLANK = [b"\n", b"\n" * 9_000, b" \n", b"\r\n", b"\t\x0b\x0c \r\n", (b" " * 30 + b"\n") * 400, b" " * 5_000 + b"\n"]
-
-
-@given(st.lists(st.sampled_from([*BLANK, b"x\n", b"  x  \n", b"\x00\n", b" " * 9_000 + b"x\n"]), max_size=20))
-def test_blank_lines_count_and_are_stepped_over(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
-    content = b"".join(lines)
-    longest = LIMITS.max_line_bytes + 1
-    there = [(number, each[:longest]) for number, each in enumerate(content.split(b"\n"), 1) if each.strip()]
-    assert numbered(content, tmp_path_factory.mktemp("blank")) == there
 
 
 def test_a_long_line_is_told_though_it_begins_with_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-from batch_fake import jsonl, line, note_points, points
+from batch_fake import jsonl, line, points
 from fake_runner import Orders, expected
 from service import Serving, make_folder, wait_until
 
 from penstock.jobs.remote import Remote
 from penstock.jobs.remote_batch import fetch, submit, watch
-from penstock.server.batch.poison_lines import ALONE, KILLER
 
 pytestmark = pytest.mark.torch
 
@@ -91,8 +89,7 @@ def _zombie(pid: int) -> bool:
 
 
 def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_path: Path) -> None:
-    """Nothing gets done before the engine is killed, or says that it failed. All were there at the first death; one
-    that is there by itself at a later one is suspected all the more, unless an online request was there too."""
+    """Nothing gets done before the engine is killed, and all were there. What later deaths say: test_killers."""
     make_folder(tmp_path, Orders(step_seconds=0.05), rows=16, longest=512)
     long_requests(tmp_path / "in.jsonl", 6)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
@@ -101,22 +98,6 @@ def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_pa
         os.kill(serving.engine, signal.SIGKILL)
         check_death(serving)
     assert points(tmp_path / "state", batch_id) == dict.fromkeys(range(1, 7), 1)
-    for online, said in ((True, 1), (False, ALONE)):
-        note_points(tmp_path / "state", batch_id, {1: 1, **dict.fromkeys(range(2, 7), KILLER)})
-        with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
-            runs(serving, 1)
-            if online:
-                threading.Thread(target=ask, args=(serving.url,)).start()
-                runs(serving, 2)
-            serving.order(fault="raise", step_seconds=0.05)
-            check_death(serving)
-        assert points(tmp_path / "state", batch_id)[1] == 1 + said
-
-
-def ask(url: str) -> None:
-    """An online client, who learns that the engine died."""
-    asked = {"model": "fake", "prompt": [9], "max_tokens": 500, "ignore_eos": True}
-    assert httpx.post(url + "/v1/completions", json=asked, timeout=60).status_code >= 500
 
 
 def runs(serving: Serving, lines: int) -> None:

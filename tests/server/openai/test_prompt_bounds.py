@@ -88,12 +88,6 @@ def test_what_no_prompt_makes_right_is_refused_before_one_is_tokenised(server: R
     assert not tokenised and server.service.request_limits.reqs.total == 0
 
 
-def test_a_batch_tells_a_timeout_that_cannot_be_before_it_runs(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state") as server:
-        batch = server.until_over(server.submit(jsonl([line("never", timeout=-1)])))
-        assert (batch.status, batch.errors.data[0].line, batch.errors.data[0].param) == ("failed", 1, "body.timeout")
-
-
 def test_chats_long_texts_and_many_are_tokenised_off_the_loop(server: Running, tokenised: list[int]) -> None:
     async def here() -> int:
         return threading.get_ident()
@@ -207,17 +201,6 @@ def test_several_servers_share_the_bound(tokenizer: Tokenizer) -> None:
     engine = FakeEngine(tokenizer)
     service = AppState(client=engine, model="fake", metrics=Metrics(engine, "fake"), servers=4)  # type: ignore[arg-type]
     assert service.responses.most == 2**29
-
-
-def test_a_batchs_line_has_the_bound_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state", server_limits=HttpLimits(max_answer_bytes=100_000)) as server:
-        batch_id = server.submit(jsonl([line("large", **LARGE), line("small")]))
-        batch = server.until_over(batch_id)
-        (failed,) = server.rows(batch.error_file_id)
-        assert failed["custom_id"] == "large" and failed["response"]["status_code"] == 400
-        assert failed["response"]["body"]["error"]["code"] == "answer_too_large"
-        assert [row["custom_id"] for row in server.rows(batch.output_file_id)] == ["small"]
-        assert server.running.service.responses.bytes == 0
 
 
 def test_a_batchs_lines_are_its_keys(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ from penstock.server.online.metrics import Metrics
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.app import build_app
 from penstock.server.process.http_protocol import http_protocol
-from penstock.server.process.load_shedding import LoadShedder
 from penstock.text.chat_template import render
 from penstock.text.sandbox import SandboxPool
 from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
@@ -259,7 +258,7 @@ def running_server(
             sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
         app = build_app(service, access_, manager=batches and batches(service))
-        protocol = http_protocol(service.limits, LoadShedder(service.request_limits, access_))
+        protocol = http_protocol(service.limits)
         config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))

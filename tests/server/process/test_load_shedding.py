@@ -1,10 +1,9 @@
-"""What is refused by its head alone: the application never hears of it, the connection lives on, and the log has it."""
+"""What is refused while the queue is full: no body is waited for, the connection lives on, and the log has it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import resource
 import time
@@ -18,14 +17,11 @@ from bare_http import CHAT, COMPLETIONS, connect, read_all, read_one, request
 from server_fake import Running, running_server
 
 from penstock.engine.parent_death import LossyFile
-from penstock.server.online.access_log import AccessLog, open_log, write_line
+from penstock.server.online.access_log import AccessLog, open_log
 from penstock.server.online.api_keys import gather_keys
-from penstock.server.online.auth import AccessPolicy, Headers
-from penstock.server.online.request_limits import RequestLimits
-from penstock.server.openai.http_errors import HttpError
+from penstock.server.online.auth import AccessPolicy
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.http_protocol import HttpProtocol
-from penstock.server.process.load_shedding import LoadShedder
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -109,8 +105,10 @@ def test_a_chunked_body_and_an_upgrade_too(full: Running) -> None:
 
 def test_a_broken_body_has_no_second_answer(full: Running) -> None:
     with connect(full.url) as connection:
-        connection.sendall(CHUNKED + b"no chunk")
-        assert is_refused(read_one(connection)) and connection.recv(10) == b""
+        connection.sendall(CHUNKED)
+        assert is_refused(read_one(connection))
+        connection.sendall(b"no chunk")
+        assert connection.recv(10) == b""
 
 
 def test_an_idle_connection_is_closed(full: Running) -> None:
@@ -159,18 +157,6 @@ def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
             server.hold(False)
 
 
-HOST = [(b"host", b"localhost")]
-
-
-async def _asked(
-    shedder: LoadShedder, url: str = CHAT, headers: Headers = HOST, method: bytes = b"POST"
-) -> HttpError | None:
-    """What the shedder says, and a turn of the loop."""
-    error = shedder(method, url.encode(), headers)
-    await asyncio.sleep(0)
-    return error
-
-
 @contextlib.contextmanager
 def room_for(size: int) -> Iterator[None]:
     """Files of this process may have so many bytes, as if the disk were full."""
@@ -187,9 +173,9 @@ def test_lines_that_find_no_room_are_told_once(tmp_path: Path, capsys: pytest.Ca
     with open_log(str(place)) as log:
         with room_for(15):
             for number in range(4):
-                write_line(log, {"line": number})
-        write_line(log, {"line": 4})
-        write_line(log, {"line": 5})
+                log.write(b'{"line":%d}\n' % number)
+        log.write(b'{"line":4}\n')
+        log.write(b'{"line":5}\n')
     assert place.read_text().splitlines() == ['{"line":0}', '{"li', '{"line":4}', '{"line":5}']
     said = "penstock: lines of the access log are lost (no room): see that they can be written\n"
     assert capsys.readouterr().err == said
@@ -200,10 +186,6 @@ def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
     place.touch()
 
     async def ask(log: LossyFile) -> None:
-        queue = RequestLimits(1, 1000)
-        queue.acquire(None, 1, 1)
-        error = await _asked(LoadShedder(queue, AccessPolicy(), log))
-        assert error is not None and error.status == 429
         sent: list[Any] = []
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -220,27 +202,3 @@ def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
 
     with LossyFile(str(place), "rb", "the access log") as log:  # which cannot be written
         asyncio.run(ask(log))
-
-
-def test_it_is_in_the_log_and_counted() -> None:
-    """With a name, a status and no word of the request."""
-
-    async def main() -> None:
-        (key,) = gather_keys(["secret"], None, {})
-        queue, log = RequestLimits(2, 100, keys=1), io.BytesIO()
-        shedder = LoadShedder(queue, AccessPolicy(keys=(key,)), log)
-        headers = [(b"authorization", b"Bearer secret"), (b"user-agent", b"mine")]
-        assert await _asked(shedder, headers=headers) is None and log.getvalue() == b""
-        tickets = [queue.acquire(key, 1, 1) for _ in range(2)]
-        error = await _asked(shedder, headers=headers)
-        assert error is not None and (error.status, queue.refused) == (429, 1)
-        line = json.loads(log.getvalue())
-        assert (line["route"], line["status"], line["key"], line["method"]) == (CHAT, 429, key.name, "POST")
-        assert b"secret" not in log.getvalue() and b"mine" not in log.getvalue()
-        assert await _asked(shedder, headers=headers, method=b"GET") is None
-        assert await _asked(shedder, "/v1/models", headers=headers) is None
-        assert await _asked(shedder) is None and queue.refused == 1  # without its key: the application's
-        tickets[0].release()
-        assert await _asked(shedder, headers=headers) is None
-
-    asyncio.run(main())

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.engine.parent_death import LossyFile
 from penstock.errors import FaultError, UsageError
-from penstock.server.online.api_keys import Key
 from penstock.server.online.auth import PROBES, key_of
 from penstock.server.online.call_metrics import CallMetrics
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, names_of, status_of
@@ -69,33 +68,21 @@ class AccessLog:
                 seen["status"], scope.setdefault("state", {})["refused"] = status_of(fault), names_of(fault)
             raise
         finally:
-            write_line(self._file, _line(scope, seen["status"], seen["id"], time.perf_counter() - began))
+            line = _line(scope, seen["status"], seen["id"], time.perf_counter() - began)
+            self._file.write(msgspec.json.encode(line) + b"\n")  # in one write: lines of several servers don't mix
 
 
-def write_line(file: IO[bytes], line: dict[str, Any]) -> None:
-    """In one write: lines of several servers don't mix."""
-    file.write(msgspec.json.encode(line) + b"\n")
-
-
-def line_of(
-    method: str,
-    route: str | None,
-    status: int,
-    key: Key | None,
-    seconds: float,
-    request_id: str | None = None,
-    metrics: CallMetrics | None = None,
-    refused: tuple[str | None, str | None] | None = None,
-) -> dict[str, Any]:
-    """One request's. route: None where no path was asked that is served. refused: its error's code and param."""
+def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
+    state, key = scope.get("state", {}), key_of(scope)
     line: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "method": method,
-        "route": route,
+        "method": scope["method"],  # the parser takes methods of HTTP alone
+        "route": getattr(scope.get("route"), "path", None),
         "status": status,
         "key": None if key is None else key.name,
         "request_id": request_id,
     }
+    metrics: CallMetrics | None = state.get("call_metrics")
     if metrics is not None:
         line |= {
             "stream": metrics.stream,
@@ -105,14 +92,6 @@ def line_of(
             "first_token_seconds": None if metrics.first is None else round(metrics.first, 6),
             "finish_reasons": metrics.ends,
         }
-    if refused is not None:
-        line["code"], line["param"] = refused
+    if "refused" in state:
+        line["code"], line["param"] = state["refused"]
     return line | {"seconds": round(seconds, 6)}
-
-
-def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:
-    state = scope.get("state", {})
-    metrics: CallMetrics | None = state.get("call_metrics")
-    # The parser takes methods of HTTP alone.
-    method, route = scope["method"], getattr(scope.get("route"), "path", None)
-    return line_of(method, route, status, key_of(scope), seconds, request_id, metrics, state.get("refused"))

@@ -2,7 +2,7 @@
 nothing, and how many connections there are.
 
 uvicorn's protocol parses and answers; this one watches it, and ends what goes past a limit with an answer in OpenAI's
-shape where one can still be given. Requests that load shedding turns away are answered here too, by their heads alone.
+shape where one can still be given.
 pyproject.toml bounds uvicorn to the versions whose protocol this was tried on. What a reverse proxy does beyond that is
 left to one (docs/design/given_up.md). It knows HTTP on the wire; no routes, no engine.
 """
@@ -21,7 +21,6 @@ from penstock.server.online.auth import PROBES
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.process.load_shedding import LoadShedder
 
 SPARE = 64  # connections beyond the most: for probes, for those that haven't asked yet, and to tell the others
 LINGER = 1.0  # seconds that what a client still sends is read and thrown away, so that it gets to its answer
@@ -64,11 +63,9 @@ def most_connections(limits: HttpLimits, *, files: bool) -> int:
     return max((most - OTHER_FILES - SPARE) // (1 + files), 16)
 
 
-def http_protocol(
-    limits: HttpLimits, shedder: LoadShedder | None = None, *, files: bool = False
-) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn. Without a shedder every request comes to the application. files: as above."""
-    parts = {"limits": limits, "most": most_connections(limits, files=files), "shedder": shedder, "idle": {}}
+def http_protocol(limits: HttpLimits, *, files: bool = False) -> type[asyncio.Protocol]:
+    """The protocol class for uvicorn. files: as above."""
+    parts = {"limits": limits, "most": most_connections(limits, files=files), "idle": {}}
     return type("LimitedConnection", (HttpProtocol,), parts | {"__slots__": ()})
 
 
@@ -85,12 +82,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     limits: HttpLimits
     most: int  # that may wait for an answer
-    shedder: LoadShedder | None
     idle: dict[HttpProtocol, None]  # those that wait for none; first the one that has for the longest
     # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each connection.
     __slots__ = (
-        "_answering", "_dropping", "_head_bytes", "_head_open", "_head_timer", "_progress", "_refused", "_upgrade",
-        "_write_timer",
+        "_answering", "_head_bytes", "_head_open", "_head_timer", "_progress", "_refused", "_upgrade", "_write_timer",
     )  # fmt: skip
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -100,7 +95,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._progress = False  # what is being parsed has more in it than a piece of one of these
         self._refused = False  # answered by us: what still comes is thrown away
         self._upgrade = False  # the head asks for another protocol, which isn't served
-        self._dropping = False  # turned away by its head: its body is thrown away, the next request is served
         self._answering: RequestResponseCycle | None = None  # what was begun last; `cycle` is what was read last
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -198,8 +192,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_open, self._head_bytes, self._progress = False, 0, True
         if self.parser.should_upgrade():
             self._upgrade = True
-        elif (unwanted := self._unwanted()) is not None:
-            self._turn_away(unwanted)
         else:
             super().on_headers_complete()
             if not self.pipeline:
@@ -207,19 +199,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes, self._progress = 0, True
-        if not (self._refused or self._upgrade or self._dropping):
+        if not (self._refused or self._upgrade):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._refused or self._upgrade:
             return
         self._head_open, self._head_bytes, self._progress = True, 0, True
-        if not self._dropping:
-            super().on_message_complete()
-            return
-        self._dropping = False
-        if not self._is_kept():
-            self.transport.close()
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         if self.pipeline:
@@ -234,28 +221,6 @@ class HttpProtocol(HttpToolsProtocol):
         sending = self._refused or not self._head_open
         self._refused = True
         return sending
-
-    # -- what load shedding turns away
-
-    def _unwanted(self) -> HttpError | None:
-        """Returns why this request isn't begun. One behind another has to wait for its turn to be answered; one that
-        asks before it sends its body may then not send it, so that nobody knows where the next begins."""
-        if self.shedder is None or self.expect_100_continue:
-            return None
-        if self.cycle is not None and not self.cycle.response_complete:
-            return None
-        return self.shedder(self.parser.get_method(), self.url, self.headers)
-
-    def _turn_away(self, error: HttpError) -> None:
-        self._dropping = True
-        self.idle[self] = None
-        if self._write_timer is not None:  # it doesn't take its answers: more of them wait until it does
-            self.flow.pause_reading()
-        self._answer(error, close=not self._is_kept())
-
-    def _is_kept(self) -> bool:
-        """Whether the client goes on with this connection."""
-        return bool(self.parser.should_keep_alive()) and self.parser.get_http_version() != "1.0"
 
     # -- what goes past a limit
 
@@ -313,12 +278,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = True
         self.idle[self] = None
         begun = self._answering
-        answered = self._dropping or (begun is not None and begun.response_complete and not self._head_open)
+        answered = begun is not None and begun.response_complete and not self._head_open
         if begun is not None and not begun.response_complete:
             answered = begun.response_started  # in the middle of an answer there is no place for another
             self._disconnect()
         if not answered:
-            self._answer(error, close=True)
+            self._answer(error)
         self.transport.close()
 
     def _disconnect(self) -> None:
@@ -327,11 +292,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._answering.disconnected = True
             self._answering.message_event.set()
 
-    def _answer(self, error: HttpError, *, close: bool) -> None:
+    def _answer(self, error: HttpError) -> None:
         body = body_of(error)
-        fields = {**error.headers, "content-type": JSON, "content-length": str(len(body))}
-        if close:
-            fields["connection"] = "close"
+        fields = {**error.headers, "content-type": JSON, "content-length": str(len(body)), "connection": "close"}
         lines = [f"{name}: {value}\r\n".encode() for name, value in fields.items()]
         self.transport.write(b"".join((STATUS_LINE[error.status], *lines, b"\r\n", body)))
 

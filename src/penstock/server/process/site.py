@@ -29,7 +29,6 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.app import build_app
 from penstock.server.process.generation_defaults import tell_unserved
 from penstock.server.process.http_protocol import http_protocol
-from penstock.server.process.load_shedding import LoadShedder
 from penstock.server.process.port import port_error, url_of
 from penstock.server.process.signals import StopSignals
 
@@ -76,9 +75,7 @@ async def serve_engine(
     except OSError as error:  # another server took the port while ours was loading
         raise port_error(host, port, error) from error
     with open_log(site.access_log) as log:
-        protocol = http_protocol(
-            site.limits, LoadShedder(service.request_limits, site.access, log), files=state is not None
-        )
+        protocol = http_protocol(site.limits, files=state is not None)
         server = _Server(_uvicorn_config(build_app(service, site.access, log, manager), protocol))
         begun = asyncio.create_task(_begin_sandboxes(service, say=board is None or board.first))
         try:

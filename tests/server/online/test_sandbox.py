@@ -14,6 +14,7 @@ from bare_http import CHAT, COMPLETIONS, connect, read_one, request
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
 from penstock.server.online import intake as limits_module
+from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.sandbox import SandboxPool
 from penstock.text.sandbox_process import Bounds
@@ -121,7 +122,7 @@ def test_a_body_that_is_alone_may_be_larger_than_all_room(server: Running) -> No
     intake = limits_module.Intake(HttpLimits(max_large_bytes=limits_module.LARGE), server.service.body_timeouts)
     with intake.place() as one:
         one.take(5 * limits_module.LARGE)
-        with intake.place() as other, pytest.raises(limits_module.BusyError):
+        with intake.place() as other, pytest.raises(HttpError):
             other.take(2 * limits_module.LARGE)
         one.take(6 * limits_module.LARGE)
         assert intake.large == 6 * limits_module.LARGE

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from penstock.server.batch.database import BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
-from penstock.server.batch.files import ConflictError, NotFoundError, file_in, limit_of, no_place, page, query, reply
+from penstock.server.batch.files import conflict, file_in, limit_of, no_place, not_found, page, query, reply
 from penstock.server.batch.finalize import few_of
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.intake import Intake
@@ -33,12 +33,6 @@ MOST_PAIRS, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512  # of metadata
 _KNOWN = ("input_file_id", "endpoint", "completion_window", "metadata")
 _FATES = {"output_expires_after": FieldPolicy((), "files stay until they are deleted")}
 _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
-
-
-class TooManyBatchesError(HttpError):
-    """One owner has as many unfinished batches as the server lets anybody have."""
-
-    status, code = 429, "too_many_batches"
 
 
 async def post_batch(manager: BatchManager, request: Request, owner: str) -> Response:
@@ -65,7 +59,7 @@ def _add(manager: BatchManager, row: BatchRow) -> None:
         raise HttpError("this file's purpose is not batch: upload the input with it", param="input_file_id")
     if database.count_unfinished(row.owner) >= most:
         message = f"{most} batches of yours are not over, and no more are taken: wait for one to end, or cancel one"
-        raise TooManyBatchesError(message, headers={"retry-after": str(LONGEST_WAIT)})
+        raise HttpError(message, status=429, code="too_many_batches", headers={"retry-after": str(LONGEST_WAIT)})
     for batch_id in database.remove_over(row.owner, manager.limits.max_over):
         manager.state.file_store.remove_batch(batch_id)  # of one that failed by a fault it has lain there
     database.add_batch(row)
@@ -115,12 +109,12 @@ async def list_batches(manager: BatchManager, request: Request, owner: str) -> R
 
 
 async def get_batch(manager: BatchManager, batch_id: str, owner: str) -> Response:
-    """GET /v1/batches/ID. Raises NotFoundError."""
+    """GET /v1/batches/ID. Raises HttpError."""
     return reply(batch_object(manager, await _known(manager, batch_id, owner)))
 
 
 async def cancel_batch(manager: BatchManager, batch_id: str, owner: str) -> Response:
-    """POST /v1/batches/ID/cancel: what is done stays. Raises NotFoundError, ConflictError."""
+    """POST /v1/batches/ID/cancel: what is done stays. Raises HttpError."""
     state = manager.state
     await _known(manager, batch_id, owner)
     if await state.call(state.database.move, batch_id, ("validating", "in_progress"), "cancelling"):
@@ -129,7 +123,7 @@ async def cancel_batch(manager: BatchManager, batch_id: str, owner: str) -> Resp
             job.cancelled.set()
     row = await _known(manager, batch_id, owner)
     if row.status not in ("cancelling", "cancelled"):
-        raise ConflictError(f"a batch that is {row.status} cannot be cancelled", param="batch_id")
+        raise conflict(f"a batch that is {row.status} cannot be cancelled", "batch_id")
     return reply(batch_object(manager, row))
 
 
@@ -138,7 +132,7 @@ async def _known(manager: BatchManager, batch_id: str, owner: str) -> BatchRow:
     if BATCH_ID.fullmatch(batch_id) is not None:
         row = await manager.state.call(manager.state.database.batch, batch_id, owner)
     if row is None:
-        raise NotFoundError("there is no batch of this id: GET /v1/batches lists them", param="batch_id")
+        raise not_found("there is no batch of this id: GET /v1/batches lists them", "batch_id")
     return row
 
 

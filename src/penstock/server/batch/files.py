@@ -30,24 +30,6 @@ MOST_LISTED = 10_000
 _DIGITS = 9
 
 
-class NotFoundError(HttpError):
-    """An id of nothing that is here."""
-
-    status, code = 404, "not_found"
-
-
-class ConflictError(HttpError):
-    """What stands against it now and may not later."""
-
-    status, code = 409, "conflict"
-
-
-class TooManyFilesError(HttpError):
-    """One owner keeps as many as the server lets anybody keep. Waiting changes nothing, so it is no 429."""
-
-    code = "too_many_files"
-
-
 async def post_file(manager: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/files. Raises HttpError, StorageError; nothing is left on the disk then."""
     most = manager.limits.max_file_bytes
@@ -81,13 +63,13 @@ async def _take(manager: BatchManager, request: Request, parser: UploadParser, o
 
 
 def _draft(manager: BatchManager, file_id: str, owner: str) -> ContentDraft:
-    """Raises TooManyFilesError, OSError."""
+    """Raises HttpError, OSError."""
     _check_room(manager, owner)
     return manager.state.file_store.draft(file_id)
 
 
 def _land(manager: BatchManager, draft: ContentDraft, row: FileRow) -> None:
-    """Leaves content and row, or neither. Raises TooManyFilesError, OSError, sqlite3.Error."""
+    """Leaves content and row, or neither. Raises HttpError, OSError, sqlite3.Error."""
     _check_room(manager, row.owner)  # others may have come meanwhile
     draft.keep()
     try:
@@ -98,10 +80,11 @@ def _land(manager: BatchManager, draft: ContentDraft, row: FileRow) -> None:
 
 
 def _check_room(manager: BatchManager, owner: str) -> None:
-    """Raises TooManyFilesError."""
+    """Raises HttpError; waiting changes nothing, so it is no 429."""
     most = manager.limits.max_files
     if manager.state.database.count_files(owner) >= most:
-        raise TooManyFilesError(f"you keep {most} files here, results among them, and no more are taken: delete some")
+        message = f"you keep {most} files here, results among them, and no more are taken: delete some"
+        raise HttpError(message, code="too_many_files")
 
 
 async def _receive(manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> Upload:
@@ -141,7 +124,7 @@ def _check_upload(upload: Upload) -> str:
 
 
 async def list_files(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/files. Raises HttpError, NotFoundError for an `after` that isn't there."""
+    """GET /v1/files. Raises HttpError."""
     asked = query(request, {"after", "limit", "order", "purpose"})
     limit = limit_of(asked, MOST_LISTED, MOST_LISTED)
     order = asked.get("order", "desc")
@@ -155,12 +138,12 @@ async def list_files(manager: BatchManager, request: Request, owner: str) -> Res
 
 
 async def get_file(manager: BatchManager, file_id: str, owner: str) -> Response:
-    """GET /v1/files/ID. Raises NotFoundError."""
+    """GET /v1/files/ID. Raises HttpError."""
     return reply(file_object(await known_file(manager, file_id, owner)))
 
 
 async def get_content(manager: BatchManager, file_id: str, owner: str) -> Response:
-    """GET /v1/files/ID/content: the bytes as they are. Raises NotFoundError, FileDamagedError, StorageError."""
+    """GET /v1/files/ID/content: the bytes as they are. Raises HttpError, FileDamagedError, StorageError."""
     row = await known_file(manager, file_id, owner)
     try:
         with storage_errors():
@@ -208,7 +191,7 @@ class _Content(StreamingResponse):
 
 
 async def delete_file(manager: BatchManager, file_id: str, owner: str) -> Response:
-    """DELETE /v1/files/ID. Raises NotFoundError, ConflictError."""
+    """DELETE /v1/files/ID. Raises HttpError."""
     state = manager.state
 
     def remove() -> str | None:
@@ -220,12 +203,12 @@ async def delete_file(manager: BatchManager, file_id: str, owner: str) -> Respon
     await known_file(manager, file_id, owner)
     user = await state.call(remove)
     if user is not None:
-        raise ConflictError(f"{user} reads this file and is not over: cancel it first", param="file_id")
+        raise conflict(f"{user} reads this file and is not over: cancel it first", "file_id")
     return reply({"id": file_id, "object": "file", "deleted": True})
 
 
 async def known_file(manager: BatchManager, file_id: str, owner: str) -> FileRow:
-    """Returns the row of a file. Raises NotFoundError."""
+    """Returns the row of a file. Raises HttpError."""
     return await manager.state.call(file_in, manager.state.database, file_id, owner)
 
 
@@ -233,7 +216,7 @@ def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "fil
     """Does the same in the state's thread."""
     row = database.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
     if row is None:
-        raise NotFoundError("there is no file of this id: GET /v1/files lists them", param=param)
+        raise not_found("there is no file of this id: GET /v1/files lists them", param)
     return row
 
 
@@ -267,9 +250,18 @@ def page(found: list[dict[str, Any]], limit: int) -> Response:
     return reply({"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[1], "has_more": more})
 
 
-def no_place(kind: str) -> NotFoundError:
+def no_place(kind: str) -> HttpError:
     """Returns the 404 for a page's cursor that doesn't exist: an empty page would look like the last."""
-    return NotFoundError(f"there is no {kind} of this id to go on behind: list from the start again", param="after")
+    return not_found(f"there is no {kind} of this id to go on behind: list from the start again", "after")
+
+
+def not_found(message: str, param: str) -> HttpError:
+    return HttpError(message, status=404, code="not_found", param=param)
+
+
+def conflict(message: str, param: str) -> HttpError:
+    """Returns the error for what stands against it now and may not later."""
+    return HttpError(message, status=409, code="conflict", param=param)
 
 
 def query(request: Request, known: set[str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from penstock.server.batch.batch_limits import BatchLimits
 from penstock.server.batch.file_store import close_behind, open_content
 from penstock.server.openai.batch_line import BatchLine, LineError, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm
-from penstock.server.openai.http_errors import HttpError, ModelNotFoundError
+from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.line_numbers import LineNumbers
 
 if TYPE_CHECKING:
@@ -173,9 +173,7 @@ class LineCheck:
         """Raises HttpError."""
         if form.model is None:
             raise HttpError("model is missing", param="model", code="missing_required_parameter")
-        if form.model != self._model:
-            message = f"the model asked for is not served here; this server has {self._model}: ask for it by that name"
-            raise ModelNotFoundError(message, param="model")
+        check_model(form.model, self._model)
 
 
 async def verdicts(

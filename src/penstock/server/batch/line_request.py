@@ -26,7 +26,7 @@ from penstock.server.online.handlers import buffer_answer
 from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
 from penstock.server.openai.batch_line import BatchLine, LineError
 from penstock.server.openai.forms import CompletionForm
-from penstock.server.openai.http_errors import ShuttingDownError, TooLateError, body_of, error_body, status_of
+from penstock.server.openai.http_errors import ShuttingDownError, body_of, check_model, error_body, status_of, too_late
 from penstock.server.openai.translate import Call, chat_call, completion_call
 from penstock.text.sandbox_process import Job, Reply
 
@@ -83,7 +83,7 @@ class LineRequest:
         except NO_FAULTS:
             raise
         except TimeoutError:  # the engine gives none: it is the line's own timeout
-            return preparer.failed(self._line, TooLateError())
+            return preparer.failed(self._line, too_late())
         except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
             if isinstance(error, AnswerTooLargeError) and not alone:
                 return None
@@ -127,7 +127,7 @@ class LinePreparer:
         answer: type[BaseAnswer] = ChatAnswer
         try:
             form = line.form()
-            service.check_model(form.model)
+            check_model(form.model, service.model)
             if isinstance(form, CompletionForm):
                 call = await completion_call(form, client.facts, client.tokenizer, self._in_sandbox, self._aside)
                 answer = CompletionAnswer

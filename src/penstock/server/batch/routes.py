@@ -11,7 +11,7 @@ from penstock.server.batch import batches, files
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.auth import key_of
 from penstock.server.online.request_limits import NOBODY
-from penstock.server.openai.http_errors import NotServedError
+from penstock.server.openai.http_errors import HttpError
 
 NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
 
@@ -21,7 +21,7 @@ def add_batch_routes(app: FastAPI, batches_of: BatchManager | None) -> None:
 
     def manager() -> BatchManager:
         if batches_of is None:
-            raise NotServedError(NO_STATE, code="not_served")
+            raise HttpError(NO_STATE, status=404, code="not_served")
         return batches_of
 
     @app.post("/v1/files")

@@ -16,18 +16,12 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from penstock.server.batch.file_store import ContentDraft
 from penstock.server.online.intake import TRY_AGAIN
-from penstock.server.openai.http_errors import BodyTooLargeError, HttpError
+from penstock.server.openai.http_errors import HttpError
 
 MOST_PARTS = 16
 LONGEST_FIELD = 1024  # bytes of a part that is no file
 LONGEST_NAME = 255  # characters of a file's name that are kept
 WRITE_BYTES = 64 * 1024  # of a file that gather before they are written: about what a slow upload holds
-
-
-class TooManyUploadsError(HttpError):
-    """One owner has as many on their way in as the server lets anybody have."""
-
-    status, code = 429, "too_many_uploads"
 
 
 @dataclass(slots=True)
@@ -150,10 +144,10 @@ class UploadParser:
 @contextlib.contextmanager
 def one_more(uploads: Counter[str], owner: str, most: int) -> Iterator[None]:
     """Counts an upload as long as it is on its way: each holds memory, and its draft room on the disk. Raises
-    TooManyUploadsError."""
+    HttpError."""
     if uploads[owner] >= most:
         message = f"{most} uploads of yours are on their way, and no more are taken at once: wait for one to end"
-        raise TooManyUploadsError(message, headers={"retry-after": str(TRY_AGAIN)})
+        raise HttpError(message, status=429, code="too_many_uploads", headers={"retry-after": str(TRY_AGAIN)})
     uploads[owner] += 1
     try:
         yield
@@ -178,8 +172,10 @@ async def receive(
     return upload
 
 
-def too_large(max_bytes: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the file is larger than {max_bytes} bytes: part it", param="file")
+def too_large(max_bytes: int) -> HttpError:
+    """Returns the error for a file of more bytes than are taken."""
+    message = f"the file is larger than {max_bytes} bytes: part it"
+    return HttpError(message, status=413, code="body_too_large", param="file")
 
 
 def _malformed() -> HttpError:

@@ -17,7 +17,7 @@ from penstock.request import Delta
 from penstock.server.online.app_state import AppState
 from penstock.server.online.call_metrics import CallMetrics
 from penstock.server.online.request_limits import Ticket
-from penstock.server.openai.http_errors import SampleError, TooLateError, shutting_down
+from penstock.server.openai.http_errors import SampleError, shutting_down, too_late
 from penstock.server.openai.translate import Call
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ async def until_gone(
     work: Awaitable[Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
 ) -> Result:
     """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does,
-    TooLateError at the deadline; the work is cancelled then, and has ended when this raises."""
+    HttpError at the deadline; the work is cancelled then, and has ended when this raises."""
     left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))
@@ -166,7 +166,7 @@ async def until_gone(
         if gone.done():
             raise ClientGoneError
         if deadline is not None and not shut.done():
-            raise TooLateError
+            raise too_late()
         raise shutting_down()
     finally:
         for each in (task, gone, shut):

@@ -20,7 +20,6 @@ from penstock.server.online.buffered import ResponseBudget, Yielder
 from penstock.server.online.intake import Intake
 from penstock.server.online.metrics import Metrics
 from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
-from penstock.server.openai.http_errors import ModelNotFoundError
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.token_json import TokenSpellings
 from penstock.text.sandbox import SandboxPool
@@ -105,8 +104,3 @@ class AppState:
     def tenant_of(self, owner: str) -> int:
         """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""
         return self._tenants.get(owner, NO_TENANT)
-
-    def check_model(self, model: str | None) -> None:
-        if model is not None and model != self.model:
-            message = f"the model asked for is not served here; this server has {self.model}: ask for it by that name"
-            raise ModelNotFoundError(message, param="model")

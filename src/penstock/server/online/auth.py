@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.errors import UsageError
 from penstock.server.online.api_keys import Key, KeyRing
 from penstock.server.online.buffered import JSON
-from penstock.server.openai.http_errors import BadKeyError, HttpError, body_of, names_of
+from penstock.server.openai.http_errors import HttpError, body_of, names_of
 
 OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
 PROBES = ("/health", "/metrics")  # what begins so is answered in any crowd, and is no line of the access log
@@ -35,12 +35,6 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LAST_PORT = 65_535
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
-
-
-class BadHostError(HttpError):
-    """A Host or an Origin that is not this server's."""
-
-    status, code = 403, "host_not_allowed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +94,7 @@ class Authenticator:
 
     def authenticate(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
         """Its key; None where the server has none. may_lack_host: it speaks HTTP/1.0, which may leave Host out.
-        Raises BadKeyError, BadHostError."""
+        Raises HttpError."""
         key = self._find_key(headers) if self._ring else None
         if self._asks_host:
             self._check_page(headers, may_lack_host)
@@ -111,21 +105,26 @@ class Authenticator:
         scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         key = self._ring.find(shown.strip()) if scheme.lower() == b"bearer" else None
         if key is None:
-            raise BadKeyError("this server wants its API key: send it as Authorization: Bearer KEY")
+            message = "this server wants its API key: send it as Authorization: Bearer KEY"
+            raise HttpError(message, status=401, code="invalid_api_key")
         return key
 
     def _check_page(self, headers: Headers, may_lack_host: bool) -> None:
         hosts = [_host_of(value.decode("latin-1")) for value in _values(headers, b"host")]
         if not hosts and not may_lack_host:
-            raise BadHostError("the Host header is missing: send this server's address in it")
+            raise _not_ours("the Host header is missing: send this server's address in it")
         if len(hosts) > 1 or not all(host in self._hosts or _address_of(host) is not None for host in hosts):
-            raise BadHostError(
+            raise _not_ours(
                 "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
             )
         for origin in _values(headers, b"origin"):
             page = _page_of(origin.decode("latin-1"))
             if page is None or (page not in hosts and page not in self._hosts and not _is_own(page)):
-                raise BadHostError("pages of other sites may not ask this server: allow their host with --allowed-host")
+                raise _not_ours("pages of other sites may not ask this server: allow their host with --allowed-host")
+
+
+def _not_ours(message: str) -> HttpError:
+    return HttpError(message, status=403, code="host_not_allowed")
 
 
 class AuthMiddleware:

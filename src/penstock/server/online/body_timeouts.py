@@ -14,12 +14,6 @@ from penstock.server.openai.http_errors import HttpError, shutting_down
 BODY_RATE = 16 * 1024  # bytes a second that a body has to come with, once its first seconds are over
 
 
-class BodyTooSlowError(HttpError):
-    """A body that didn't come in its time."""
-
-    status, code = 408, "body_too_slow"
-
-
 class BodyTimeouts:
     """Those of one service, until it ends."""
 
@@ -30,7 +24,7 @@ class BodyTimeouts:
     @contextlib.asynccontextmanager
     async def within(self, seconds: float, what: str) -> AsyncIterator[Callable[[int], None]]:
         """For as long as a body comes; what this gives is to be told how many bytes are here, by and by: they give it
-        more time. Raises BodyTooSlowError, which calls it `what`, and ShuttingDownError."""
+        more time. Raises HttpError, which calls it `what`, and ShuttingDownError."""
         if self._closed:
             raise shutting_down()
         begun = asyncio.get_running_loop().time()
@@ -44,8 +38,8 @@ class BodyTimeouts:
         except TimeoutError:  # a disk raises none
             if self._closed:
                 raise shutting_down() from None
-            message = f"{what} took longer than {seconds:g} s, and a second more for each 16 KiB"
-            raise BodyTooSlowError(f"{message}: send it faster", headers={"connection": "close"}) from None
+            message = f"{what} took longer than {seconds:g} s, and a second more for each 16 KiB: send it faster"
+            raise HttpError(message, status=408, code="body_too_slow", headers={"connection": "close"}) from None
 
     def close(self) -> None:
         """The server ends: whoever waits for a body waits no more."""

@@ -22,7 +22,7 @@ from penstock.server.online.buffered import JSON, PIECE, BufferedResponse, Respo
 from penstock.server.online.request_limits import Ticket
 from penstock.server.openai.answers import DONE, BaseAnswer, ChatAnswer, CompletionAnswer
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
-from penstock.server.openai.http_errors import FAILED, HttpError, body_of, names_of, status_of
+from penstock.server.openai.http_errors import FAILED, HttpError, body_of, check_model, names_of, status_of
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.prompt_ids import Sandboxed
 from penstock.server.openai.token_json import TokenSpellings
@@ -135,7 +135,7 @@ async def _post(
     try:
         with state.intake.place() as place:  # until all that is left of the body is token ids
             form = read(await state.intake.read(request, place), state.limits)
-            state.check_model(form.model)
+            check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = _Work(state, request, ticket, state.deadline(form.timeout))
             client = state.client

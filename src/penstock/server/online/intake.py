@@ -12,17 +12,11 @@ from starlette.requests import Request
 
 from penstock.server.online.body_timeouts import BodyTimeouts
 from penstock.server.online.request_limits import QueueFullError
-from penstock.server.openai.http_errors import BodyTooLargeError, HttpError
+from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
 
 LARGE = 1024 * 1024  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
-
-
-class BusyError(HttpError):
-    """A large body while others take what room there is."""
-
-    status, code = 503, "server_busy"
 
 
 class BodyRoom:
@@ -33,7 +27,7 @@ class BodyRoom:
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """The body has, or will have, so many bytes. Raises BusyError; what is alone may be larger than all room."""
+        """The body has, or will have, so many bytes. Raises HttpError; what is alone may be larger than all room."""
         intake = self._intake
         if size <= max(LARGE, self._bytes):
             return
@@ -41,7 +35,7 @@ class BodyRoom:
             message = (
                 "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
             )
-            raise BusyError(message, headers={"retry-after": str(TRY_AGAIN)})
+            raise HttpError(message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)})
         intake.large += size - self._bytes
         self._bytes = size
 
@@ -69,8 +63,8 @@ class Intake:
             place.leave()
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
-        """Reads the whole body. Raises BodyTooLargeError as soon as it is known to be, BodyTooSlowError,
-        QueueFullError, BusyError, ShuttingDownError."""
+        """Reads the whole body. Raises HttpError, of one that is too large as soon as it is known to be;
+        ShuttingDownError."""
         limits = self.limits
         declared = request.headers.get("content-length", "")
         if declared.isascii() and declared.isdigit():
@@ -93,5 +87,6 @@ class Intake:
             self.bytes -= len(body)
         return body
 
-    def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"the body is larger than {self.limits.max_body_bytes} bytes: send it in parts")
+    def _too_large(self) -> HttpError:
+        message = f"the body is larger than {self.limits.max_body_bytes} bytes: send it in parts"
+        return HttpError(message, status=413, code="body_too_large")

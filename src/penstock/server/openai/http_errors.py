@@ -28,55 +28,28 @@ class HttpError(UsageError):
         self,
         message: str,
         *,
+        status: int | None = None,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, param=param)
         self.headers = dict(headers or {})
-        if code is not None:
-            self.code = code
+        self.status, self.code = status or self.status, code or self.code
 
 
-class ModelNotFoundError(HttpError):
-    """A model that this server doesn't serve."""
-
-    status, code = 404, "model_not_found"
-
-
-class BodyTooLargeError(HttpError):
-    """A body of more bytes than the server takes."""
-
-    status, code = 413, "body_too_large"
+def too_late() -> HttpError:
+    """What a request hears that took longer than it, or the server, allows. Clients that try again by themselves would
+    only take the same time again: the header, which the official ones read, tells them not to."""
+    message = "not answered in its time: give a longer timeout where the server allows one, or ask for less"
+    return HttpError(message, status=408, code="timeout", param="timeout", headers={"x-should-retry": "false"})
 
 
-class TooLateError(HttpError):
-    """A request that took longer than it, or the server, allows. Clients that try again by themselves would only
-    take the same time again: the header, which the official ones read, tells them not to."""
-
-    status, code = 408, "timeout"
-
-    def __init__(self) -> None:
-        message = "not answered in its time: give a longer timeout where the server allows one, or ask for less"
-        super().__init__(message, param="timeout", headers={"x-should-retry": "false"})
-
-
-class BadKeyError(HttpError):
-    """No API key, or a wrong one."""
-
-    status, code = 401, "invalid_api_key"
-
-
-class NotServedError(HttpError):
-    """A path that isn't there."""
-
-    status = 404
-
-
-class WrongMethodError(HttpError):
-    """A path that is there, by a method that isn't."""
-
-    status = 405
+def check_model(asked: str | None, served: str) -> None:
+    """Raises HttpError for a model that isn't the one that is served; None is any."""
+    if asked is not None and asked != served:
+        message = f"the model asked for is not served here; this server has {served}: ask for it by that name"
+        raise HttpError(message, status=404, code="model_not_found", param="model")
 
 
 class ShuttingDownError(PenstockError):

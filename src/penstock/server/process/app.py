@@ -25,7 +25,7 @@ from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import AccessPolicy, AuthMiddleware
 from penstock.server.online.buffered import JSON
-from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, NotServedError, WrongMethodError
+from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
 from penstock.server.process.openapi import describe
 
 
@@ -64,7 +64,7 @@ def _add_openai_routes(app: FastAPI, service: AppState) -> None:
 
     @app.get("/v1/models/{model:path}")
     async def get_model(model: str) -> Response:
-        service.check_model(model)
+        check_model(model, service.model)
         return _json(_card(service))
 
 
@@ -105,10 +105,11 @@ def _add_error_shapes(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> Response:
-        kind = WrongMethodError if error.status_code == 405 else NotServedError
-        wrong = kind(f"{_what(error)}: GET /openapi.json lists what is served", code=_code(error))
-        response = handlers.refuse(request, wrong)
-        response.status_code = error.status_code
+        what, code = "there is no such path", "not_found"
+        if error.status_code == 405:
+            what, code = "this path takes another method", "method_not_allowed"
+        message = f"{what}: GET /openapi.json lists what is served"
+        response = handlers.refuse(request, HttpError(message, status=error.status_code, code=code))
         response.headers.update(error.headers or {})
         if error.status_code == 405:
             response.headers["allow"] = _allowed(request)
@@ -123,14 +124,6 @@ def _add_error_shapes(app: FastAPI) -> None:
     async def on_fault(request: Request, error: Exception) -> Response:
         # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never silent.
         return handlers.refuse(request, FaultError(FAILED))
-
-
-def _what(error: HTTPException) -> str:
-    return "this path takes another method" if error.status_code == 405 else "there is no such path"
-
-
-def _code(error: HTTPException) -> str:
-    return "method_not_allowed" if error.status_code == 405 else "not_found"
 
 
 def _allowed(request: Request) -> str:

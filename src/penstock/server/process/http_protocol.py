@@ -28,30 +28,6 @@ OTHER_FILES = 256  # descriptors that are no connections
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
-class BadRequestError(HttpError):
-    """Bytes that are no HTTP request."""
-
-    status, code = 400, "invalid_http"
-
-
-class HeadTooLargeError(HttpError):
-    """A request line and headers of more bytes than the server takes."""
-
-    status, code = 431, "headers_too_large"
-
-
-class HeadTooSlowError(HttpError):
-    """Headers that didn't come in their time."""
-
-    status, code = 408, "headers_too_slow"
-
-
-class CrowdedError(HttpError):
-    """More connections than the server takes."""
-
-    status, code = 429, "too_many_connections"
-
-
 def most_connections(limits: HttpLimits, *, files: bool) -> int:
     """What was said, else what the process may have: its limit on descriptors is raised as far as it goes. files: a
     connection may hold a second one, of the file that it sends or gets."""
@@ -67,6 +43,10 @@ def http_protocol(limits: HttpLimits, *, files: bool = False) -> type[asyncio.Pr
     """The protocol class for uvicorn. files: as above."""
     parts = {"limits": limits, "most": most_connections(limits, files=files), "idle": {}}
     return type("LimitedConnection", (HttpProtocol,), parts | {"__slots__": ()})
+
+
+def _no_http(message: str) -> HttpError:
+    return HttpError(message, code="invalid_http")
 
 
 def _nothing() -> None:
@@ -153,7 +133,7 @@ class HttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 coming += [memoryview(piece)[upgrade.args[0] :], self._without_upgrade()]
             except httptools.HttpParserError:
-                self._refuse(BadRequestError("these bytes are no HTTP request: send HTTP/1.1"))
+                self._refuse(_no_http("these bytes are no HTTP request: send HTTP/1.1"))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -231,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
             return self._too_large()
         if len(self.connections) - len(self.idle) > self.most and not self.url.startswith(_PROBES):
             message = "the server has as many connections as it takes: send this again in a moment"
-            return CrowdedError(message, headers={"retry-after": "1"})
+            return HttpError(message, status=429, code="too_many_connections", headers={"retry-after": "1"})
         return None
 
     def _make_room(self) -> None:
@@ -252,7 +232,7 @@ class HttpProtocol(HttpToolsProtocol):
         kept = b"".join(b"%b: %b\r\n" % (name, value) for name, value in self.headers if name not in dropped)
         self.parser = httptools.HttpRequestParser(self)
         if method == b"CONNECT":
-            self._refuse(BadRequestError("this is no proxy: send a request of its own"))
+            self._refuse(_no_http("this is no proxy: send a request of its own"))
             return b""
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self.url, kept)
 
@@ -265,11 +245,12 @@ class HttpProtocol(HttpToolsProtocol):
         if not self._head_bytes:
             self.transport.close()  # it never asked for anything
         else:
-            seconds = f"{self.limits.header_seconds:g} s"
-            self._refuse(HeadTooSlowError(f"the headers took longer than {seconds}: send them at once"))
+            message = f"the headers took longer than {self.limits.header_seconds:g} s: send them at once"
+            self._refuse(HttpError(message, status=408, code="headers_too_slow"))
 
-    def _too_large(self) -> HeadTooLargeError:
-        return HeadTooLargeError(f"the headers are larger than {self.limits.max_header_bytes} bytes: send fewer")
+    def _too_large(self) -> HttpError:
+        message = f"the headers are larger than {self.limits.max_header_bytes} bytes: send fewer"
+        return HttpError(message, status=431, code="headers_too_large")
 
     def _refuse(self, error: HttpError) -> None:
         """Answers, where there is still place for an answer, and closes. What waited for its turn is never begun."""

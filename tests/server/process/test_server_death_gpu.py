@@ -25,7 +25,7 @@ import torch
 
 pytestmark = pytest.mark.gpu
 
-for needed in ("fastapi", "uvicorn", "uvloop", "httptools", "typer", "prometheus_client"):
+for needed in ("starlette", "uvicorn", "uvloop", "httptools", "typer", "prometheus_client"):
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"the server needs {needed}", allow_module_level=True)
 

@@ -25,13 +25,13 @@ from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.openai.unsupported_fields import FieldPolicy
+from penstock.vllm_arguments import named
 
 WINDOW = "24h"
 MOST_LISTED, USUALLY_LISTED = 100, 20
 MOST_PAIRS, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512  # of metadata
 _KNOWN = ("input_file_id", "endpoint", "completion_window", "metadata")
-_FATES = {"output_expires_after": FieldPolicy((), "files stay until they are deleted")}
+_FATES = named("output_expires_after", (), "files stay until they are deleted")
 _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
 
 
@@ -108,27 +108,26 @@ async def list_batches(manager: BatchManager, request: Request, owner: str) -> R
     return page([batch_object(manager, row) for row in rows], limit)
 
 
-async def get_batch(manager: BatchManager, batch_id: str, owner: str) -> Response:
+async def get_batch(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/batches/ID. Raises HttpError."""
-    return reply(batch_object(manager, await _known(manager, batch_id, owner)))
+    return reply(batch_object(manager, await _known(manager, request, owner)))
 
 
-async def cancel_batch(manager: BatchManager, batch_id: str, owner: str) -> Response:
+async def cancel_batch(manager: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/batches/ID/cancel: what is done stays. Raises HttpError."""
-    state = manager.state
-    await _known(manager, batch_id, owner)
+    state, batch_id = manager.state, (await _known(manager, request, owner)).id
     if await state.call(state.database.move, batch_id, ("validating", "in_progress"), "cancelling"):
         job = manager.job_of(batch_id)
         if job is not None:
             job.cancelled.set()
-    row = await _known(manager, batch_id, owner)
+    row = await _known(manager, request, owner)
     if row.status not in ("cancelling", "cancelled"):
         raise conflict(f"a batch that is {row.status} cannot be cancelled", "batch_id")
     return reply(batch_object(manager, row))
 
 
-async def _known(manager: BatchManager, batch_id: str, owner: str) -> BatchRow:
-    row = None
+async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRow:
+    row, batch_id = None, request.path_params["batch_id"]
     if BATCH_ID.fullmatch(batch_id) is not None:
         row = await manager.state.call(manager.state.database.batch, batch_id, owner)
     if row is None:

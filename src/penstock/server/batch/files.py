@@ -137,19 +137,19 @@ async def list_files(manager: BatchManager, request: Request, owner: str) -> Res
     return page([file_object(row) for row in rows], limit)
 
 
-async def get_file(manager: BatchManager, file_id: str, owner: str) -> Response:
+async def get_file(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/files/ID. Raises HttpError."""
-    return reply(file_object(await known_file(manager, file_id, owner)))
+    return reply(file_object(await known_file(manager, request, owner)))
 
 
-async def get_content(manager: BatchManager, file_id: str, owner: str) -> Response:
+async def get_content(manager: BatchManager, request: Request, owner: str) -> Response:
     """GET /v1/files/ID/content: the bytes as they are. Raises HttpError, FileDamagedError, StorageError."""
-    row = await known_file(manager, file_id, owner)
+    row = await known_file(manager, request, owner)
     try:
         with storage_errors():
             file, first = await asyncio.to_thread(_begin, manager.state.file_store.path(row.id), row.bytes)
     except FileDamagedError:
-        await known_file(manager, file_id, owner)  # somebody may have deleted it just now
+        await known_file(manager, request, owner)  # somebody may have deleted it just now
         raise
     headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.id}"'}
     return _Content(_pieces(file, first, row.bytes), media_type="application/octet-stream", headers=headers)
@@ -190,9 +190,9 @@ class _Content(StreamingResponse):
             print(f"penstock: a file's content broke off on its way to a client: {error}", file=sys.stderr)
 
 
-async def delete_file(manager: BatchManager, file_id: str, owner: str) -> Response:
+async def delete_file(manager: BatchManager, request: Request, owner: str) -> Response:
     """DELETE /v1/files/ID. Raises HttpError."""
-    state = manager.state
+    state, file_id = manager.state, request.path_params["file_id"]
 
     def remove() -> str | None:
         user = state.database.user_of(file_id)
@@ -200,16 +200,16 @@ async def delete_file(manager: BatchManager, file_id: str, owner: str) -> Respon
             state.file_store.remove(file_id)
         return user
 
-    await known_file(manager, file_id, owner)
+    await known_file(manager, request, owner)
     user = await state.call(remove)
     if user is not None:
         raise conflict(f"{user} reads this file and is not over: cancel it first", "file_id")
     return reply({"id": file_id, "object": "file", "deleted": True})
 
 
-async def known_file(manager: BatchManager, file_id: str, owner: str) -> FileRow:
-    """Returns the row of a file. Raises HttpError."""
-    return await manager.state.call(file_in, manager.state.database, file_id, owner)
+async def known_file(manager: BatchManager, request: Request, owner: str) -> FileRow:
+    """Returns the row of the file that a path names. Raises HttpError."""
+    return await manager.state.call(file_in, manager.state.database, request.path_params["file_id"], owner)
 
 
 def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:

@@ -1,16 +1,19 @@
 """What /openapi.json says of each operation beyond its path: bodies, parameters, every status that it may answer.
 
-FastAPI finds the paths; bodies are read by our own forms and errors have our own shape, so the rest is said here, in
-one table that a test holds against the routes. It knows operations and schemas; no request.
+Bodies are read by our own forms and errors have our own shape, so what is said of them stands here, in one table that
+a test holds against the routes. It knows operations and schemas; no request.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from penstock import __version__
 from penstock.server.batch import batches, files
 from penstock.server.online.auth import OPEN_PATHS, PROBES, AccessPolicy
 from penstock.server.online.buffered import JSON
@@ -102,32 +105,38 @@ LINKS: dict[str, dict[str, Json]] = {
 }
 
 
-def describe(document: Json, *, model: str, longest: int, vocabulary: int, access: AccessPolicy) -> None:
-    """Completes FastAPI's document in place, for a model of this name, context and vocabulary, with this access policy.
-    Every operation must be in the table."""
-    components = document.setdefault("components", {})
-    components["schemas"] = request_schemas(model, longest, vocabulary) | ANSWERS
+def describe(operations: Mapping[str, str], *, model: str, longest: int, vocabulary: int, access: AccessPolicy) -> Json:
+    """Returns the document of these operations, each with the name of who serves it, for a model of this name, context
+    and vocabulary, with this access policy. Every operation must be in the table."""
+    paths: dict[str, Json] = {}
+    ids = {}
+    for operation, name in operations.items():
+        method, path = operation.lower().split(" ")
+        ids[operation] = re.sub(r"\W", "_", f"{name}{path}") + f"_{method}"
+        paths.setdefault(path, {})[method] = {
+            "summary": name.replace("_", " ").title(), "operationId": ids[operation],
+            **_described(OPERATIONS[operation], path, access),
+        }  # fmt: skip
+    for source, links in LINKS.items():
+        method, path = source.lower().split(" ")
+        told = {ids[target]: {"operationId": ids[target], **link} for target, link in links.items()}
+        paths[path][method]["responses"]["200"]["links"] = told
+    components: Json = {"schemas": request_schemas(model, longest, vocabulary) | ANSWERS}
     if access.keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            told = OPERATIONS[f"{method.upper()} {path}"]
-            operation["responses"] = _responses(told, path, access)
-            if told.body is not None:
-                operation["requestBody"] = {"required": True, "content": told.body}
-            if told.query:
-                operation["parameters"] = [*operation.get("parameters", ()), *told.query]
-            if access.keys and path not in OPEN_PATHS:
-                operation["security"] = [{"key": []}]
-    for source, links in LINKS.items():
-        good = _operation(document, source)["responses"]["200"]
-        names = {target: _operation(document, target)["operationId"] for target in links}
-        good["links"] = {names[target]: {"operationId": names[target], **link} for target, link in links.items()}
+    info = {"title": "Penstock", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
 
 
-def _operation(document: Json, name: str) -> Json:
-    method, path = name.split(" ")
-    found: Json = document["paths"][path][method.lower()]
+def _described(told: Told, path: str, access: AccessPolicy) -> Json:
+    found: Json = {"responses": _responses(told, path, access)}
+    named = [{**_asked(name, type="string"), "in": "path", "required": True} for name in re.findall(r"{(\w+)}", path)]
+    if named or told.query:
+        found["parameters"] = [*named, *told.query]
+    if told.body is not None:
+        found["requestBody"] = {"required": True, "content": told.body}
+    if access.keys and path not in OPEN_PATHS:
+        found["security"] = [{"key": []}]
     return found
 
 

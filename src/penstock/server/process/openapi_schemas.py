@@ -20,7 +20,7 @@ from penstock.server.openai import unsupported_fields
 from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
-from penstock.server.openai.unsupported_fields import FieldPolicy
+from penstock.vllm_arguments import Argument
 
 Json = dict[str, Any]
 _PREFIX = "#/components/schemas/"
@@ -57,7 +57,7 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
         for name in properties:
             kind = {**properties, **known}[name]
             properties[name] = kind if name in schema.get("required", ()) else _or_null(kind)
-        properties |= {name: _harmless(policy) for name, policy in policies.items() if policy.harmless}
+        properties |= {name: _harmless(policy) for name, policy in policies.items() if policy.taken}
     return found
 
 
@@ -105,11 +105,11 @@ def _chat_ranges() -> dict[str, Json]:
     }
 
 
-def _harmless(policy: FieldPolicy) -> Json:
+def _harmless(policy: Argument) -> Json:
     """The values of a field that is accepted and changes nothing."""
-    if isinstance(policy.harmless, type):
-        return {**_or_null(_KINDS[policy.harmless]), "description": policy.note}
-    return {"enum": [*policy.harmless, None], "description": policy.note}
+    if isinstance(policy.taken, type):
+        return {**_or_null(_KINDS[policy.taken]), "description": policy.note}
+    return {"enum": [*policy.taken, None], "description": policy.note}
 
 
 def _or_null(schema: Json) -> Json:

@@ -24,7 +24,7 @@ from penstock.errors import JournalError, UsageError
 from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
 from penstock.jobs.remote_batch import fetch, line_of, submit, troubles_of, watch
 from penstock.journal import Journal
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
 from penstock.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 def server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Batching]:
-    with batching(tokenizer, tmp_path / "state", BatchLimits(max_file_bytes=MOST)) as running:
+    with batching(tokenizer, tmp_path / "state", BatchJobLimits(max_file_bytes=MOST)) as running:
         yield running
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from batch_kills import Report, make_batch, read_end, sitting
 
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.database import BatchDatabase
 from penstock.server.batch.output_files import BatchOutput, LineResult
 
@@ -47,7 +47,7 @@ KINDS = {  # and the touches that it makes sense at
 WHILE = 5  # touches that fail in a row
 PIECE = 1024  # bytes of the input that a read gives: faults come amid its lines, too
 _RATE = 1e6  # lines a second: all of a small batch in one group
-FAST = BatchLimits(first_pause=0.005, longest_pause=0.005, commit_seconds=0.02)
+FAST = BatchJobLimits(first_pause=0.005, longest_pause=0.005, commit_seconds=0.02)
 _STORE = {
     **dict.fromkeys(("add_file", "add_batch", "move", "note", "finish"), "store"),
     **dict.fromkeys(("standing", "errors"), "look"),

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from penstock.request import Delta, SamplingParams
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.database import BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.manager import BatchManager
@@ -129,7 +129,7 @@ def _line(number: int) -> bytes:
 
 
 async def _sit(
-    folder: Path, batch_id: str, log: int, rate: float, once_open: Callable[[], None], limits: BatchLimits | None
+    folder: Path, batch_id: str, log: int, rate: float, once_open: Callable[[], None], limits: BatchJobLimits | None
 ) -> None:
     """A server's life without HTTP: goes on with what is there until the batch is over."""
     with opened(folder) as state:
@@ -156,7 +156,7 @@ def sitting(
     seconds: float = LAST,
     first: Callable[[], None] = _nothing,
     once_open: Callable[[], None] = _nothing,
-    limits: BatchLimits | None = None,
+    limits: BatchJobLimits | None = None,
 ) -> int:
     """One process, killed after so many seconds; LAST: it ends by itself. `first` and `once_open` are called in it,
     before and after it opens the state folder. Gives what waitpid says of it."""

@@ -25,11 +25,11 @@ COMPLETIONS = "/v1/completions"
 
 def split(path: Path, data: bytes, longest: int, read: int) -> None:
     """Lines as the batches read them, `read` bytes at a time, against a reading of the whole."""
-    from penstock.server.batch.batch_limits import BatchLimits
+    from penstock.server.batch.batch_limits import BatchJobLimits
     from penstock.server.batch.input_file import read_lines
 
     async def found() -> list[tuple[int, bytes]]:
-        limits = BatchLimits(max_line_bytes=longest, read_bytes=read)
+        limits = BatchJobLimits(max_line_bytes=longest, read_bytes=read)
         return [each async for each in read_lines(path, limits)]
 
     path.write_bytes(data)
@@ -49,13 +49,13 @@ class LineCheck:
 
     def good(self, line: bytes, endpoint: str = COMPLETIONS) -> bool:
         """Whether a batch would run it; any other end than LineError is a fault."""
-        from penstock.server.batch.batch_limits import BatchLimits
+        from penstock.server.batch.batch_limits import BatchJobLimits
         from penstock.server.batch.input_file import LineCheck
         from penstock.server.openai.batch_line import LineError
 
         with bounded():
             try:
-                LineCheck(endpoint, "fake", self._facts, BatchLimits(max_line_bytes=50_000)).line(line)
+                LineCheck(endpoint, "fake", self._facts, BatchJobLimits(max_line_bytes=50_000)).line(line)
             except LineError as error:
                 said = str(error)
                 assert said and "\n" not in said and error.code

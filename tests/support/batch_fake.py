@@ -21,7 +21,7 @@ from openai import OpenAI
 from server_fake import Running, running_server
 
 from penstock import journal
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import opened
 from penstock.server.online.app_state import AppState
@@ -32,7 +32,7 @@ OVER = ("completed", "failed", "cancelled")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
-QUICK = BatchLimits(commit_seconds=0.01, first_pause=0.01)
+QUICK = BatchJobLimits(commit_seconds=0.01, first_pause=0.01)
 
 
 class Batching:
@@ -68,7 +68,7 @@ class Batching:
 def batching(
     tokenizer: Tokenizer | None,
     folder: Path,
-    limits: BatchLimits = QUICK,
+    limits: BatchJobLimits = QUICK,
     server_limits: HttpLimits | None = None,
     model: str = "fake",
     held: bool = False,

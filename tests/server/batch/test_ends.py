@@ -15,7 +15,7 @@ from batch_fake import Batching, StuckDisk, StuckRead, batching, jsonl, line, po
 from penstock.errors import CapacityError, JournalError
 from penstock.server.batch import input_file
 from penstock.server.batch.batch_job import BatchJob
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.disk_errors import is_damage, is_disk_fault
 from penstock.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tm
 
 def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk) -> None:
     """The batch is told to end while it still writes what was done before: of those lines nothing is said."""
-    limits = BatchLimits(commit_seconds=0.01, death_notice=0.1, flush_seconds_dead=30.0)
+    limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, flush_seconds_dead=30.0)
     with batching(tokenizer, tmp_path, limits) as server:
         server.engine.step_seconds = 0.05
         batch_id = server.submit(jsonl([line(str(number)) for number in range(1000)]))
@@ -120,7 +120,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
 ) -> None:
     """A signal, a second one, a death of the engine: each has its bound."""
     seconds = dict.fromkeys(("flush_seconds", "flush_seconds_hurried", "flush_seconds_dead"), 1000.0)
-    limits = BatchLimits(commit_seconds=0.01, death_notice=0.1, **{**seconds, bound: 0.1})  # type: ignore[arg-type]
+    limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, **{**seconds, bound: 0.1})  # type: ignore[arg-type]
     with batching(tokenizer, tmp_path, limits) as server:
         batch_id = server.submit(jsonl(LINES))
         assert stuck.writing.wait(30)
@@ -208,7 +208,7 @@ def test_pauses_grow_until_a_batch_gets_on(
 
     monkeypatch.setattr(asyncio, "sleep", pause)
     monkeypatch.setattr(BatchJob, "run", run)
-    with batching(tokenizer, tmp_path, BatchLimits(first_pause=GROWING[0], longest_pause=GROWING[-1])) as server:
+    with batching(tokenizer, tmp_path, BatchJobLimits(first_pause=GROWING[0], longest_pause=GROWING[-1])) as server:
         batch_id = server.submit(jsonl(LINES))
         server.running.wait_for(lambda: len(pauses) == 8)
         assert pauses == [*GROWING, *GROWING]

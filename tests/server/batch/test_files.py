@@ -14,7 +14,7 @@ from bare_http import connect, read_one, request
 from batch_fake import Batching, StuckRead, batching, jsonl, line
 
 from penstock.server.batch import batches, files
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ MOST = 4 << 20
 
 @pytest.fixture
 def server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Batching]:
-    with batching(tokenizer, tmp_path / "state", BatchLimits(max_file_bytes=MOST)) as running:
+    with batching(tokenizer, tmp_path / "state", BatchJobLimits(max_file_bytes=MOST)) as running:
         yield running
 
 

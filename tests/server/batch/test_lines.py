@@ -18,7 +18,7 @@ from server_fake import Facts
 
 from penstock.server.batch.input_file import (
     READ_LINES,
-    BatchLimits,
+    BatchJobLimits,
     InputSurvey,
     LineCheck,
     _some_lines,
@@ -30,7 +30,7 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 
 GOOD = line("good")
-LIMITS = BatchLimits(max_lines=1_000, max_line_bytes=4_096, max_errors=50)
+LIMITS = BatchJobLimits(max_lines=1_000, max_line_bytes=4_096, max_errors=50)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_chats_may_have_what_the_route_takes(server: Batching) -> None:
     assert len(rows["a"]["choices"][0]["logprobs"]["content"]) == 3
 
 
-def checked(content: bytes, folder: Path, limits: BatchLimits = LIMITS) -> InputSurvey:
+def checked(content: bytes, folder: Path, limits: BatchJobLimits = LIMITS) -> InputSurvey:
     path = folder / "input"
     path.write_bytes(content)
     return asyncio.run(survey(path, LineCheck(COMPLETIONS, "fake", Facts(), limits), limits))  # type: ignore[arg-type]

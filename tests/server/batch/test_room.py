@@ -14,7 +14,7 @@ import httpx
 import pytest
 from batch_fake import Batching, StuckDisk, batching, jsonl, line
 
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.line_request import ID_BYTES, PREPARED_AT_ONCE, LinePreparer
 from penstock.server.batch.pipeline import LARGE_AT_ONCE
 from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
@@ -151,7 +151,7 @@ def test_few_large_lines_of_batches_stand_before_the_gate(
         return await plain(caller, found, owner)
 
     monkeypatch.setattr(LinePreparer, "prepare", prepare)
-    with batching(tokenizer, tmp_path, BatchLimits(large_line=0)) as server:
+    with batching(tokenizer, tmp_path, BatchJobLimits(large_line=0)) as server:
         server.running.hold(True)
         first = server.submit(jsonl([line(str(number)) for number in range(40)]))
         server.running.wait_for(lambda: len(server.engine.open) == 24)
@@ -166,7 +166,7 @@ def test_few_large_lines_of_batches_stand_before_the_gate(
 
 
 def test_lines_at_the_engine_are_bounded_by_their_ids_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path, BatchLimits(in_flight_bytes=3 * 100 * ID_BYTES)) as server:
+    with batching(tokenizer, tmp_path, BatchJobLimits(in_flight_bytes=3 * 100 * ID_BYTES)) as server:
         server.running.hold(True)
         batch_id = server.submit(jsonl([line(str(number), prompt=[7] * 100) for number in range(9)]))
         server.running.wait_for(lambda: len(server.engine.open) == 2)

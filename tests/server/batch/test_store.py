@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.server.batch import database
-from penstock.server.batch.database import AT_ONCE, HEAD, BatchDatabase, BatchRow, FileRow, encoded
+from penstock.server.batch.database import AT_ONCE, LONG, LONGEST, BatchDatabase, BatchRow, FileRow, encoded
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.state_folder import StateFolder
 
@@ -79,13 +79,13 @@ def test_many_go_some_at_a_time(store: BatchDatabase) -> None:
     assert store.remove_over("one", 10) == made[AT_ONCE:-10] and ids(store) == made[:-11:-1]
 
 
-def test_a_page_has_the_beginning_of_errors(store: BatchDatabase) -> None:
+def test_a_page_leaves_long_errors_out(store: BatchDatabase) -> None:
     few, many = add(store), add(store)
-    store.note(few, errors=encoded("x" * 10))
-    store.note(many, errors=encoded("x" * HEAD))
-    assert [row.errors for row in store.list_batches("one", None, 9)] == ['"' + "x" * (HEAD - 1), '"' + "x" * 10 + '"']
+    store.note(few, errors=encoded("x" * (LONGEST - 2)))
+    store.note(many, errors=encoded("x" * LONGEST))
+    assert [row.errors for row in store.list_batches("one", None, 9)] == [LONG, encoded("x" * (LONGEST - 2))]
     row = store.batch(many)
-    assert row is not None and row.errors == encoded("x" * HEAD)
+    assert row is not None and row.errors == encoded("x" * LONGEST)
 
 
 class Planned:

@@ -26,10 +26,9 @@ from penstock.server.batch.disk_errors import FileDamagedError, describe, is_dam
 from penstock.server.batch.eta import Eta
 from penstock.server.batch.fair_semaphore import FairSemaphore
 from penstock.server.batch.file_store import check_content, new_file_id
-from penstock.server.batch.finalize import adopt_output, error_list, lend_output, with_fault
 from penstock.server.batch.input_file import LineCheck, survey
 from penstock.server.batch.line_request import NO_FAULTS
-from penstock.server.batch.output_files import BatchOutput
+from penstock.server.batch.output_files import BatchOutput, adopt_output, error_list, lend_output, with_fault
 from penstock.server.batch.pipeline import BatchResources, Pipeline
 from penstock.server.batch.poison_lines import PoisonLines
 from penstock.server.batch.state_folder import StateFolder

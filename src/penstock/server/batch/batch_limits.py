@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits:
+class BatchJobLimits:
     """What one input file and one owner (a key's name) may have, and how batches are run."""
 
     # Of one input file.

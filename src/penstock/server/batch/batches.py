@@ -13,11 +13,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.batch.database import BatchRow, encoded
+from penstock.server.batch.database import LONG, BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
 from penstock.server.batch.files import conflict, file_in, limit_of, no_place, not_found, page, query, reply
-from penstock.server.batch.finalize import few_of
 from penstock.server.batch.manager import BatchManager
+from penstock.server.batch.output_files import more_errors
 from penstock.server.online.intake import Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
 from penstock.server.openai import unsupported_fields
@@ -97,14 +97,14 @@ def _metadata(given: Any) -> dict[str, str] | None:
 
 
 async def list_batches(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/batches, with a few errors of each: all of a hundred may be 50 MB. Raises as list_files."""
+    """GET /v1/batches, without errors that are long: those of a hundred may be 50 MB. Raises as list_files."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
     rows = await manager.state.call(manager.state.database.list_batches, owner, asked.get("after"), limit + 1)
     if rows is None:
         raise no_place("batch")
     for row in rows:
-        row.errors = None if row.errors is None else few_of(row.errors, row.id)
+        row.errors = more_errors(row.id) if row.errors == LONG else row.errors
     return page([batch_object(manager, row) for row in rows], limit)
 
 

@@ -19,7 +19,8 @@ from penstock.errors import UsageError
 VERSION = 6  # of the tables, kept in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
 ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the others
-HEAD = 16 * 1024  # characters of a batch's errors that a list of batches reads
+LONGEST = 16 * 1024  # characters of a batch's errors that a list of batches has
+LONG = "long"  # what it has in place of more
 AT_ONCE = 100  # batches that are removed in one go
 _ENDED = "coalesce(completed_at, failed_at, cancelled_at)"
 
@@ -110,7 +111,7 @@ Row = TypeVar("Row", FileRow, BatchRow)
 # Errors may be half a megabyte each, and a page has a hundred batches.
 _IN_PAGES, _WITHOUT_ERRORS = (
     ", ".join(f"{errors} AS errors" if field.name == "errors" else field.name for field in fields(BatchRow))
-    for errors in (f"substr(errors, 1, {HEAD})", "NULL")
+    for errors in (f"CASE WHEN length(errors) > {LONGEST} THEN '{LONG}' ELSE errors END", "NULL")
 )
 
 
@@ -186,7 +187,8 @@ class BatchDatabase:
         return self._one(BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner))
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow] | None:
-        """Returns the youngest first, each with the first HEAD characters of its errors; None as list_files."""
+        """Returns the youngest first, each with its errors or, where those are LONGEST and more, with LONG in their
+        place; None as list_files."""
         return self._page(BatchRow, f"SELECT {_IN_PAGES} FROM batches", owner, after, limit, "desc")
 
     def standing(self, batch_id: str) -> BatchRow | None:

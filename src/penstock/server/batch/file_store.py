@@ -35,7 +35,6 @@ FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 _PART = ".part"  # ends the name of a content that is being written
 _DRAFT = re.compile(FILE_ID.pattern + re.escape(_PART))
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # a filesystem that gives a file one name
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # opening a link, a folder, a socket
 
 
@@ -71,11 +70,11 @@ class FileStore:
         return ContentDraft(self.path(file_id))
 
     def adopt(self, source: Path, file_id: str, *, keep_source: bool = False) -> int:
-        """Makes a synced file the content of this id, which it may be already, and returns its bytes. keep_source: it
-        keeps its own name too."""
+        """Makes a synced file the content of this id, which it may be already, and returns its bytes. keep_source: the
+        content is a copy."""
         target = self.path(file_id)
         if not target.exists():
-            (_link if keep_source else os.rename)(source, target)
+            (_copy if keep_source else os.rename)(source, target)
         sync_folder(self.files)
         return target.stat().st_size
 
@@ -215,17 +214,11 @@ def _part_of(path: Path) -> Path:
     return path.with_name(path.name + _PART)
 
 
-def _link(source: Path, target: Path) -> None:
-    """Gives a file a second name, or a copy where the filesystem gives it one alone."""
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        shutil.copyfile(source, part := _part_of(target))
-        with part.open("rb") as copy:
-            os.fsync(copy.fileno())
-        os.rename(part, target)
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, part := _part_of(target))
+    with part.open("rb") as copy:
+        os.fsync(copy.fileno())
+    os.rename(part, target)
 
 
 def _take_away(path: Path) -> None:

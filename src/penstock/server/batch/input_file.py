@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.journal import KeySet
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.file_store import close_behind, open_content
 from penstock.server.openai.batch_line import BatchLine, LineError, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm
@@ -66,7 +66,7 @@ def _name_in(line: bytes) -> str | None:
         return None
 
 
-async def read_lines(path: Path, limits: BatchLimits) -> AsyncIterator[tuple[int, bytes]]:
+async def read_lines(path: Path, limits: BatchJobLimits) -> AsyncIterator[tuple[int, bytes]]:
     """Yields (number, line without its end) of the lines that hold anything; read in a thread, some at a time. A
     line that is too long comes cut, one byte past the limit. Raises OSError, FileDamagedError."""
     file = await asyncio.to_thread(_opened, path)
@@ -92,7 +92,7 @@ def _opened(path: Path) -> BufferedReader:
     return file
 
 
-def _some_lines(file: BufferedReader, last: int, limits: BatchLimits) -> list[tuple[int, bytes]]:
+def _some_lines(file: BufferedReader, last: int, limits: BatchJobLimits) -> list[tuple[int, bytes]]:
     """Reads the next lines that hold anything, with their numbers: about limits.read_bytes together, and READ_LINES at
     most; none where none is left. last: the number of the line before."""
     lines: list[tuple[int, bytes]] = []
@@ -127,7 +127,7 @@ def _skip_blank(file: BufferedReader) -> int:
 class LineCheck:
     """Judges each line of one batch's file once, in their order. endpoint, model: the batch's, by the server's name."""
 
-    def __init__(self, endpoint: str, model: str, facts: EngineFacts, limits: BatchLimits) -> None:
+    def __init__(self, endpoint: str, model: str, facts: EngineFacts, limits: BatchJobLimits) -> None:
         self._endpoint, self._model, self._facts, self._limits = endpoint, model, facts, limits
         self._taken = KeySet()
 
@@ -177,7 +177,7 @@ class LineCheck:
 
 
 async def verdicts(
-    path: Path, check: LineCheck, limits: BatchLimits
+    path: Path, check: LineCheck, limits: BatchJobLimits
 ) -> AsyncIterator[tuple[int, BatchLine | LineError]]:
     """Yields (number, the line or why it is bad) for every line, a little in each turn of the loop. Raises OSError."""
     turn = time.perf_counter()
@@ -203,7 +203,7 @@ def _without_frames(error: LineError) -> LineError:
     return error
 
 
-async def survey(path: Path, check: LineCheck, limits: BatchLimits) -> InputSurvey:
+async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputSurvey:
     """Judges every line. Raises OSError."""
     found = InputSurvey()
     told_bytes = 0

@@ -13,7 +13,7 @@ import traceback
 
 from penstock.errors import EngineError
 from penstock.server.batch.batch_job import BatchJob
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.database import BatchRow
 from penstock.server.batch.disk_errors import describe, is_disk_fault
 from penstock.server.batch.line_request import NO_FAULTS
@@ -26,8 +26,8 @@ from penstock.server.openai.http_errors import ShuttingDownError
 class BatchManager:
     """Runs the batches of one state folder."""
 
-    def __init__(self, service: AppState, state: StateFolder, limits: BatchLimits | None = None) -> None:
-        self.state, self.limits = state, limits or BatchLimits()
+    def __init__(self, service: AppState, state: StateFolder, limits: BatchJobLimits | None = None) -> None:
+        self.state, self.limits = state, limits or BatchJobLimits()
         self.model, self.body_seconds = service.model, service.limits.body_seconds
         self.body_timeouts = service.body_timeouts
         self.shared = BatchResources.of(service, self.limits)

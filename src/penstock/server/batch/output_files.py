@@ -2,19 +2,25 @@
 
 A line's key is its custom_id; where it has none of its own, its number: as a JSON value no custom_id can be that. The
 journals' data files hold the very lines that clients fetch in the end, so finishing is giving them a name. It knows the
-lines' shape and the journal; no engine, no database. Everything here blocks: it is called in threads, one at a time.
+lines' shape, the journal, a batch's row and the file store; no engine. Everything that touches the disk blocks: it is
+called in threads, one at a time.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from penstock.journal import Journal
+from penstock.server.batch.database import BatchRow, FileRow, encoded
+from penstock.server.batch.file_store import FileStore
 
 OUTPUT, ERRORS = "output.jsonl", "errors.jsonl"
 _encode = msgspec.json.encode
@@ -105,3 +111,53 @@ class BatchOutput:
             self._output.close()
         finally:
             self._errors.close()
+
+
+# --- the end of a batch
+
+
+def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
+    """Makes closed results the files of the ids that the row has; again, where a kill came between. Raises OSError."""
+    folder = store.batch_folder(row.id)
+    named = ((row.output_file_id, OUTPUT), (row.error_file_id, ERRORS))
+    return [_file(row, file_id, name, store.adopt(folder / name, file_id)) for file_id, name in named if file_id]
+
+
+def lend_output(store: FileStore, row: BatchRow, ids: tuple[str, str]) -> tuple[list[FileRow], dict[str, Any]]:
+    """Makes files, under these ids, of what is done of a batch that fails, and returns them and the columns that say
+    so; again, where the disk failed before. What it wrote stays in its folder too, for whoever looks into it. Raises
+    OSError, PenstockError."""
+    folder = store.batch_folder(row.id)
+    output = BatchOutput(folder, row.id)
+    output.close()
+    files, columns = [], dict[str, Any](completed=output.completed, failed=output.failed)
+    named = (("output_file_id", OUTPUT, output.completed), ("error_file_id", ERRORS, output.failed))
+    for (column, name, count), file_id in zip(named, ids, strict=True):
+        if count:
+            columns[column] = file_id
+            files.append(_file(row, file_id, name, store.adopt(folder / name, file_id, keep_source=True)))
+    return files, columns
+
+
+def error_list(errors: Sequence[dict[str, Any]]) -> str:
+    """Returns OpenAI's list of a batch's errors, for its column."""
+    return encoded({"object": "list", "data": errors})
+
+
+def with_fault(errors: str | None, code: str, message: str) -> str:
+    """Returns such a list with one error of the whole batch before those of its lines."""
+    earlier = [] if errors is None else json.loads(errors)["data"]
+    return error_list([{"code": code, "line": None, "message": message, "param": None}, *earlier])
+
+
+def more_errors(batch_id: str) -> str:
+    """Returns such a list where a list of batches has no room for a batch's own."""
+    message = f"these errors are too long for a list of batches: GET /v1/batches/{batch_id} has them"
+    return error_list([{"code": "more_errors", "line": None, "message": message, "param": None}])
+
+
+def _file(row: BatchRow, file_id: str, name: str, size: int) -> FileRow:
+    return FileRow(
+        id=file_id, owner=row.owner, created_at=int(time.time()), filename=f"{row.id}_{name}", purpose="batch_output",
+        bytes=size,
+    )  # fmt: skip

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import EngineError
-from penstock.server.batch.batch_limits import BatchLimits
+from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.fair_semaphore import FairSemaphore
 from penstock.server.batch.input_file import LineCheck, verdicts
 from penstock.server.batch.line_request import (
@@ -31,7 +31,6 @@ from penstock.server.batch.line_request import (
     result_of_cancelled,
     result_of_killer,
 )
-from penstock.server.batch.outbox import Outbox
 from penstock.server.batch.output_files import BatchOutput, LineResult, UnrunLine
 from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, PoisonLines
 from penstock.server.online.app_state import AppState
@@ -48,7 +47,7 @@ class BatchResources:
     """What all batches of a server share. checks, places: batches that are checked, and run, at once. room: sequences
     and bytes of lines at the engine."""
 
-    limits: BatchLimits
+    limits: BatchJobLimits
     lines: LinePreparer
     checks: FairSemaphore
     places: FairSemaphore
@@ -56,7 +55,7 @@ class BatchResources:
     large: asyncio.Semaphore
 
     @classmethod
-    def of(cls, service: AppState, limits: BatchLimits) -> BatchResources:
+    def of(cls, service: AppState, limits: BatchJobLimits) -> BatchResources:
         rows = service.client.facts.max_num_seqs
         return cls(
             limits,
@@ -89,7 +88,7 @@ class Pipeline:
     ) -> None:
         self._shared, self._path, self._new_check = shared, path, new_check
         self._output, self._counted = output, counted
-        self._outbox = Outbox(shared.limits.outbox_bytes)
+        self._outbox: asyncio.Queue[LineResult | UnrunLine | None] = asyncio.Queue()  # None: no more will come
         self._owner, self._cancelled = owner, cancelled
         self._answer_bytes = 0.0  # of a sequence, in the mean
         self._kept = 0  # bytes of outcomes that are not on the disk
@@ -120,7 +119,7 @@ class Pipeline:
         for task in others:
             task.cancel()
         await asyncio.wait(others)
-        await self._outbox.close()
+        self._outbox.put_nowait(None)
         await asyncio.wait((writing,))
         self._let_go(self._kept)
 
@@ -215,22 +214,32 @@ class Pipeline:
         return sequences, request.size
 
     async def _bring(self, outcome: LineResult | UnrunLine) -> None:
-        """Puts it into the outbox; it counts until it is on the disk, or given up with the whole of this."""
+        """Puts it into the outbox; it counts until it is on the disk, or given up with the whole of this. Who brings
+        one waits while the disk has many before it."""
         size = len(outcome.body)
         self._kept += size
         self._shared.lines.answers.keep(size)
-        await self._outbox.put(outcome)
+        self._outbox.put_nowait(outcome)
+        await self._shared.lines.answers.until_kept(self._shared.limits.outbox_bytes)
 
     def _let_go(self, size: int) -> None:
         self._kept -= size
         self._shared.lines.answers.let_go(size)
 
     async def _write(self) -> None:
-        """Brings outcomes to the disk, some at a time, until the outbox is closed."""
-        while outcomes := await self._outbox.take(self._shared.limits.commit_seconds):
-            await asyncio.to_thread(self._output.put, outcomes)
-            self._let_go(sum(len(outcome.body) for outcome in outcomes))
-            await self._counted()
+        """Brings outcomes to the disk, some at a time, until no more come."""
+        last = False
+        while not last:
+            found = [await self._outbox.get()]
+            if found[0] is not None:  # others come soon, and share its sync
+                await asyncio.sleep(self._shared.limits.commit_seconds)
+            while not self._outbox.empty():
+                found.append(self._outbox.get_nowait())
+            last = found[-1] is None
+            if outcomes := [each for each in found if each is not None]:
+                await asyncio.to_thread(self._output.put, outcomes)
+                self._let_go(sum(len(outcome.body) for outcome in outcomes))
+                await self._counted()
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

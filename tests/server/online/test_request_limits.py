@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import weakref
 
 import pytest
 
@@ -121,27 +119,6 @@ def test_more_keys_than_places_share_all_of_them() -> None:
         queue.acquire(key("greedy"), 1, 1)
     with pytest.raises(QueueFullError):
         queue.acquire(key("modest"), 1, 1)
-
-
-def test_a_ticket_keeps_nothing_of_the_work_that_it_waited_for() -> None:
-    class Ids(list[int]):
-        """A list that can be watched."""
-
-    async def play() -> None:
-        work: asyncio.Future[Ids] = asyncio.get_running_loop().create_future()
-        queue = RequestLimits(10, 100)
-        ticket = queue.acquire(None, 1, 1)
-        ticket.hold_until(work)
-        made = Ids([1] * 1000)
-        gone = weakref.ref(made)
-        work.set_result(made)
-        await asyncio.sleep(0)
-        del made, work
-        assert gone() is None and queue.reqs.total == 1
-        ticket.release()
-        assert queue.reqs.total == 0
-
-    asyncio.run(play())
 
 
 def test_limits_of_a_key() -> None:

@@ -23,11 +23,13 @@ from penstock.engine.client import Client, PendingRequest
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import Delta, SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas, PromptNews
-from penstock.server.online import buffered, handlers
+from penstock.server.online import handlers
 from penstock.server.online.active_call import ActiveCall
 from penstock.server.online.app_state import AppState
+from penstock.server.online.buffered import Yielder
 from penstock.server.online.metrics import Metrics
 from penstock.server.openai.answers import ChatAnswer, CompletionAnswer
+from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.logprobs_json import chat_logprobs, completion_logprobs, completion_object
 from penstock.server.openai.prompt_ids import TokenizedPrompt
 from penstock.server.openai.token_json import Spelling
@@ -324,7 +326,6 @@ def test_a_stream_says_the_same(what: str, tokenizer: Tokenizer) -> None:
 
 def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three answers are written at once out of one message, and others get their turns in between."""
-    monkeypatch.setattr(buffered, "TURN", 100)
     n, length, requests = 20, 50, 3
     total = n * length * requests
     news = Deltas(
@@ -337,6 +338,7 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
 
     async def main() -> tuple[int, int]:
         service, end = made_service(tokenizer)
+        service.yielder = Yielder(100)
         call = make_call(SamplingParams(n=n, max_tokens=length, logprobs=0), [[65]])
         written: list[int] = []
         tasks = []
@@ -361,9 +363,8 @@ def test_the_loop_turns_while_a_large_step_is_written(tokenizer: Tokenizer, monk
     assert longest <= 100 + requests * length
 
 
-def test_a_large_body_goes_out_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffered, "PIECE", 10_000)
-    with running_server(make_tokenizer(tmp_path)) as server:
+def test_a_large_body_goes_out_in_pieces(tmp_path: Path) -> None:
+    with running_server(make_tokenizer(tmp_path), limits=HttpLimits(piece_bytes=10_000)) as server:
         asked = {"prompt": "x", "max_tokens": 200, "n": 26, "logprobs": 2}
         answer = httpx.post(server.url + "/v1/completions", json=asked)
         assert len(answer.content) > 200_000 and int(answer.headers["content-length"]) == len(answer.content)

@@ -16,7 +16,6 @@ import pytest
 from batch_fake import batching, jsonl, line
 from server_fake import CONTEXT, Facts, FakeEngine, Running, SandboxesHere, make_tokenizer, running_server
 
-from penstock.server.online import handlers
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import AccessPolicy
@@ -25,6 +24,7 @@ from penstock.server.online.metrics import Metrics
 from penstock.server.openai import prompt_ids
 from penstock.server.openai.forms import read_chat, read_completion
 from penstock.server.openai.http_limits import HttpLimits
+from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.translate import chat_call, completion_call, size_of
 from penstock.server.process.app import build_app
 from penstock.text.tokenizer import Tokenizer
@@ -106,8 +106,7 @@ def test_chats_long_texts_and_many_are_tokenised_off_the_loop(server: Running, t
         assert {thread != loop for thread in tokenised} == {beside}, body
 
 
-def test_the_loop_turns_while_many_ids_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_ids, "TURN", 10)
+def test_the_loop_turns_while_many_ids_are_looked_at() -> None:
     turns = 0
 
     async def tick() -> None:
@@ -122,7 +121,8 @@ def test_the_loop_turns_while_many_ids_are_looked_at(monkeypatch: pytest.MonkeyP
     async def look() -> int:
         ticking = asyncio.create_task(tick())
         form = read_completion(json.dumps({"prompt": [[1] * 20] * 50}).encode())
-        call = await completion_call(form, Facts(), None, never, never)  # type: ignore[arg-type]
+        tools = PromptTools(Facts(), None, never, never, turn_ids=10)  # type: ignore[arg-type]
+        call = await completion_call(form, tools)
         ticking.cancel()
         return call.prompt_tokens
 
@@ -140,12 +140,12 @@ def test_the_tokens_that_end_a_stop_string_are_found_aside_and_once(tokenizer: T
         return await asyncio.to_thread(work)
 
     async def ask(prompt: dict[str, Any], **more: Any) -> int:
-        before, facts = works, Facts()
+        before, tools = works, PromptTools(Facts(), tokenizer, sandboxes.run, aside)  # type: ignore[arg-type]
         body = json.dumps(prompt | more).encode()
         if "messages" in prompt:
-            await chat_call(read_chat(body), facts, tokenizer, sandboxes.run, aside)  # type: ignore[arg-type]
+            await chat_call(read_chat(body), tools)
         else:
-            await completion_call(read_completion(body), facts, tokenizer, sandboxes.run, aside)  # type: ignore[arg-type]
+            await completion_call(read_completion(body), tools)
         return works - before
 
     async def run() -> None:
@@ -271,15 +271,15 @@ def test_a_body_counts_until_its_reader_has_it(other: int) -> None:
         assert got == b"".join(pieces[:3]) and all(body["more_body"] for body in bodies)
 
 
-def test_events_of_one_step_are_handed_on_in_pieces(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_of_one_step_are_handed_on_in_pieces(tokenizer: Tokenizer) -> None:
     """Each of n first events may say the whole prompt again."""
-    monkeypatch.setattr(handlers, "PIECE", 2_000)
-    monkeypatch.setattr(handlers, "PORTION", 2)
+    limits = HttpLimits(piece_bytes=2_000, turn_events=2)
     body = json.dumps({"prompt": "x" * 200, "echo": True, "n": 50, "max_tokens": 2, "stream": True}).encode()
 
     async def sizes() -> list[int]:
         engine = FakeEngine(tokenizer)
-        service = AppState(client=engine, model="fake", metrics=Metrics(engine, "fake"))  # type: ignore[arg-type]
+        metrics = Metrics(engine, "fake")  # type: ignore[arg-type]
+        service = AppState(client=engine, model="fake", metrics=metrics, limits=limits)  # type: ignore[arg-type]
         sent: list[Any] = []
         coming = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -22,11 +22,12 @@ from penstock.server.batch.disk_errors import FileDamagedError, StorageError, st
 from penstock.server.batch.file_store import FILE_ID, ContentDraft, close_behind, new_file_id, open_content
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.upload import Upload, UploadParser, one_more, receive, too_large
-from penstock.server.online.buffered import JSON, PIECE
+from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError
 
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
 MOST_LISTED = 10_000
+READ_BYTES = 256 * 1024  # of a content that are read at a time
 _DIGITS = 9
 
 
@@ -160,7 +161,7 @@ def _begin(path: Path, size: int) -> tuple[BinaryIO, bytes]:
     is sent. Raises FileDamagedError, OSError."""
     file = open_content(path, size)
     try:
-        return file, file.read(PIECE)
+        return file, file.read(READ_BYTES)
     except BaseException:
         file.close()
         raise
@@ -173,7 +174,7 @@ async def _pieces(file: BinaryIO, piece: bytes, left: int) -> AsyncIterator[byte
             left -= len(piece)
             yield piece
             with storage_errors():
-                piece = await asyncio.to_thread(file.read, PIECE)
+                piece = await asyncio.to_thread(file.read, READ_BYTES)
     finally:
         close_behind(file)
     if left:

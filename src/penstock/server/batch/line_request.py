@@ -27,6 +27,7 @@ from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAns
 from penstock.server.openai.batch_line import BatchLine, LineError
 from penstock.server.openai.forms import CompletionForm
 from penstock.server.openai.http_errors import ShuttingDownError, body_of, check_model, error_body, status_of, too_late
+from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.translate import Call, chat_call, completion_call
 from penstock.text.sandbox_process import Job, Reply
 
@@ -118,21 +119,23 @@ class LinePreparer:
         self.answers = ResponseBudget(service.responses.most)
         self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
+        client, turn = service.client, service.limits.turn_ids
+        self._tools = PromptTools(client.facts, client.tokenizer, self._in_sandbox, self._aside, turn)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
     async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineResult:
         """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
         LineRequest.outcome."""
-        service, client = self.service, self.service.client
+        service = self.service
         answer: type[BaseAnswer] = ChatAnswer
         try:
             form = line.form()
             check_model(form.model, service.model)
             if isinstance(form, CompletionForm):
-                call = await completion_call(form, client.facts, client.tokenizer, self._in_sandbox, self._aside)
+                call = await completion_call(form, self._tools)
                 answer = CompletionAnswer
             else:
-                call = await chat_call(form, client.facts, client.tokenizer, self._in_sandbox, self._aside)
+                call = await chat_call(form, self._tools)
             call.tenant = service.tenant_of(owner)
             if call.logprobs is not None:
                 await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=answer is ChatAnswer)

@@ -50,14 +50,15 @@ class AppState:
     spellings: TokenSpellings = field(init=False)
     responses: ResponseBudget = field(init=False)
     _tenants: dict[str, int] = field(init=False)
-    yielder: Yielder = field(default_factory=Yielder, init=False)
+    yielder: Yielder = field(init=False)
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
 
     def __post_init__(self) -> None:
         self.spellings = TokenSpellings(self.client.tokenizer, self.client.facts.vocab_size)
         self.intake = Intake(self.limits, self.body_timeouts, self.servers)
-        self.responses = ResponseBudget(self.limits.max_answer_bytes // self.servers)
+        self.responses = ResponseBudget(self.limits.max_answer_bytes // self.servers, self.limits.piece_bytes)
+        self.yielder = Yielder(self.limits.turn_tokens)
         reqs, tokens = self.limits.max_num_queued_reqs, self.limits.max_num_queued_tokens
         reqs = QUEUED_A_ROW * self.client.facts.max_num_seqs if reqs is None else reqs
         self.request_limits = RequestLimits(

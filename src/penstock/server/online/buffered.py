@@ -14,17 +14,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import USUAL
 
 JSON = "application/json"
-TURN = 8_192  # tokens, and likely ones, that are written in one turn of the loop; 2 to 4 ms
-PIECE = 256 * 1024  # bytes of a body that are handed to the connection at once
 
 
 class Yielder:
     """Lets the loop turn while answers are written: samples of one step may bring a million tokens at once."""
 
-    def __init__(self) -> None:
-        self._left = TURN
+    def __init__(self, turn: int) -> None:
+        self._turn = self._left = turn
         self._turning = asyncio.Lock()
 
     async def spend(self, work: int) -> None:
@@ -34,7 +33,7 @@ class Yielder:
             return
         async with self._turning:
             await asyncio.sleep(0)
-            self._left = TURN
+            self._left = self._turn
 
 
 class AnswerTooLargeError(HttpError):
@@ -76,9 +75,9 @@ class BufferedBody:
             raise AnswerTooLargeError
 
     def take(self) -> tuple[bytes, bool]:
-        """The next PIECE of it, about, and whether there is more."""
+        """The next piece of it, and whether there is more."""
         begin, size = self._taken, 0
-        while self._taken < len(self.pieces) and size < PIECE:
+        while self._taken < len(self.pieces) and size < self._budget.piece:
             size += len(self.pieces[self._taken])
             self._taken += 1
         data = b"".join(self.pieces[begin : self._taken])
@@ -98,8 +97,8 @@ class ResponseBudget:
     for too much, or reads too slowly, costs itself and not the others. What is kept is done, and never given up: others
     that are being written are, for it."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, piece: int = USUAL.piece_bytes) -> None:
+        self.most, self.piece = most, piece
         self.bytes = 0  # of all
         self.kept = 0  # of those that are kept
         self._held: set[BufferedBody] = set()

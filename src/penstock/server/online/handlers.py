@@ -18,29 +18,26 @@ from penstock.errors import FaultError, PenstockError
 from penstock.server.online.active_call import ActiveCall, ClientGoneError, until_gone
 from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
-from penstock.server.online.buffered import JSON, PIECE, BufferedResponse, ResponseBudget
+from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudget
 from penstock.server.online.request_limits import Ticket
 from penstock.server.openai.answers import DONE, BaseAnswer, ChatAnswer, CompletionAnswer
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.openai.http_errors import FAILED, HttpError, body_of, check_model, names_of, status_of
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.openai.prompt_ids import Sandboxed
+from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.token_json import TokenSpellings
-from penstock.server.openai.translate import Aside, Call, chat_call, completion_call, size_of
+from penstock.server.openai.translate import Call, chat_call, completion_call, size_of
 
 if TYPE_CHECKING:
-    from penstock.engine.build_engine import EngineFacts
-    from penstock.text.sandbox_process import Job, Reply
-    from penstock.text.tokenizer import Tokenizer
+        from penstock.text.sandbox_process import Job, Reply
 
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
-PORTION = 64  # events that are made before it is looked at how many bytes they are
 Result = TypeVar("Result")
 Form = TypeVar("Form", CompletionForm, ChatForm)
 
 
 class EventStream(Response):
-    """Server-sent events of a running call: one `send` a step, as bytes, or one for about PIECE of them."""
+    """Server-sent events of a running call: one `send` a step, as bytes, or one for about a piece of them."""
 
     def __init__(self, state: AppState, active: ActiveCall, answer: BaseAnswer, deadline: float | None) -> None:
         super().__init__(
@@ -69,18 +66,18 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _write(self, send: Send) -> bytes:
-        active, event = self._active, self._answer.event
-        n = active.call.sampling.n
+        active, event, limits = self._active, self._answer.event, self._state.limits
+        n, portion = active.call.sampling.n, limits.turn_events
         async for step in active.steps():
             pieces: list[bytes] = []
             size = 0
             for at, deltas in step:
                 positions = active.streams[at].prompt_logprobs
-                for begin in range(0, len(deltas), PORTION):
-                    made = [event(at * n + delta.index, delta, positions) for delta in deltas[begin : begin + PORTION]]
+                for begin in range(0, len(deltas), portion):
+                    made = [event(at * n + delta.index, delta, positions) for delta in deltas[begin : begin + portion]]
                     pieces += made
                     size += sum(map(len, made))
-                    if size >= PIECE:  # first events may say a whole prompt again, each of them
+                    if size >= limits.piece_bytes:  # first events may say a whole prompt again, each of them
                         await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
                         pieces, size = [], 0
             if size:
@@ -124,7 +121,7 @@ async def _post(
     state: AppState,
     request: Request,
     read: Callable[[bytearray, HttpLimits], Form],
-    call_of: Callable[[Form, EngineFacts, Tokenizer | None, Sandboxed, Aside], Awaitable[Call]],
+    call_of: Callable[[Form, PromptTools], Awaitable[Call]],
     answer_of: Callable[[Call, str, TokenSpellings], BaseAnswer],
 ) -> Response:
     """Serves a request from its body on. There must be room for it before the body is read, and before it is tokenised.
@@ -138,8 +135,9 @@ async def _post(
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = _Work(state, request, ticket, state.deadline(form.timeout))
-            client = state.client
-            call = await call_of(form, client.facts, client.tokenizer, work.in_sandbox, work.in_thread)
+            client, turn = state.client, state.limits.turn_ids
+            tools = PromptTools(client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn)
+            call = await call_of(form, tools)
             del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
             call.tenant = NO_TENANT if key is None else key.number
             ticket.adjust(call.size)
@@ -182,19 +180,9 @@ class _Work:
         return await self._soon(self.state.sandboxes.run(jobs))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` in the pool of threads. If it has begun when nobody waits for it any more, it goes on, and the
-        request keeps its place until then; if it hasn't, it is dropped with all that it holds at once, where the
-        executor would keep a cancelled job until its turn comes."""
-        kept = [work]
-        job = self.state.threads.submit(lambda: kept.pop()())
-        del work
-        thread = asyncio.wrap_future(job)
-        self.ticket.hold_until(thread)
-        try:
-            return await self._soon(asyncio.shield(thread))
-        finally:
-            if job.cancel():
-                kept.clear()
+        """Runs `work` in the pool of threads, to its end, whoever still waits for it: once begun it cannot be ended, and
+        the request keeps its place meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self.state.threads, work)
 
     async def _soon(self, work: Awaitable[Result]) -> Result:
         """Runs `work`, and watches the client only past UNWATCHED: that takes 0.2 ms, and most work is done before."""

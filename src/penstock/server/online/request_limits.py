@@ -14,13 +14,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 from penstock.server.online.api_keys import Key
 from penstock.server.openai.http_errors import HttpError
-
-if TYPE_CHECKING:
-    from asyncio import Future
 
 QUEUED_A_ROW = 8  # samples that may be open for each row of the engine, unless it is said
 QUEUED_TOKENS = 16 * 1024 * 1024  # prompt tokens that may be open, unless it is said: 0.6 GB where all are one by one
@@ -167,7 +163,6 @@ class Ticket:
         self._limits, self._key = limits, key
         self._name = NOBODY if key is None else key.name
         self._reqs, self._tokens = reqs, tokens
-        self._work: Future[Any] | None = None
         limits.reqs.add(self._name, reqs)
         limits.tokens.add(self._name, tokens)
 
@@ -189,20 +184,8 @@ class Ticket:
         if samples:
             self._limits.reqs.give_back(self._name, samples)
 
-    def hold_until(self, work: Future[Any]) -> None:
-        """Releases it when this has ended, if it would be before: work that goes on for nobody takes its place too."""
-        self._work = work
-        work.add_done_callback(lambda _: self._let_go(work))  # its result may be much longer than what is used of it
-
-    def _let_go(self, work: Future[Any]) -> None:
-        if self._work is work:
-            self._work = None
-
     def release(self) -> None:
         """It is answered, however that went."""
-        if self._work is not None and not self._work.done():
-            self._work.add_done_callback(lambda _: self.release())
-            return
         self.ended(self._reqs)
         tokens, self._tokens = self._tokens, 0
         if tokens:

@@ -37,6 +37,11 @@ class HttpLimits:
     header_seconds: float = 10.0  # that they may take
     stall_seconds: float = 60.0  # that a reader may leave 48 KiB of its answer untaken
     max_connections: int | None = None  # None: as many as the process may have
+    # What is done at once between two turns of the loop, on which every other client's stream is.
+    turn_ids: int = 32_768  # token ids of a body that are looked at; about 3 ms
+    turn_tokens: int = 8_192  # tokens, and likely ones, that are written; 2 to 4 ms
+    turn_events: int = 64  # events that are made before it is looked at how many bytes they are
+    piece_bytes: int = 256 * 1024  # of an answer that are handed to the connection
 
     def check(self) -> None:
         """Raises UsageError."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_limits import USUAL
 from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
 
 if TYPE_CHECKING:
@@ -23,9 +24,26 @@ if TYPE_CHECKING:
 LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 A_TEXT = 64  # characters that a text costs as much as, however short it is
 A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
-TURN = 32_768  # token ids that are looked at in one turn of the loop; about 3 ms
 
+Result = TypeVar("Result")
 Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Reply]]]  # does jobs there, for as long as somebody waits for them
+
+
+class Aside(Protocol):
+    """Does work in a thread, off the loop."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTools:
+    """What bodies are made into calls with. turn_ids: token ids that are looked at in one turn of the loop."""
+
+    facts: EngineFacts
+    tokenizer: Tokenizer | None
+    sandboxed: Sandboxed
+    aside: Aside
+    turn_ids: int = USUAL.turn_ids
 
 
 @dataclass(slots=True)
@@ -36,36 +54,33 @@ class TokenizedPrompt:
     text: str | None = None
 
 
-async def completion_prompts(
-    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed
-) -> list[TokenizedPrompt]:
+async def completion_prompts(form: CompletionForm, tools: PromptTools) -> list[TokenizedPrompt]:
     """Raises HttpError, ContextLengthError."""
     prompt = form.prompt
     if isinstance(prompt, str):
-        return await _text_prompts([prompt], form, facts, tokenizer, sandboxed)
+        return await _text_prompts([prompt], form, tools)
     if not prompt:
         raise HttpError("prompt is an empty list: give at least one prompt", param="prompt")
     if type(prompt[0]) is int:
-        return await _id_prompts([prompt], form, facts)
+        return await _id_prompts([prompt], form, tools)
     kinds = set(map(type, prompt))
     if kinds == {str}:
-        return await _text_prompts(prompt, form, facts, tokenizer, sandboxed)
+        return await _text_prompts(prompt, form, tools)
     if kinds == {list}:
-        return await _id_prompts(prompt, form, facts)
+        return await _id_prompts(prompt, form, tools)
     raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
 
 
-async def _text_prompts(
-    texts: list[str], form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed
-) -> list[TokenizedPrompt]:
+async def _text_prompts(texts: list[str], form: CompletionForm, tools: PromptTools) -> list[TokenizedPrompt]:
+    tokenizer = tools.tokenizer
     if tokenizer is None:
         raise HttpError("this server has no tokenizer: send token ids as prompt", param="prompt")
     special, keep = form.add_special_tokens is not False, _kept(form)
-    check_characters(max(map(len, texts)), form, facts, tokenizer)
+    _check_characters(max(map(len, texts)), form, tools.facts, tokenizer)
     if sum(map(len, texts)) + A_TEXT * len(texts) <= LONG_TEXT:
         batch = tokenizer.encode_batch(texts, add_special_tokens=special)
     else:
-        done = await _done([TextJob(part, special, keep) for part in _parts(texts)], form, sandboxed)
+        done = await _done([TextJob(part, special, keep) for part in _parts(texts)], form, tools)
         batch = [ids for part in done for ids in part.ids]
     if not all(batch):
         raise HttpError("a prompt is empty: give it at least one token", param="prompt")
@@ -84,9 +99,9 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
     yield part
 
 
-async def _done(jobs: Sequence[Job], form: BaseForm, sandboxed: Sandboxed) -> list[Reply]:
+async def _done(jobs: Sequence[Job], form: BaseForm, tools: PromptTools) -> list[Reply]:
     try:
-        return await sandboxed(jobs)
+        return await tools.sandboxed(jobs)
     except HttpError:  # not of the text: it took too long, say
         raise
     except TokenizerError as error:  # no template in this model: asking it to chat is the fault
@@ -97,16 +112,16 @@ async def _done(jobs: Sequence[Job], form: BaseForm, sandboxed: Sandboxed) -> li
         raise HttpError(error.rule, param=_param(form) if error.param == "prompt" else error.param) from error
 
 
-async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, facts: EngineFacts) -> list[TokenizedPrompt]:
+async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, tools: PromptTools) -> list[TokenizedPrompt]:
     """Checks token ids; none is looked at of what is too long, or cut off."""
     keep = _kept(form)
     for ids in prompts:
-        check_length(len(ids) if keep is None else min(len(ids), keep), form, facts)
+        check_length(len(ids) if keep is None else min(len(ids), keep), form, tools.facts)
     found, looked = [], 0
     for ids in prompts:
-        found.append(_id_prompt(ids if keep is None else ids[-keep:], facts))
+        found.append(_id_prompt(ids if keep is None else ids[-keep:], tools.facts))
         looked += len(found[-1].ids)
-        if looked > TURN:
+        if looked > tools.turn_ids:
             await asyncio.sleep(0)
             looked = 0
     return found
@@ -135,26 +150,26 @@ def _cut(prompt: TokenizedPrompt, form: BaseForm) -> TokenizedPrompt:
     return prompt if keep is None or len(prompt.ids) <= keep else TokenizedPrompt(prompt.ids[-keep:])
 
 
-async def chat_prompt(
-    form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer, sandboxed: Sandboxed
-) -> TokenizedPrompt:
+async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
     """The messages, rendered by the model's template. Raises HttpError, ContextLengthError."""
-    check_characters(sum(len(message.text) for message in form.messages), form, facts, tokenizer)
+    if tools.tokenizer is None:
+        raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
+    _check_characters(sum(len(message.text) for message in form.messages), form, tools.facts, tools.tokenizer)
     job = ChatJob(
-        messages=plain_messages(form),
+        messages=_plain_messages(form),
         add_generation_prompt=form.add_generation_prompt,
         continue_final_message=form.continue_final_message,
         template_kwargs=form.chat_template_kwargs,
         add_special_tokens=bool(form.add_special_tokens),
         keep=_kept(form),
     )
-    (done,) = await _done([job], form, sandboxed)
+    (done,) = await _done([job], form, tools)
     if not done.ids[0]:
         raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
     return _cut(TokenizedPrompt(done.ids[0]), form)
 
 
-def check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
+def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
     """Raises ContextLengthError for so many characters that no tokens can make them fit, where all are asked for."""
     most = facts.max_model_len * tokenizer.longest
     if form.truncate_prompt_tokens is None and size > most:
@@ -186,7 +201,7 @@ def check_id(token: int, vocab_size: int, param: str) -> None:
         raise HttpError(message, param=param)
 
 
-def plain_messages(form: ChatForm) -> list[dict[str, str]]:
+def _plain_messages(form: ChatForm) -> list[dict[str, str]]:
     """Returns a chat's messages as a template gets them."""
     named = [({} if message.name is None else {"name": message.name}, message) for message in form.messages]
     return [{"role": message.role, "content": message.text, **name} for name, message in named]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import (
-    Sandboxed,
+    PromptTools,
     TokenizedPrompt,
     chat_prompt,
     check_id,
@@ -27,7 +27,6 @@ from penstock.server.openai.prompt_ids import (
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
-    from penstock.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 65_536  # prompts x n of one body
 LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
@@ -39,8 +38,6 @@ _SAMPLING = [
     knob.name for knob in fields(SamplingParams) if knob.name in set(BaseForm.__struct_fields__) - {"logit_bias"}
 ]
 
-Result = TypeVar("Result")
-
 
 class SamplingFacts(Protocol):
     """What of a model bounds sampling, and its own defaults: an engine's facts, or those of none in particular."""
@@ -51,12 +48,6 @@ class SamplingFacts(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def sampling_defaults(self) -> Mapping[str, float | int]: ...
-
-
-class Aside(Protocol):
-    """Does work in a thread, off the loop."""
-
-    def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,34 +111,28 @@ def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
     return min(n * len(prompt), MAX_CHOICES), 1 + sum(sizes)
 
 
-async def completion_call(
-    form: CompletionForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed, aside: Aside
-) -> Call:
+async def completion_call(form: CompletionForm, tools: PromptTools) -> Call:
     """Raises UsageError."""
-    only_prompt = form.echo and form.max_tokens == 0
-    if form.echo and tokenizer is None:
+    only_prompt, text = form.echo and form.max_tokens == 0, tools.tokenizer is not None
+    if form.echo and not text:
         raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
-    given = _completion_sampling(form, facts, detokenize=tokenizer is not None)
+    given = _completion_sampling(form, tools.facts, detokenize=text)
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
-    prompts = await completion_prompts(form, facts, tokenizer, sandboxed)
-    await _make_stops(given, tokenizer, aside)
-    call = _call(form, given, prompts, facts)
+    prompts = await completion_prompts(form, tools)
+    await _make_stops(given, tools)
+    call = _call(form, given, prompts, tools.facts)
     call.echo, call.only_prompt = form.echo, only_prompt
     return call
 
 
-async def chat_call(
-    form: ChatForm, facts: EngineFacts, tokenizer: Tokenizer | None, sandboxed: Sandboxed, aside: Aside
-) -> Call:
+async def chat_call(form: ChatForm, tools: PromptTools) -> Call:
     """Raises UsageError."""
-    if tokenizer is None:
-        raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
-    given = _chat_sampling(form, facts)
-    prompt = await chat_prompt(form, facts, tokenizer, sandboxed)
-    await _make_stops(given, tokenizer, aside)
-    return _call(form, given, [prompt], facts)
+    given = _chat_sampling(form, tools.facts)
+    prompt = await chat_prompt(form, tools)
+    await _make_stops(given, tools)
+    return _call(form, given, [prompt], tools.facts)
 
 
 def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> SamplingParams:
@@ -218,14 +203,15 @@ def _check_sizes(form: BaseForm, vocab_size: int) -> None:
         raise HttpError("logit_bias names more ids than the vocabulary has: name each once", param="logit_bias")
 
 
-async def _make_stops(sampling: SamplingParams, tokenizer: Tokenizer | None, aside: Aside) -> None:
+async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:
     """Has the tokens that can end a stop string found off the loop, where that was not done before: the engine's client
     asks for them on it, and a body's worst take 200 ms. Raises UsageError."""
+    tokenizer = tools.tokenizer
     if tokenizer is None or not sampling.stop:
         return
     stops, skip = sampling.stop_strings, sampling.skip_special_tokens
     if not tokenizer.has_stops(stops, skip_special_tokens=skip):
-        await aside(lambda: tokenizer.stop_strings(stops, skip_special_tokens=skip).watch_bits())
+        await tools.aside(lambda: tokenizer.stop_strings(stops, skip_special_tokens=skip).watch_bits())
 
 
 def _call(

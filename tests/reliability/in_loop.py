@@ -24,7 +24,7 @@ from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.auth import AccessPolicy
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.port import bind
-from penstock.server.process.signals import StopSignals
+from penstock.server.process.shutdown import StopSignals
 from penstock.server.process.site import Site, serve_engine
 
 

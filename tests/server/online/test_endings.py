@@ -30,7 +30,7 @@ from penstock.server.online import handlers
 from penstock.server.openai import forms
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.port import bind
-from penstock.server.process.signals import signals
+from penstock.server.process.shutdown import signals
 
 pytestmark = pytest.mark.torch
 

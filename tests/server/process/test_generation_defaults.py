@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from service import Serving, make_folder
 
-from penstock.server.process.generation_defaults import tell_unserved
+from penstock.server.process.site import tell_unserved
 
 pytestmark = pytest.mark.torch
 

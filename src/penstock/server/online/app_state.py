@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engine.watchdog import DUMP_AT
 from penstock.server.online.api_keys import Key
-from penstock.server.online.body_timeouts import BodyTimeouts
 from penstock.server.online.buffered import ResponseBudget, Yielder
-from penstock.server.online.intake import Intake
+from penstock.server.online.intake import BodyTimeouts, Intake
 from penstock.server.online.metrics import Metrics
 from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
 from penstock.server.openai.http_limits import HttpLimits

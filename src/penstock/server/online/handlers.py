@@ -29,7 +29,7 @@ from penstock.server.openai.token_json import TokenSpellings
 from penstock.server.openai.translate import Call, chat_call, completion_call, size_of
 
 if TYPE_CHECKING:
-        from penstock.text.sandbox_process import Job, Reply
+    from penstock.text.sandbox_process import Job, Reply
 
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
 Result = TypeVar("Result")
@@ -180,8 +180,8 @@ class _Work:
         return await self._soon(self.state.sandboxes.run(jobs))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` in the pool of threads, to its end, whoever still waits for it: once begun it cannot be ended, and
-        the request keeps its place meanwhile."""
+        """Runs `work` in the pool of threads, to its end, whoever still waits for it: what has begun cannot be ended,
+        and the request keeps its place meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self.state.threads, work)
 
     async def _soon(self, work: Awaitable[Result]) -> Result:

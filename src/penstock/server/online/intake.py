@@ -1,22 +1,65 @@
-"""Bodies on their way in: how many bytes each may have, and all of them together, until they are token ids.
+"""Bodies on their way in: how long each may take, how many bytes it may have, and all of them together, until they are
+token ids.
 
 It knows HTTP messages; no form, no engine.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from starlette.requests import Request
 
-from penstock.server.online.body_timeouts import BodyTimeouts
 from penstock.server.online.request_limits import QueueFullError
-from penstock.server.openai.http_errors import HttpError
+from penstock.server.openai.http_errors import HttpError, shutting_down
 from penstock.server.openai.http_limits import HttpLimits
 
 LARGE = 1024 * 1024  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
+
+
+BODY_RATE = 16 * 1024  # bytes a second that a body has to come with, once its first seconds are over
+
+
+class BodyTimeouts:
+    """Those of one service, until it ends."""
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Timeout] = set()
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def within(self, seconds: float, what: str) -> AsyncIterator[Callable[[int], None]]:
+        """For as long as a body comes; what this gives is to be told how many bytes are here, by and by: they give it
+        more time. Raises HttpError, which calls it `what`, and ShuttingDownError."""
+        if self._closed:
+            raise shutting_down()
+        begun = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(seconds) as patience:
+                self._open.add(patience)
+                try:
+                    yield lambda size: self._more(patience, begun + seconds + size / BODY_RATE)
+                finally:
+                    self._open.discard(patience)
+        except TimeoutError:  # a disk raises none
+            if self._closed:
+                raise shutting_down() from None
+            message = f"{what} took longer than {seconds:g} s, and a second more for each 16 KiB: send it faster"
+            raise HttpError(message, status=408, code="body_too_slow", headers={"connection": "close"}) from None
+
+    def close(self) -> None:
+        """The server ends: whoever waits for a body waits no more."""
+        self._closed = True
+        for patience in self._open:
+            if not patience.expired():
+                patience.reschedule(0)
+
+    def _more(self, patience: asyncio.Timeout, until: float) -> None:
+        if not (self._closed or patience.expired()):
+            patience.reschedule(until)
 
 
 class BodyRoom:

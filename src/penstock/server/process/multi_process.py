@@ -26,7 +26,7 @@ from penstock.engine.launch import addresses, start
 from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
 from penstock.server.online.metrics import Board
 from penstock.server.process.port import bind, port_error
-from penstock.server.process.signals import StopSignals, signals, unless_stopped
+from penstock.server.process.shutdown import StopSignals, signals, unless_stopped
 from penstock.server.process.site import LAST_WORDS, Site, engine_died, line, tell_drain
 from penstock.server.process.worker import Down, EngineEnded, ServerDrain, ServerStart, Up
 

@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import uvloop
 
@@ -26,13 +26,9 @@ from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy, check_hosts, check_public
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.process.fast_exit import fast_exit
 from penstock.server.process.port import bind
-from penstock.server.process.signals import signals, unless_stopped
+from penstock.server.process.shutdown import fast_exit, signals, unless_stopped
 from penstock.server.process.site import Site, line, serve_engine
-
-if TYPE_CHECKING:
-    pass
 
 
 def serve(

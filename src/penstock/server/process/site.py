@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import uvicorn
 
 from penstock.errors import EngineError, PenstockError
+from penstock.models.generation_config import read_generation_defaults
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.access_log import open_log
@@ -27,10 +28,9 @@ from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.metrics import Board, Metrics
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.app import build_app
-from penstock.server.process.generation_defaults import tell_unserved
 from penstock.server.process.http_protocol import http_protocol
 from penstock.server.process.port import port_error, url_of
-from penstock.server.process.signals import StopSignals
+from penstock.server.process.shutdown import StopSignals
 
 if TYPE_CHECKING:
     from penstock.engine.async_client import AsyncClient
@@ -213,3 +213,16 @@ def tell_drain(what: str, seconds: float) -> None:
 def engine_died(why: str | None) -> EngineError:
     """What the process ends with."""
     return EngineError(f"the engine died while serving: {why or 'its last words are above'}; start the server again")
+
+
+def tell_unserved(folder: Path, err: TextIO) -> None:
+    """Says what the model's own generation_config.json asks for and no answer gets: the same model answers otherwise
+    elsewhere. The engine has read the same file by now, so it is sound."""
+    names = read_generation_defaults(folder).unserved
+    if names:
+        told = ", ".join(name if name.isidentifier() else repr(name) for name in names)
+        print(
+            f"penstock: the model's generation_config.json asks for {told}: not served, samples are drawn without",
+            file=err,
+            flush=True,
+        )

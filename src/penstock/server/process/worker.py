@@ -21,8 +21,7 @@ from penstock.engine.launch import join
 from penstock.engine.parent_death import begin_child
 from penstock.errors import PenstockError
 from penstock.server.online.metrics import Board
-from penstock.server.process.fast_exit import exit_soon
-from penstock.server.process.signals import StopSignals, unless_stopped
+from penstock.server.process.shutdown import StopSignals, exit_soon, unless_stopped
 from penstock.server.process.site import Site, serve_engine
 
 

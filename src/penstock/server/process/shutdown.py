@@ -1,14 +1,23 @@
-"""What asks a server to end: signals, counted. It knows them and a loop; not what is ended."""
+"""What asks a server to end (signals, counted), and the end of a process of ours that a thread would hold up.
+
+A thread that builds tables cannot be ended, and the interpreter waits for it; one that a disk doesn't answer takes for
+ever. Nobody waits for what they make: who asked was told that the server ends. It knows signals and a loop; no server.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from penstock.errors import PenstockError
+
 Result = TypeVar("Result")
+PATIENCE = 1.0  # seconds; what else there is to do at a process's end takes milliseconds
 
 
 class StopSignals:
@@ -52,3 +61,24 @@ async def unless_stopped(work: Coroutine[Any, Any, Result], stop: StopSignals) -
     finally:
         task.cancel()
         stopped.cancel()
+
+
+@contextlib.contextmanager
+def fast_exit() -> Iterator[None]:
+    """Around what a process is there for: from its end on it has PATIENCE to say what it has to say."""
+    try:
+        yield
+    except PenstockError as error:
+        exit_soon(error.exit_code)
+        raise
+    except BaseException:  # a fault of ours, whose traceback is printed meanwhile
+        exit_soon(1)
+        raise
+    exit_soon(0)
+
+
+def exit_soon(code: int) -> None:
+    """The process ends with this code, in PATIENCE at the latest."""
+    timer = threading.Timer(PATIENCE, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

@@ -25,7 +25,7 @@ from penstock.server.openai import prompt_ids
 from penstock.server.openai.forms import read_chat, read_completion
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.prompt_ids import PromptTools
-from penstock.server.openai.translate import chat_call, completion_call, size_of
+from penstock.server.openai.translate import make_call, size_of
 from penstock.server.process.app import build_app
 from penstock.text.tokenizer import Tokenizer
 
@@ -122,7 +122,7 @@ def test_the_loop_turns_while_many_ids_are_looked_at() -> None:
         ticking = asyncio.create_task(tick())
         form = read_completion(json.dumps({"prompt": [[1] * 20] * 50}).encode())
         tools = PromptTools(Facts(), None, never, never, turn_ids=10)  # type: ignore[arg-type]
-        call = await completion_call(form, tools)
+        call = await make_call(form, tools)
         ticking.cancel()
         return call.prompt_tokens
 
@@ -143,9 +143,9 @@ def test_the_tokens_that_end_a_stop_string_are_found_aside_and_once(tokenizer: T
         before, tools = works, PromptTools(Facts(), tokenizer, sandboxes.run, aside)  # type: ignore[arg-type]
         body = json.dumps(prompt | more).encode()
         if "messages" in prompt:
-            await chat_call(read_chat(body), tools)
+            await make_call(read_chat(body), tools)
         else:
-            await completion_call(read_completion(body), tools)
+            await make_call(read_completion(body), tools)
         return works - before
 
     async def run() -> None:

@@ -23,12 +23,11 @@ from penstock.server.online.active_call import ActiveCall
 from penstock.server.online.app_state import AppState
 from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
 from penstock.server.online.handlers import buffer_answer
-from penstock.server.openai.answers import BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.answers import BaseAnswer, answer_to
 from penstock.server.openai.batch_line import BatchLine, LineError
-from penstock.server.openai.forms import CompletionForm
 from penstock.server.openai.http_errors import ShuttingDownError, body_of, check_model, error_body, status_of, too_late
 from penstock.server.openai.prompt_ids import PromptTools
-from penstock.server.openai.translate import Call, chat_call, completion_call
+from penstock.server.openai.translate import Call, make_call
 from penstock.text.sandbox_process import Job, Reply
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ Result = TypeVar("Result")
 class LineRequest:
     """A line that is ready for the engine."""
 
-    def __init__(self, preparer: LinePreparer, line: BatchLine, call: Call, answer: type[BaseAnswer]) -> None:
+    def __init__(self, preparer: LinePreparer, line: BatchLine, call: Call, answer: BaseAnswer) -> None:
         self._preparer, self._line, self._call, self._answer = preparer, line, call, answer
         self._streams: list[Stream] = []  # of the last `outcome`
 
@@ -73,12 +72,11 @@ class LineRequest:
         preparer, service, call = self._preparer, self._preparer.service, self._call
         self._streams = []
         try:
-            answer = self._answer(call, service.model, service.spellings)
             running = ActiveCall(service, call, background=True)
             self._streams = running.streams
             try:
                 async with asyncio.timeout(call.timeout):
-                    body = b"".join(await buffer_answer(service, running, answer, preparer.answers))
+                    body = b"".join(await buffer_answer(service, running, self._answer, preparer.answers))
             finally:
                 running.cancel()
         except NO_FAULTS:
@@ -89,7 +87,7 @@ class LineRequest:
             if isinstance(error, AnswerTooLargeError) and not alone:
                 return None
             return preparer.failed(self._line, error)
-        return LineResult(self._line.custom_id, 200, answer.id, body)
+        return LineResult(self._line.custom_id, 200, self._answer.id, body)
 
 
 def result_of_killer(custom_id: str) -> LineResult:
@@ -127,18 +125,12 @@ class LinePreparer:
         """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
         LineRequest.outcome."""
         service = self.service
-        answer: type[BaseAnswer] = ChatAnswer
         try:
             form = line.form()
             check_model(form.model, service.model)
-            if isinstance(form, CompletionForm):
-                call = await completion_call(form, self._tools)
-                answer = CompletionAnswer
-            else:
-                call = await chat_call(form, self._tools)
+            call = await make_call(form, self._tools)
             call.tenant = service.tenant_of(owner)
-            if call.logprobs is not None:
-                await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=answer is ChatAnswer)
+            answer = await answer_to(call, service.model, service.spellings)
         except NO_FAULTS:
             raise
         except BaseException as error:  # noqa: BLE001 - as above

@@ -20,20 +20,18 @@ from penstock.server.online.app_state import NO_TENANT, AppState
 from penstock.server.online.auth import key_of
 from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudget
 from penstock.server.online.request_limits import Ticket
-from penstock.server.openai.answers import DONE, BaseAnswer, ChatAnswer, CompletionAnswer
+from penstock.server.openai.answers import DONE, BaseAnswer, answer_to
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
 from penstock.server.openai.http_errors import FAILED, HttpError, body_of, check_model, names_of, status_of
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.prompt_ids import PromptTools
-from penstock.server.openai.token_json import TokenSpellings
-from penstock.server.openai.translate import Call, chat_call, completion_call, size_of
+from penstock.server.openai.translate import Call, make_call, size_of
 
 if TYPE_CHECKING:
     from penstock.text.sandbox_process import Job, Reply
 
 UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
 Result = TypeVar("Result")
-Form = TypeVar("Form", CompletionForm, ChatForm)
 
 
 class EventStream(Response):
@@ -109,20 +107,18 @@ async def buffer_answer(
 
 async def post_completions(state: AppState, request: Request) -> Response:
     """POST /v1/completions. Raises PenstockError."""
-    return await _post(state, request, read_completion, completion_call, CompletionAnswer)
+    return await _post(state, request, read_completion)
 
 
 async def post_chat(state: AppState, request: Request) -> Response:
     """POST /v1/chat/completions. Raises PenstockError."""
-    return await _post(state, request, read_chat, chat_call, ChatAnswer)
+    return await _post(state, request, read_chat)
 
 
 async def _post(
     state: AppState,
     request: Request,
-    read: Callable[[bytearray, HttpLimits], Form],
-    call_of: Callable[[Form, PromptTools], Awaitable[Call]],
-    answer_of: Callable[[Call, str, TokenSpellings], BaseAnswer],
+    read: Callable[[bytearray, HttpLimits], CompletionForm | ChatForm],
 ) -> Response:
     """Serves a request from its body on. There must be room for it before the body is read, and before it is tokenised.
     Raises PenstockError, ClientGoneError."""
@@ -137,22 +133,21 @@ async def _post(
             work = _Work(state, request, ticket, state.deadline(form.timeout))
             client, turn = state.client, state.limits.turn_ids
             tools = PromptTools(client.facts, client.tokenizer, work.in_sandbox, work.in_thread, turn)
-            call = await call_of(form, tools)
+            call = await make_call(form, tools)
             del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
             call.tenant = NO_TENANT if key is None else key.number
             ticket.adjust(call.size)
-        return await _answer(work, call, answer_of(call, state.model, state.spellings))
+        return await _answer(work, call)
     except BaseException:
         if work is not None:
             work.ticket.release()
         raise
 
 
-async def _answer(work: _Work, call: Call, answer: BaseAnswer) -> Response:
+async def _answer(work: _Work, call: Call) -> Response:
     """Submits the call. Raises PenstockError, ClientGoneError."""
     state, request = work.state, work.request
-    if call.logprobs is not None:
-        await state.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=isinstance(answer, ChatAnswer))
+    answer = await answer_to(call, state.model, state.spellings)
     active = ActiveCall(state, call, work.ticket)
     request.state.call_metrics = active.call_metrics  # for the access log
     if call.stream:

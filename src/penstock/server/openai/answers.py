@@ -229,3 +229,10 @@ class ChatAnswer(BaseAnswer):
 
     def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
         return chat_logprobs(delta.token_ids, delta.logprobs or [], self._spell, self._call.logprobs or 0)
+
+
+async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
+    """Returns the answer of the call's route, once the tables that it writes with are there."""
+    if call.logprobs is not None:
+        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat)
+    return (ChatAnswer if call.chat else CompletionAnswer)(call, model, spellings)

@@ -63,6 +63,7 @@ class Call:
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    chat: bool = False
     continuous_usage: bool = False
     echo: bool = False
     only_prompt: bool = False
@@ -111,28 +112,25 @@ def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
     return min(n * len(prompt), MAX_CHOICES), 1 + sum(sizes)
 
 
-async def completion_call(form: CompletionForm, tools: PromptTools) -> Call:
+async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call:
     """Raises UsageError."""
-    only_prompt, text = form.echo and form.max_tokens == 0, tools.tokenizer is not None
-    if form.echo and not text:
-        raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
-    given = _completion_sampling(form, tools.facts, detokenize=text)
-    if prompts_in(form.prompt) * given.n > MAX_CHOICES:
-        message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
-        raise HttpError(message, param="n")
-    prompts = await completion_prompts(form, tools)
+    only_prompt, text = False, tools.tokenizer is not None
+    if isinstance(form, ChatForm):
+        given = _chat_sampling(form, tools.facts)
+        prompts = [await chat_prompt(form, tools)]
+    else:
+        only_prompt = form.echo and form.max_tokens == 0
+        if form.echo and not text:
+            raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
+        given = _completion_sampling(form, tools.facts, detokenize=text)
+        if prompts_in(form.prompt) * given.n > MAX_CHOICES:
+            message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
+            raise HttpError(message, param="n")
+        prompts = await completion_prompts(form, tools)
     await _make_stops(given, tools)
     call = _call(form, given, prompts, tools.facts)
-    call.echo, call.only_prompt = form.echo, only_prompt
+    call.only_prompt = only_prompt
     return call
-
-
-async def chat_call(form: ChatForm, tools: PromptTools) -> Call:
-    """Raises UsageError."""
-    given = _chat_sampling(form, tools.facts)
-    prompt = await chat_prompt(form, tools)
-    await _make_stops(given, tools)
-    return _call(form, given, [prompt], tools.facts)
 
 
 def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> SamplingParams:
@@ -223,6 +221,8 @@ def _call(
     return Call(
         prompts=prompts,
         sampling=sampling,
+        chat=isinstance(form, ChatForm),
+        echo=isinstance(form, CompletionForm) and form.echo,
         stream=form.stream,
         include_usage=options.usage,
         continuous_usage=options.usage and options.continuous_usage_stats,

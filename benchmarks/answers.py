@@ -38,8 +38,8 @@ from penstock.server.online.active_call import ActiveCall
 from penstock.server.online.app_state import AppState
 from penstock.server.online.metrics import Metrics
 from penstock.server.openai.answers import CompletionAnswer
+from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.server.openai.prompt_ids import TokenizedPrompt
-from penstock.server.openai.token_json import TokenSpellings
 from penstock.server.openai.translate import Call
 from penstock.text.tokenizer import Tokenizer
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.jobs.input_rows import LONGEST, Row, parse_row, read_rows, survey
-from penstock.server.openai import line_numbers
-from penstock.server.openai.line_numbers import LineNumbers
+from penstock.server.openai.batch_line import LineNumbers
 
 
 def parse(row: Any) -> Row:
@@ -212,9 +211,8 @@ def test_line_numbers_are_told_as_spans(numbers: set[int]) -> None:
     assert len(kept) == len(numbers) and (not numbers or kept.first == min(numbers))
 
 
-def test_line_numbers_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_numbers, "MOST_SPANS", 3)
-    kept = LineNumbers()
+def test_line_numbers_take_bounded_memory() -> None:
+    kept = LineNumbers(3)
     for number in (1, 2, 5, 7, 8, 10, 11, 13):
         kept.add(number)
     assert str(kept) == "1-2, 5, 7-8 and 3 more up to 13" and len(kept) == 8

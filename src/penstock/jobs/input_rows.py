@@ -25,9 +25,8 @@ from penstock.errors import UsageError
 from penstock.jobs.prompts import mix
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
-from penstock.server.openai.batch_line import check_id, parse_line, read_request
+from penstock.server.openai.batch_line import LineNumbers, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm
-from penstock.server.openai.line_numbers import LineNumbers
 from penstock.server.openai.prompt_ids import plain_messages
 from penstock.server.openai.translate import SamplingFacts
 from penstock.text.chat import check_messages

@@ -30,9 +30,8 @@ from penstock.server.online.buffered import Yielder
 from penstock.server.online.metrics import Metrics
 from penstock.server.openai.answers import ChatAnswer, CompletionAnswer
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.openai.logprobs_json import chat_logprobs, completion_logprobs, completion_object
+from penstock.server.openai.logprobs_json import Spelling, chat_logprobs, completion_logprobs, completion_object
 from penstock.server.openai.prompt_ids import TokenizedPrompt
-from penstock.server.openai.token_json import Spelling
 from penstock.server.openai.translate import Call
 from penstock.text.tokenizer import Tokenizer
 

@@ -25,10 +25,9 @@ import msgspec
 from penstock.journal import KeySet
 from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.file_store import close_behind, open_content
-from penstock.server.openai.batch_line import BatchLine, LineError, check_id, parse_line, read_request
+from penstock.server.openai.batch_line import BatchLine, LineError, LineNumbers, check_id, parse_line, read_request
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError, check_model
-from penstock.server.openai.line_numbers import LineNumbers
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts

@@ -15,7 +15,7 @@ from starlette.types import Receive
 
 from penstock.request import Delta
 from penstock.server.online.app_state import AppState
-from penstock.server.online.call_metrics import CallMetrics
+from penstock.server.online.metrics import CallMetrics
 from penstock.server.online.request_limits import Ticket
 from penstock.server.openai.http_errors import SampleError, shutting_down, too_late
 from penstock.server.openai.translate import Call

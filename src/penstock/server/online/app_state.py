@@ -20,7 +20,7 @@ from penstock.server.online.intake import BodyTimeouts, Intake
 from penstock.server.online.metrics import Metrics
 from penstock.server.online.request_limits import QUEUED_A_ROW, QUEUED_TOKENS, RequestLimits
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.openai.token_json import TokenSpellings
+from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.text.sandbox import SandboxPool
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -19,10 +20,11 @@ import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from penstock.request import FINISH_REASONS
+from penstock.request import FINISH_REASONS, Delta
+from penstock.server.openai.translate import Call
 
 if TYPE_CHECKING:
-    from penstock.engine.async_client import AsyncClient
+    from penstock.engine.async_client import AsyncClient, Stream
 
 _SECONDS = (*(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5)), 1000.0)
 _TOKENS = tuple(a * 10.0**b for b in range(6) for a in (1, 2, 5))
@@ -206,3 +208,82 @@ def _renamed(metric: Metric, name: str) -> Metric:
     for sample in metric.samples:
         copy.add_sample(full + sample.name.removeprefix(metric.name), sample.labels, sample.value)
     return copy
+
+
+class CallMetrics:
+    """A call's tokens, ends and times. background: nobody waits for it, so its times are no latencies."""
+
+    def __init__(self, metrics: Metrics, call: Call, *, background: bool) -> None:
+        # Not the call itself: this lives with the connection, whose cycle the collector may leave for minutes, and a
+        # call holds its prompts.
+        self.stream, self.n, self.choices = call.stream, call.sampling.n, call.choices
+        self._most = call.sampling.max_tokens
+        self.prompt_tokens = call.prompt_tokens
+        self.made = 0  # tokens
+        self.first: float | None = None  # seconds until the first of them was here, or drawn where none is streamed
+        self.ends: dict[str, int] = {}  # finish reason -> samples
+        self._metrics, self._background = metrics, background
+        self._start = time.perf_counter()
+        self._samples: dict[tuple[int, int], list[float]] = {}  # (prompt, sample) -> [its last delta's time, tokens]
+
+    def note(self, at: int, deltas: Sequence[Delta]) -> None:
+        """News of prompt `at`; 0.6 us a delta, of which a streamed token is one."""
+        now, streamed, samples = time.perf_counter(), self.stream and not self._background, self._samples
+        if self.first is None and self.stream:
+            self.first = now - self._start
+        for delta in deltas:
+            tokens = len(delta.token_ids)
+            self.made += tokens
+            known = samples.get((at, delta.index))
+            if known is None:
+                samples[at, delta.index] = [now, tokens]
+                if streamed:
+                    self._metrics.first_token.observe(now - self._start)
+            else:
+                if streamed:
+                    self._metrics.between_tokens.observe(now - known[0])
+                known[0] = now
+                known[1] += tokens
+            if delta.finish_reason is not None:
+                self._end(delta.finish_reason)
+
+    def close(self, streams: Sequence[Stream]) -> None:
+        """All of it came: what is known of whole calls alone."""
+        metrics, longest = self._metrics, int(max((tokens for _, tokens in self._samples.values()), default=0))
+        begun = [stream.begun for stream in streams if stream.begun is not None]
+        if self.first is None and begun:
+            self.first = min(begun) - self._start
+        metrics.asked.observe(self.prompt_tokens)
+        metrics.made.observe(self.made)
+        metrics.longest.observe(longest)
+        metrics.samples.observe(self.n)
+        if self._most is not None:
+            metrics.most.observe(self._most)
+        if not self._background:
+            self._observe_times(streams, longest)
+        self._samples.clear()
+
+    def cut(self) -> None:
+        """It was cancelled, or failed, before all samples had ended."""
+        left = self.choices - sum(self.ends.values())
+        if left > 0:
+            self._metrics.finished["abort"] += left
+            self.ends["abort"] = left
+        self._samples.clear()
+
+    def _observe_times(self, streams: Sequence[Stream], longest: int) -> None:
+        metrics, now, decoded = self._metrics, time.perf_counter(), 0.0
+        metrics.end_to_end.observe(now - self._start)
+        for stream in streams:
+            if stream.begun is not None:
+                metrics.queued.observe(stream.waited)
+                metrics.prefilled.observe(max(0.0, stream.begun - self._start - stream.waited))
+                metrics.decoded.observe(now - stream.begun)
+                metrics.inferred.observe(max(0.0, now - self._start - stream.waited))
+                decoded = max(decoded, now - stream.begun)
+        if longest > 1:
+            metrics.each_token.observe(decoded / (longest - 1))
+
+    def _end(self, reason: str) -> None:
+        self._metrics.finished[reason] += 1
+        self.ends[reason] = self.ends.get(reason, 0) + 1

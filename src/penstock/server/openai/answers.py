@@ -17,12 +17,12 @@ import msgspec
 from penstock.request import Delta, PositionLogprobs
 from penstock.server.openai.logprobs_json import (
     Listed,
+    TokenSpellings,
     chat_logprobs,
     completion_logprobs,
     completion_object,
     prompt_logprobs,
 )
-from penstock.server.openai.token_json import TokenSpellings
 
 if TYPE_CHECKING:
     from penstock.server.openai.prompt_ids import TokenizedPrompt

@@ -1,4 +1,5 @@
-"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by `penstock run`.
+"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by `penstock run`; and many
+lines' numbers, told in one line: 1-3, 7, 9-12.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
 
@@ -98,3 +99,38 @@ def read_request(
         param = None if error.param is None else f"body.{error.param}"
         code = getattr(error, "code", None) or "invalid_request"
         raise LineError(str(error), code=code, param=param, answer=error) from error
+
+
+MOST_SPANS = 25_000  # 3 MB; as many as the 50,000 lines of a batch can make
+
+
+class LineNumbers:
+    """Numbers that come in growing order, kept as spans: a file whose every line is bad costs no more memory than one
+    with a single bad line. Past `most` spans, only their count and the last are told."""
+
+    def __init__(self, most: int = MOST_SPANS) -> None:
+        self._most = most
+        self._spans: list[list[int]] = []  # first and last
+        self._size = self._untold = self._last = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def first(self) -> int:
+        """The lowest; there must be one."""
+        return self._spans[0][0]
+
+    def add(self, number: int) -> None:
+        self._size += 1
+        self._last = number
+        if self._spans and number == self._spans[-1][1] + 1:
+            self._spans[-1][1] = number
+        elif len(self._spans) < self._most:
+            self._spans.append([number, number])
+        else:
+            self._untold += 1
+
+    def __str__(self) -> str:
+        told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self._spans)
+        return told + (f" and {self._untold} more up to {self._last}" if self._untold else "")

@@ -21,7 +21,7 @@ from penstock.server.batch.database import BatchDatabase, FileRow
 from penstock.server.batch.disk_errors import FileDamagedError, StorageError, storage_errors
 from penstock.server.batch.file_store import FILE_ID, ContentDraft, close_behind, new_file_id, open_content
 from penstock.server.batch.manager import BatchManager
-from penstock.server.batch.upload import Upload, UploadParser, one_more, receive, too_large
+from penstock.server.batch.upload import UploadParser, one_more, receive, too_large
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError
 
@@ -47,7 +47,8 @@ async def _take(manager: BatchManager, request: Request, parser: UploadParser, o
     state, file_id = manager.state, new_file_id()
     draft = await state.call(_draft, manager, file_id, owner)
     try:
-        filename = _check_upload(await _receive(manager, request, parser, draft))
+        await _receive(manager, request, parser, draft)
+        filename = _check_upload(parser)
         row = FileRow(
             id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size,
             sha256=draft.sha256,
@@ -88,11 +89,11 @@ def _check_room(manager: BatchManager, owner: str) -> None:
         raise HttpError(message, code="too_many_files")
 
 
-async def _receive(manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> Upload:
-    """The body's form, its file in the draft. Raises HttpError, StorageError, ShuttingDownError."""
+async def _receive(manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> None:
+    """Reads the body, its file into the draft. Raises HttpError, StorageError, ShuttingDownError."""
     most = manager.limits.max_file_bytes
     async with manager.body_timeouts.within(manager.body_seconds, "the file") as more_time:
-        return await receive(_bounded(request, most, more_time), parser, draft, manager.state.call)
+        await receive(_bounded(request, most, more_time), parser, draft, manager.state.call)
 
 
 async def _bounded(request: Request, most: int, more_time: Callable[[int], None]) -> AsyncIterator[bytes]:
@@ -106,7 +107,7 @@ async def _bounded(request: Request, most: int, more_time: Callable[[int], None]
         yield piece
 
 
-def _check_upload(upload: Upload) -> str:
+def _check_upload(upload: UploadParser) -> str:
     """The file's name. Raises HttpError."""
     for name in upload.fields:
         if name.startswith("expires_after"):

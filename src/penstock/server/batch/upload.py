@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
@@ -24,30 +23,24 @@ LONGEST_NAME = 255  # characters of a file's name that are kept
 WRITE_BYTES = 64 * 1024  # of a file that gather before they are written: about what a slow upload holds
 
 
-@dataclass(slots=True)
-class Upload:
-    """What came: `fields` by name, the file's name. Its content is in the draft."""
+class UploadParser:
+    """Takes a body piece by piece: `fields` by name, the file's name, and in `pending` what belongs to the file, until
+    that is taken. It and its parser hold each other, and what is pending, until `close`."""
 
-    fields: dict[str, str] = field(default_factory=dict)
-    filename: str | None = None
-
-
-class _Form:
-    """What the parser has found; it doesn't know the parser: two that held each other would hold what is pending until
-    the garbage collector comes, and that comes seldom."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.upload = Upload()
+    def __init__(self, content_type: str, max_bytes: int) -> None:
+        kind, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary")
+        if kind != b"multipart/form-data" or not boundary:
+            raise HttpError("the body must be multipart/form-data with a file and its purpose")
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
         self.pending = bytearray()
-        self.over = False
         self._max_bytes, self._size = max_bytes, 0
-        self._parts = 0
+        self._parts, self._over = 0, False
         self._name, self._data = "", bytearray()  # of the part that comes
         self._headers: dict[bytes, bytes] = {}
         self._header, self._value = bytearray(), bytearray()
-
-    def callbacks(self) -> Any:
-        return {
+        callbacks: Any = {
             "on_part_begin": self._begin,
             "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
             "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
@@ -57,6 +50,26 @@ class _Form:
             "on_part_end": self._end,
             "on_end": self._finish,
         }
+        with _well_formed():
+            self._parser = MultipartParser(boundary, callbacks, max_header_count=8, max_header_size=2048)
+
+    def write(self, data: bytes) -> None:
+        """Raises HttpError."""
+        with _well_formed():
+            self._parser.write(data)
+
+    def take(self) -> bytes:
+        """What has gathered of the file."""
+        data, self.pending = bytes(self.pending), bytearray()
+        return data
+
+    def end(self) -> None:
+        """After the last piece. Raises HttpError where parts are missing."""
+        if not self._over:
+            raise _malformed()
+
+    def close(self) -> None:
+        del self._parser
 
     def _begin(self) -> None:
         self._parts += 1
@@ -77,11 +90,11 @@ class _Form:
         filename = options.get(b"filename")
         if name == "file" and filename is None:
             raise HttpError("file must be a file of the form, with a filename", param="file")
-        if (name == "file" and self.upload.filename is not None) or name in self.upload.fields:
+        if (name == "file" and self.filename is not None) or name in self.fields:
             raise HttpError("a part of the form is there twice: send each once", param=name[:80])
         self._name = name
         if name == "file" and filename is not None:
-            self.upload.filename = _clean(filename.decode("utf-8", "replace"))
+            self.filename = _clean(filename.decode("utf-8", "replace"))
 
     def _take(self, data: bytes, start: int, end: int) -> None:
         if self._name == "file":
@@ -96,49 +109,19 @@ class _Form:
 
     def _end(self) -> None:
         if self._name != "file":
-            self.upload.fields[self._name] = self._data.decode("utf-8", "replace")
+            self.fields[self._name] = self._data.decode("utf-8", "replace")
         self._data.clear()
 
     def _finish(self) -> None:
-        self.over = True
+        self._over = True
 
 
-class UploadParser:
-    """Takes a body piece by piece; what belongs to the file gathers until it is taken."""
-
-    def __init__(self, content_type: str, max_bytes: int) -> None:
-        kind, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if kind != b"multipart/form-data" or not boundary:
-            raise HttpError("the body must be multipart/form-data with a file and its purpose")
-        self._form = _Form(max_bytes)
-        try:
-            self._parser = MultipartParser(boundary, self._form.callbacks(), max_header_count=8, max_header_size=2048)
-        except FormParserError as error:
-            raise _malformed() from error
-
-    def write(self, data: bytes) -> None:
-        """Raises HttpError."""
-        try:
-            self._parser.write(data)
-        except FormParserError as error:
-            raise _malformed() from error
-
-    @property
-    def pending(self) -> int:
-        """Bytes of the file that have gathered."""
-        return len(self._form.pending)
-
-    def take(self) -> bytes:
-        """What has gathered."""
-        data, self._form.pending = bytes(self._form.pending), bytearray()
-        return data
-
-    def end(self) -> Upload:
-        """After the last piece. Raises HttpError where parts are missing."""
-        if not self._form.over:
-            raise _malformed()
-        return self._form.upload
+@contextlib.contextmanager
+def _well_formed() -> Iterator[None]:
+    try:
+        yield
+    except FormParserError as error:
+        raise _malformed() from error
 
 
 @contextlib.contextmanager
@@ -160,16 +143,18 @@ async def receive(
     parser: UploadParser,
     draft: ContentDraft,
     off_loop: Callable[[Callable[[bytes], None], bytes], Awaitable[None]],
-) -> Upload:
+) -> None:
     """Reads a body to its end; the file's content goes into the draft WRITE_BYTES at a time. Raises HttpError."""
-    async for piece in body:
-        parser.write(piece)
-        if parser.pending >= WRITE_BYTES:
+    try:
+        async for piece in body:
+            parser.write(piece)
+            if len(parser.pending) >= WRITE_BYTES:
+                await off_loop(draft.write, parser.take())
+        parser.end()
+        if parser.pending:
             await off_loop(draft.write, parser.take())
-    upload = parser.end()
-    if parser.pending:
-        await off_loop(draft.write, parser.take())
-    return upload
+    finally:
+        parser.close()
 
 
 def too_large(max_bytes: int) -> HttpError:

@@ -1,5 +1,5 @@
-"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by `penstock run`; and many
-lines' numbers, told in one line: 1-3, 7, 9-12.
+"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by `penstock run`; and
+many lines' numbers, told in one line: 1-3, 7, 9-12.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
 

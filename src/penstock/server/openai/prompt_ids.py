@@ -156,7 +156,7 @@ async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
         raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
     _check_characters(sum(len(message.text) for message in form.messages), form, tools.facts, tools.tokenizer)
     job = ChatJob(
-        messages=_plain_messages(form),
+        messages=plain_messages(form),
         add_generation_prompt=form.add_generation_prompt,
         continue_final_message=form.continue_final_message,
         template_kwargs=form.chat_template_kwargs,
@@ -201,7 +201,7 @@ def check_id(token: int, vocab_size: int, param: str) -> None:
         raise HttpError(message, param=param)
 
 
-def _plain_messages(form: ChatForm) -> list[dict[str, str]]:
+def plain_messages(form: ChatForm) -> list[dict[str, str]]:
     """Returns a chat's messages as a template gets them."""
     named = [({} if message.name is None else {"name": message.name}, message) for message in form.messages]
     return [{"role": message.role, "content": message.text, **name} for name, message in named]

@@ -63,10 +63,11 @@ class UploadParser:
         data, self.pending = bytes(self.pending), bytearray()
         return data
 
-    def end(self) -> None:
-        """After the last piece. Raises HttpError where parts are missing."""
+    def end(self) -> UploadParser:
+        """Returns itself, after the last piece. Raises HttpError where parts are missing."""
         if not self._over:
             raise _malformed()
+        return self
 
     def close(self) -> None:
         del self._parser

@@ -175,9 +175,8 @@ class _Work:
         return await self._soon(self.state.sandboxes.run(jobs))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` in the pool of threads, to its end, whoever still waits for it: what has begun cannot be ended,
-        and the request keeps its place meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self.state.threads, work)
+        """Runs `work` in the pool of threads. Where nobody waits for it any more it is dropped, or has begun and goes on."""
+        return await self._soon(asyncio.get_running_loop().run_in_executor(self.state.threads, work))
 
     async def _soon(self, work: Awaitable[Result]) -> Result:
         """Runs `work`, and watches the client only past UNWATCHED: that takes 0.2 ms, and most work is done before."""

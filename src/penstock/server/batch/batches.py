@@ -5,9 +5,8 @@ It knows HTTP and what a batch is asked to be; how it runs is batch_job's.
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -27,7 +26,7 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.vllm_arguments import named
 
-WINDOW = "24h"
+WINDOW: Final = "24h"
 MOST_LISTED, USUALLY_LISTED = 100, 20
 MOST_PAIRS, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512  # of metadata
 _KNOWN = ("input_file_id", "endpoint", "completion_window", "metadata")
@@ -135,33 +134,44 @@ async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRo
     return row
 
 
-def batch_object(manager: BatchManager, row: BatchRow) -> dict[str, Any]:
-    """Returns OpenAI's batch object, its counts as of now. Ours are `expected_at`, Unix seconds by the measured rate,
-    and `waits_for`, what holds it up: "disk", "model", "turn"."""
+class BatchObject(msgspec.Struct, kw_only=True):
+    """OpenAI's batch object, with Unix seconds. Ours: `expected_at`, by the measured rate; `waits_for`, what holds it up."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    model: str
+    errors: dict[str, Any] | None
+    input_file_id: str
+    completion_window: Literal["24h"] = WINDOW
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: None = None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: None = None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: dict[Literal["total", "completed", "failed"], int]
+    metadata: dict[str, str] | None
+    expected_at: float | None = None
+    waits_for: Literal["disk", "model", "turn"] | None = None
+
+
+def batch_object(manager: BatchManager, row: BatchRow) -> BatchObject:
+    """Returns a batch with its counts as of now."""
     job = None if row.over else manager.job_of(row.id)
-    completed, failed = (row.completed, row.failed) if job is None else (job.completed, job.failed)
-    return {
-        "id": row.id,
-        "object": "batch",
-        "endpoint": row.endpoint,
-        "model": row.model or manager.model,
-        "errors": None if row.errors is None else msgspec.Raw(row.errors.encode()),
-        "input_file_id": row.input_file_id,
-        "completion_window": WINDOW,
-        "status": row.status,
-        "output_file_id": row.output_file_id if row.over else None,
-        "error_file_id": row.error_file_id if row.over else None,
-        "created_at": row.created_at,
-        "in_progress_at": row.in_progress_at,
-        "expires_at": None,
-        "finalizing_at": row.finalizing_at,
-        "completed_at": row.completed_at,
-        "failed_at": row.failed_at,
-        "expired_at": None,
-        "cancelling_at": row.cancelling_at,
-        "cancelled_at": row.cancelled_at,
-        "request_counts": {"total": row.total, "completed": completed, "failed": failed},
-        "metadata": None if row.metadata is None else json.loads(row.metadata),
-        "expected_at": None if job is None else job.expected_end,
-        "waits_for": None if job is None else job.waits_for,
-    }
+    told = {name: getattr(row, name) for name in BatchObject.__struct_fields__ if hasattr(row, name)}
+    told["model"] = row.model or manager.model
+    told |= {name: msgspec.Raw(told[name].encode()) for name in ("errors", "metadata") if told[name] is not None}
+    counted = row if job is None else job
+    told["request_counts"] = {"total": row.total, "completed": counted.completed, "failed": counted.failed}
+    if not row.over:
+        told |= {"output_file_id": None, "error_file_id": None}
+    if job is not None:
+        told |= {"expected_at": job.expected_end, "waits_for": job.waits_for}
+    return BatchObject(**told)

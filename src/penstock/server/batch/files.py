@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -222,32 +222,35 @@ def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "fil
     return row
 
 
-def file_object(row: FileRow) -> dict[str, Any]:
-    """Returns OpenAI's file object."""
-    return {
-        "id": row.id,
-        "object": "file",
-        "bytes": row.bytes,
-        "created_at": row.created_at,
-        "expires_at": None,
-        "filename": row.filename,
-        "purpose": row.purpose,
-        "status": "processed",
-        "status_details": None,
-    }
+class FileObject(msgspec.Struct, kw_only=True):
+    """OpenAI's file object."""
+
+    id: Annotated[str, msgspec.Meta(pattern=f"^{FILE_ID.pattern}$")]
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: None = None
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+def file_object(row: FileRow) -> FileObject:
+    return msgspec.convert(row, FileObject, from_attributes=True)
 
 
 # --- what both routes need of HTTP
 
 
-def reply(content: dict[str, Any]) -> Response:
+def reply(content: Any) -> Response:
     return Response(msgspec.json.encode(content), media_type=JSON)
 
 
-def page(found: list[dict[str, Any]], limit: int) -> Response:
-    """Answers with a list of at most `limit`; `found` has one more where there are more."""
+def page(found: list[Any], limit: int) -> Response:
+    """Answers with a list of at most `limit` objects; `found` has one more where there are more."""
     shown = found[:limit]
-    ids = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    ids = (shown[0].id, shown[-1].id) if shown else (None, None)
     more = len(found) > limit
     return reply({"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[1], "has_more": more})
 

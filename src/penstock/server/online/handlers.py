@@ -175,7 +175,7 @@ class _Work:
         return await self._soon(self.state.sandboxes.run(jobs))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` in the pool of threads. Where nobody waits for it any more it is dropped, or has begun and goes on."""
+        """Runs `work` in the pool of threads. If nobody waits for it any more it is dropped, unless it has begun."""
         return await self._soon(asyncio.get_running_loop().run_in_executor(self.state.threads, work))
 
     async def _soon(self, work: Awaitable[Result]) -> Result:

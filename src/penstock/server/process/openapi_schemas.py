@@ -14,8 +14,7 @@ import msgspec
 
 from penstock.request import FINISH_REASONS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOPS
 from penstock.row_table import RANGES
-from penstock.server.batch import batches
-from penstock.server.batch.file_store import FILE_ID
+from penstock.server.batch import batches, files
 from penstock.server.openai import unsupported_fields
 from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import ChatForm, CompletionForm
@@ -171,7 +170,6 @@ def _list(item: str, **more: Json) -> Json:
 
 
 _PAGE: dict[str, Json] = {"first_id": _or_null(_TEXT), "last_id": _or_null(_TEXT), "has_more": _FLAG}
-_MOMENT = _or_null(_WHOLE)  # Unix seconds, once it has come
 _FINISH = {"enum": [*FINISH_REASONS, None]}
 _USAGE = _object(
     prompt_tokens=_WHOLE,
@@ -189,6 +187,7 @@ def _answer(kind: str, **choice: Json) -> Json:
     return _object(**head, choices=choices, usage=_USAGE)
 
 
+_, _OBJECTS = msgspec.json.schema_components((files.FileObject, batches.BatchObject))
 ANSWERS: dict[str, Json] = {
     "Error": _object(
         error={
@@ -202,39 +201,10 @@ ANSWERS: dict[str, Json] = {
     ),
     "Model": _object(id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE),
     "Models": _list("Model"),
-    "File": _object(
-        id={"type": "string", "pattern": f"^{FILE_ID.pattern}$"},
-        object={"const": "file"},
-        bytes=_WHOLE,
-        created_at=_WHOLE,
-        expires_at=_NULL,
-        filename=_TEXT,
-        purpose={"enum": ["batch", "batch_output"]},
-        status={"const": "processed"},
-        status_details=_NULL,
-    ),
+    "File": _OBJECTS["FileObject"],
     "Files": _list("File", **_PAGE),
     "DeletedFile": _object(id=_TEXT, object={"const": "file"}, deleted={"const": True}),
-    "Batch": _object(
-        id=_TEXT,
-        object={"const": "batch"},
-        endpoint={"enum": list(ENDPOINTS)},
-        model=_TEXT,
-        errors=_or_null({"type": "object"}),
-        input_file_id=_TEXT,
-        completion_window={"const": batches.WINDOW},
-        status=_TEXT,
-        output_file_id=_or_null(_TEXT),
-        error_file_id=_or_null(_TEXT),
-        created_at=_WHOLE,
-        **dict.fromkeys(("in_progress_at", "finalizing_at", "completed_at", "failed_at"), _MOMENT),
-        **dict.fromkeys(("cancelling_at", "cancelled_at"), _MOMENT),
-        **dict.fromkeys(("expires_at", "expired_at"), _NULL),
-        request_counts=_object(total=_WHOLE, completed=_WHOLE, failed=_WHOLE),
-        metadata=_or_null({"type": "object"}),
-        expected_at=_or_null(_REAL),
-        waits_for={"enum": ["disk", "model", "turn", None]},
-    ),
+    "Batch": _OBJECTS["BatchObject"],
     "Batches": _list("Batch", **_PAGE),
     "Live": _object(live={"const": True}),
     "Ready": _object(ready=_FLAG),

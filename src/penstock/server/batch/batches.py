@@ -135,7 +135,7 @@ async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRo
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """OpenAI's batch object, with Unix seconds. Ours: `expected_at`, by the measured rate; `waits_for`, what holds it up."""
+    """OpenAI's batch object, with Unix seconds. Ours: `expected_at`, by the measured rate, and `waits_for`."""
 
     id: str
     object: Literal["batch"] = "batch"

@@ -12,7 +12,7 @@ import mmap
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -191,10 +191,6 @@ class Metrics:
     @property
     def _histograms(self) -> tuple[Histogram, ...]:
         return tuple(each for each in vars(self).values() if isinstance(each, Histogram))
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing ahead of time: names are known only to `collect`."""
-        return []
 
     def text(self) -> bytes:
         """The page of /metrics."""

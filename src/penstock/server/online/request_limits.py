@@ -126,12 +126,10 @@ class RequestLimits:
         self._servers = servers
 
     def check(self, key: Key | None, reqs: int = 1, tokens: int = 1) -> None:
-        """Raises QueueFullError where there is no room, and HttpError for what the key's own limits never let in."""
-        self._check(self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples")
-        self.check_tokens(key, tokens)
-
-    def check_tokens(self, key: Key | None, tokens: int) -> None:
-        """Raises as check."""
+        """Raises QueueFullError where there is no room, and HttpError for what the key's own limits never let in. reqs 0:
+        they are there already."""
+        if reqs:
+            self._check(self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples")
         self._check(self.tokens, key, tokens, None if key is None else key.max_num_queued_tokens, "prompt tokens")
 
     def acquire(self, key: Key | None, reqs: int, tokens: int) -> Ticket:
@@ -173,7 +171,7 @@ class Ticket:
         pool.add(self._name, -about)
         self._tokens = 0
         if tokens > about:
-            self._limits.check_tokens(self._key, tokens)
+            self._limits.check(self._key, 0, tokens)
         pool.add(self._name, tokens)
         self._tokens = tokens
 

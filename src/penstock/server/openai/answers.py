@@ -60,7 +60,7 @@ class BaseAnswer:
     # -- what the routes give
 
     def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
-        raise NotImplementedError
+        return ""
 
     def _event_text(self, text: str, *, first: bool) -> bytes:
         raise NotImplementedError
@@ -216,9 +216,6 @@ class ChatAnswer(BaseAnswer):
     """The answer of /v1/chat/completions. The role comes with a choice's first event."""
 
     prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
-        return ""
 
     def _event_text(self, text: str, *, first: bool) -> bytes:
         role = b'"role":"assistant",' if first else b""

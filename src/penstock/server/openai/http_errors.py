@@ -74,28 +74,29 @@ _KINDS = {
 }
 
 
+# Of an error that has none of its own, the first that it is one of: its status and its code.
+_OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
+    (ContextLengthError, 400, "context_length_exceeded"),
+    (UsageError, 400, None),
+    (CapacityError, 400, None),  # this machine has no room for it, however long it waits
+    (EngineError, 500, "engine_dead"),
+    (SampleError, 500, "numerical_error"),
+    (FaultError, 500, "internal"),
+    (ShuttingDownError, 503, "shutting_down"),
+    (PenstockError, 500, None),
+)
+
+
 def status_of(error: PenstockError) -> int:
     if isinstance(error, HttpError):
         return error.status
-    if isinstance(
-        error, UsageError | CapacityError
-    ):  # a request that this machine has no room for, however long it waits
-        return 400
-    return 503 if isinstance(error, ShuttingDownError) else 500
+    return next(status for kind, status, _ in _OTHERS if isinstance(error, kind))
 
 
 def code_of(error: PenstockError) -> str | None:
     if isinstance(error, HttpError):
         return error.code
-    if isinstance(error, ContextLengthError):
-        return "context_length_exceeded"
-    if isinstance(error, EngineError):
-        return "engine_dead"
-    if isinstance(error, SampleError):
-        return "numerical_error"
-    if isinstance(error, FaultError):
-        return "internal"
-    return "shutting_down" if isinstance(error, ShuttingDownError) else None
+    return next(code for kind, _, code in _OTHERS if isinstance(error, kind))
 
 
 def names_of(error: PenstockError) -> tuple[str | None, str | None]:

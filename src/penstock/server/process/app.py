@@ -7,7 +7,7 @@ them is openapi's.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import IO, Any
 
 import msgspec
@@ -22,14 +22,15 @@ from starlette.types import Scope
 
 from penstock import __version__
 from penstock.errors import FaultError, PenstockError
+from penstock.server.batch import batches, files
 from penstock.server.batch.manager import BatchManager
-from penstock.server.batch.routes import batch_routes
 from penstock.server.online import handlers
 from penstock.server.online.access_log import AccessLog
 from penstock.server.online.active_call import ClientGoneError
 from penstock.server.online.app_state import AppState
-from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware
+from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, key_of
 from penstock.server.online.buffered import JSON
+from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
 from penstock.server.process.openapi import describe
 
@@ -43,8 +44,8 @@ def build_app(
     """Returns the ASGI application over a running engine. access_log: where a line for each request goes. manager:
     files and batches, where there is a state folder."""
     access = access or AccessPolicy()
-    online = {operation: partial(work, service) for operation, work in _ONLINE.items()}
-    routes = [ServerRoute(*each) for each in (online | batch_routes(manager)).items()]
+    routes = [ServerRoute(operation, work, service) for operation, work in _ONLINE.items()]
+    routes += [ServerRoute(operation, _owned(work), manager) for operation, work in _BATCHES.items()]
     described = cache(lambda: _describe(service, access, routes))
 
     async def get_openapi(request: Request) -> Response:
@@ -64,11 +65,12 @@ def build_app(
 
 
 class ServerRoute(Route):
-    """One operation, `GET /path`, and who serves it. Some load balancers probe by HEAD; nothing else answers to it."""
+    """One operation, `GET /path`, and who serves it, over what. Some load balancers probe by HEAD; nothing else answers
+    to it."""
 
-    def __init__(self, operation: str, work: partial[Awaitable[Response]]) -> None:
+    def __init__(self, operation: str, work: Callable[[Any, Request], Awaitable[Response]], over: Any) -> None:
         method, path = operation.split(" ")
-        super().__init__(path, work, name=work.func.__name__)
+        super().__init__(path, partial(work, over), name=work.__name__)
         self.methods = {method, "HEAD"} if path.startswith(PROBES) else {method}
         self.operation = f"{method} {self.path_format}"
 
@@ -119,6 +121,31 @@ _ONLINE: dict[str, Callable[[AppState, Request], Awaitable[Response]]] = {
     "GET /version": get_version,
     "GET /metrics": get_metrics,
 }
+_BATCHES: dict[str, Callable[[BatchManager, Request, str], Awaitable[Response]]] = {
+    "POST /v1/files": files.post_file,
+    "GET /v1/files": files.list_files,
+    "GET /v1/files/{file_id}": files.get_file,
+    "GET /v1/files/{file_id}/content": files.get_content,
+    "DELETE /v1/files/{file_id}": files.delete_file,
+    "POST /v1/batches": batches.post_batch,
+    "GET /v1/batches": batches.list_batches,
+    "GET /v1/batches/{batch_id}": batches.get_batch,
+    "POST /v1/batches/{batch_id}/cancel": batches.cancel_batch,
+}
+NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
+
+
+def _owned(work: Callable[[BatchManager, Request, str], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    """Has it hear whose files and batches a request may see: its key's; where there are no keys, everybody's."""
+
+    @wraps(work)
+    async def serve(manager: BatchManager | None, request: Request) -> Response:
+        if manager is None:
+            raise HttpError(NO_STATE, status=404, code="not_served")
+        key = key_of(request.scope)
+        return await work(manager, request, NOBODY if key is None else key.name)
+
+    return serve
 
 
 async def _on_ours(request: Request, error: Any) -> Response:

@@ -12,8 +12,8 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TextIO
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TextIO
 
 import msgspec
 
@@ -93,20 +93,26 @@ class _Worker:
 
     async def ready(self) -> None:
         """Returns once it serves; raises what it raised."""
-        assert self.process.stdout is not None
-        heard = await self.process.stdout.readline()
-        if not heard:
+        word = await self._hear()
+        if word is None:
             raise EngineError(f"API server {self.number} ended with code {await self.process.wait()} while it started")
-        word: Up = msgspec.json.decode(heard, type=Up)
         if isinstance(word, Failed):
-            raise error_of(Refused(-1, word.kind, word.message, word.param))
+            raise _error_of(word)
 
     async def last_words(self) -> PenstockError | None:
         """What one that has ended was ended by; None where it could not say."""
+        word = await self._hear()
+        return _error_of(word) if isinstance(word, Failed) else None
+
+    async def _hear(self) -> Up | None:
         assert self.process.stdout is not None
         heard = await self.process.stdout.readline()
         word: Up | None = msgspec.json.decode(heard, type=Up) if heard.endswith(b"\n") else None
-        return error_of(Refused(-1, word.kind, word.message, word.param)) if isinstance(word, Failed) else None
+        return word
+
+
+def _error_of(word: Failed) -> PenstockError:
+    return error_of(Refused(-1, word.kind, word.message, word.param))
 
 
 class _Service:
@@ -181,10 +187,7 @@ class _Service:
             worker.say(ServerDrain())
         processes = [worker.process for worker in self._workers]
         longest = self._site.limits.drain_seconds + 4 * LAST_WORDS
-        gone = asyncio.ensure_future(_ended(processes, longest))
-        second = asyncio.ensure_future(self._stop.second.wait())
-        await asyncio.wait((gone, second), return_when=asyncio.FIRST_COMPLETED)
-        second.cancel()
+        gone = await self._until_second(_ended(processes, longest))
         if not gone.done():
             for worker in self._workers:
                 worker.say(ServerDrain())
@@ -192,13 +195,17 @@ class _Service:
 
     async def _engine_ended(self) -> None:
         """It ends after its last client; a second signal shortens the wait for that."""
-        ended = asyncio.ensure_future(_ended([self._engine], ENGINE_PATIENCE))
-        second = asyncio.ensure_future(self._stop.second.wait())
-        await asyncio.wait((ended, second), return_when=asyncio.FIRST_COMPLETED)
-        if second.done():
+        ended = await self._until_second(_ended([self._engine], ENGINE_PATIENCE))
+        if not ended.done():
             await asyncio.wait((ended,), timeout=HURRIED)
-        for each in (ended, second):
-            each.cancel()
+        ended.cancel()
+
+    async def _until_second(self, work: Coroutine[Any, Any, bool]) -> asyncio.Future[bool]:
+        """Waits for work to end, no longer than for a second signal."""
+        going, second = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.second.wait())
+        await asyncio.wait((going, second), return_when=asyncio.FIRST_COMPLETED)
+        second.cancel()
+        return going
 
     async def _tell_end(self) -> None:
         code = await self._engine.wait()

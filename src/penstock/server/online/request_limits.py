@@ -126,8 +126,8 @@ class RequestLimits:
         self._servers = servers
 
     def check(self, key: Key | None, reqs: int = 1, tokens: int = 1) -> None:
-        """Raises QueueFullError where there is no room, and HttpError for what the key's own limits never let in. reqs 0:
-        they are there already."""
+        """Raises QueueFullError where there is no room, and HttpError for what the key's own limits never let in.
+        reqs 0: they are there already."""
         if reqs:
             self._check(self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples")
         self._check(self.tokens, key, tokens, None if key is None else key.max_num_queued_tokens, "prompt tokens")

@@ -4,9 +4,10 @@
     device, a step    prepare: row numbers -> tokens, positions, slots        | captured in a graph for every size up to
                       forward; head and draw in slices; advance               | GRAPH_ROWS; the same launches above it
 
-A step of S rows runs as the next larger of a few sizes; what is padded is the dead row, which is always done. Steps
-with chunks run the same launches without a graph (but for one row with a short chunk, a lone request's first step), and
-so does the draw of a step in which a row asks for the most likely tokens. Nothing here waits for the device.
+Where kernels are compiled, a step of S rows runs as the next larger of a few sizes; what is padded is the dead row, and
+always done. In plain torch the same launches run at their own sizes, and nothing is captured. Steps with chunks run
+without a graph (but for one row with a short chunk, a lone request's first step), and so does the draw of a step in
+which a row asks for the most likely tokens. Nothing here waits for the device.
 It knows plans, rows, KV, the model and its draw; no sequences.
 """
 
@@ -21,8 +22,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.execute import packing
-from penstock.execute.asked import Asked
-from penstock.execute.device_rows import DeviceRows
+from penstock.execute.device_sampler import EVERY, MOST, PLAIN, DeviceSampler
 from penstock.execute.executor import Outcome
 from penstock.execute.graphs import Captured, Graphs
 from penstock.execute.kv_cache import KvCache
@@ -37,11 +37,12 @@ from penstock.execute.padding import (
     padded,
     padded_tokens,
 )
-from penstock.execute.row_draw import EVERY, MOST, PLAIN, RowDraw
-from penstock.execute.sampler import Logprobs, Sampler
+from penstock.execute.prompt_scorer import Logprobs, PromptScorer
+from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import Staging
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.ops import RowOps
+from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.row_table import WANTS_LOGPROBS
 from penstock.schedule.step import Int32, StepPlan
@@ -67,20 +68,22 @@ class DeviceStep:
         self,
         model: Decoder,
         ops: RowOps,
-        rows: DeviceRows,
-        asked: Asked,
+        rows: RowState,
+        asked: SamplingMirror,
         kv: KvCache,
-        sampler: Sampler,
+        scorer: PromptScorer,
+        slice_rows: int,
         max_tokens: int,
     ) -> None:
-        self.model, self.ops, self.rows, self.asked, self.kv, self.sampler = model, ops, rows, asked, kv, sampler
+        self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = model, ops, rows, asked, kv, scorer
         self.max_rows = rows.length.shape[0] - 1
         capacity, device = padded(self.max_rows), rows.device
-        self.staging = Staging(capacity, group_capacity(capacity), device)
+        self.staging = Staging(capacity, group_capacity(capacity) if ops.compiled else capacity, device)
         self.columns = StepTensors.of(padded_tokens(capacity + max_tokens), device)
-        self.draw = RowDraw(model, ops, rows, kv.slot_token, sampler.slice_rows, capacity)
+        self.draw = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity)
         width = rows.block_table.shape[1]
-        self.group_blocks = torch.zeros(group_capacity(capacity), width, dtype=torch.int32, device=device)
+        most_groups = group_capacity(capacity) if ops.compiled else 0
+        self.group_blocks = torch.zeros(most_groups, width, dtype=torch.int32, device=device)
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
         # Where graphs of one row and a chunk find the chunk: as packing.pack_chunks gives it, at one address.
@@ -88,8 +91,7 @@ class DeviceStep:
             start=torch.zeros(chunk_capacity(1) + 1, dtype=torch.int32, device=device),
             context=torch.zeros(chunk_capacity(1), dtype=torch.int32, device=device),
             block_table=torch.zeros((1, -(-width // 16) * 16), dtype=torch.int32, device=device),
-            start_list=[],
-            context_list=[],
+            tokens=0,
         )
         self._copier = ops.block_copier([*kv.layers, kv.slot_token])
         self.graphs: Graphs | None = None
@@ -107,14 +109,15 @@ class DeviceStep:
         captured = self.graphs
         for tokens in CHUNK_GRAPHS:
             if tokens <= self.columns.tokens.shape[0]:
-                chunk = replace(self._one_chunk, start_list=[0, tokens - 1])
+                chunk = replace(self._one_chunk, tokens=tokens - 1)
                 captured.capture_chunks(tokens, lambda: self.launch_forward(1, False, chunk))  # noqa: B023
         return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
 
     def step(self, plan: StepPlan) -> Outcome:
         """Launches a step and gives what it leaves on the device."""
         rows, size = plan.rows.size, self._size(plan)
-        packing.without_groups_past(plan, group_capacity(size))
+        if self.ops.compiled:
+            packing.without_groups_past(plan, group_capacity(size))
         tokens = self._graph_tokens(plan, size)
         packed = self._pack(plan, size, tokens)
         self.staging.send()
@@ -130,27 +133,37 @@ class DeviceStep:
                 self._replay_chunk(chunks, tokens)
             elif captured.whole is not None and not grouped and not plan.wants:
                 captured.whole.replay()
-                outcome.tokens = self.draw.told[:rows]
+                outcome.tokens = self.draw.sampled_ids[:rows]
                 return outcome
             else:
                 captured.forward[grouped].replay()
         else:
-            hidden = self.launch_forward(size, grouped, chunks)
+            hidden = self.launch_forward(size, grouped, chunks, plan.group_length.size)
         if rows:
             outcome.logprobs = self._drawn(plan, size, hidden, captured)
-            outcome.tokens = self.draw.told[:rows]
+            outcome.tokens = self.draw.sampled_ids[:rows]
         if plan.chunks is not None and (plan.chunks.prompt_logprobs >= 0).any():
-            outcome.prompt_logprobs = self.sampler.prompt_logprobs(hidden[size:], plan.chunks)
+            outcome.prompt_logprobs = self.scorer.score(hidden[size:], plan.chunks)
         return outcome
 
     # --- before the forward -------------------------------------------------------------------------------------------
 
     def _size(self, plan: StepPlan) -> int:
         """What the step's rows run as."""
+        if not self.ops.compiled:
+            return plan.rows.size
         size = padded(plan.rows.size)
         if self.graphs is None or plan.chunks is not None:
             return size
         return self.graphs.size_for(plan.rows.size) or size
+
+    def _tokens(self, count: int) -> int:
+        """What so many tokens run as, where the step has chunks."""
+        return padded_tokens(count) if self.ops.compiled else count
+
+    def _groups(self, count: int, size: int) -> int:
+        """Places for prefix groups in a step of `size` rows and `count` groups."""
+        return group_capacity(size) if self.ops.compiled else count
 
     def _graph_tokens(self, plan: StepPlan, size: int) -> int:
         """Tokens of the graph that a step of one row and one chunk runs as; 0: none."""
@@ -173,7 +186,7 @@ class DeviceStep:
         staging, packed = self.staging, Packed()
         staging.begin()
         packing.pack_rows(staging, plan, size, self.max_rows)
-        packing.pack_groups(staging, plan, group_capacity(size))
+        packing.pack_groups(staging, plan, self._groups(plan.group_length.size, size))
         if self.kv.poisoned:
             packed.clear = staging.add(self.kv.handed_out(plan))
         if plan.copies.size:
@@ -183,12 +196,14 @@ class DeviceStep:
             packed.joined = packing.pack_rows_that_join(staging, plan.joins, self.asked.bias_first[plan.joins.rows])
         if plan.new_blocks.size:
             packed.new_blocks = packing.pack_new_blocks(staging, plan.new_blocks)
-        if plan.group_length.size and not np.array_equal(plan.group_blocks, self._sent_groups):
+        if plan.group_length.size and not (self.ops.compiled and np.array_equal(plan.group_blocks, self._sent_groups)):
             packed.group_blocks = staging.add(plan.group_blocks)
             self._sent_groups = plan.group_blocks
         if plan.chunks is not None and plan.chunks.tokens.size:
-            tokens = (graph_tokens or padded_tokens(size + plan.chunks.tokens.size)) - size
-            packed.chunks = packing.pack_chunks(staging, plan.chunks, tokens, self.kv.dump_block * BLOCK_SIZE)
+            tokens = (graph_tokens or self._tokens(size + plan.chunks.tokens.size)) - size
+            count = plan.chunks.context.size
+            capacity = chunk_capacity(count) if self.ops.compiled else count
+            packed.chunks = packing.pack_chunks(staging, plan.chunks, tokens, capacity, self.kv.dump_block * BLOCK_SIZE)
         return packed
 
     def _before(self, packed: Packed) -> None:
@@ -208,7 +223,10 @@ class DeviceStep:
             self.ops.grow(view(packed.new_blocks), self.rows)
         if packed.group_blocks is not None:
             blocks = view(packed.group_blocks)
-            self.group_blocks[: blocks.shape[0], : blocks.shape[1]].copy_(blocks)
+            if self.ops.compiled:
+                self.group_blocks[: blocks.shape[0], : blocks.shape[1]].copy_(blocks)
+            else:  # nothing is captured: they are read where they lie
+                self.group_blocks = blocks
 
     def _chunks(self, plan: StepPlan, packed: Packed, size: int) -> PrefillInputs | None:
         if packed.chunks is None:
@@ -225,19 +243,20 @@ class DeviceStep:
 
     # --- forward and draw ---------------------------------------------------------------------------------------------
 
-    def launch_forward(self, size: int, grouped: bool, chunks: PrefillInputs | None = None) -> Tensor:
+    def launch_forward(self, size: int, grouped: bool, chunks: PrefillInputs | None = None, groups: int = 0) -> Tensor:
         """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
-        hidden states of all of them."""
+        hidden states of all of them. groups: how many there are, where sizes aren't padded."""
+        groups = self._groups(groups, size) if grouped else 0
         columns = self.columns
-        tokens = size if chunks is None else padded_tokens(size + chunks.start_list[-1])
+        tokens = size if chunks is None else self._tokens(size + chunks.tokens)
         if size:
             self.ops.prepare(
                 self.staging.rows[:size], self.rows, self.kv.slot_token, self.kv.dump_block,
                 columns.tokens, columns.positions, columns.slots,
             )  # fmt: skip
-        decode = self._decode(size, grouped) if size else None
+        decode = self._decode(size, groups) if size else None
         inputs = StepInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
-        if decode is not None and grouped:
+        if decode is not None and groups:
             inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
         return self.model.forward(columns.tokens[:tokens], inputs, self.kv.layers)
 
@@ -245,33 +264,29 @@ class DeviceStep:
         self.draw.launch(self.staging.rows[:size], hidden, EVERY if every else PLAIN)
 
     def _drawn(self, plan: StepPlan, size: int, hidden: Tensor, captured: Captured | None) -> Logprobs | None:
-        """Draws a token for each row into `told`, and takes it into the rows."""
+        """Draws a token for each row into `sampled_ids`, and takes it into the rows."""
         where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if plan.wants & WANTS_LOGPROBS:
             where = np.flatnonzero(self.asked.wants[plan.rows] & WANTS_LOGPROBS)
             k = self.asked.logprobs[plan.rows[where]]
-        most = MOST if k.any() else 0
+        most = (MOST if self.ops.compiled else int(k.max())) if k.any() else 0
         every, rows = bool(plan.wants), plan.rows.size
         ids = top = self.draw.nothing
         if captured is not None and not most and not (every and self.draw.pool_moved):
             captured.draw[every].replay()
         else:
-            ids, top = self.draw.launch(self.staging.rows[:size], hidden, EVERY if every else PLAIN, most)
+            wants = (EVERY if every else PLAIN) if self.ops.compiled else plan.wants
+            ids, top = self.draw.launch(self.staging.rows[:size], hidden, wants, most)
         if not where.size:
             return None
         return Logprobs(where, k, self.draw.chosen[:rows], self.draw.rank[:rows], ids[:rows], top[:rows], where)
 
-    def _decode(self, size: int, grouped: bool) -> DecodeInputs:
+    def _decode(self, size: int, count: int) -> DecodeInputs:
+        """Rows of a step with `count` places for prefix groups."""
         staging, rows, groups = self.staging, self.rows, None
-        if grouped:
-            capacity = group_capacity(size)
-            groups = GroupInputs(
-                start=staging.group_start[: capacity + 1],
-                blocks=self.group_blocks[:capacity],
-                length=staging.group_length[:capacity],
-                start_list=[],
-                length_list=[],
-            )
+        if count:
+            start, length = staging.group_start[: count + 1], staging.group_length[:count]
+            groups = GroupInputs(start, self.group_blocks[:count], length)
         return DecodeInputs(
             rows=staging.rows[:size],
             table=rows.block_table,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import EngineError, PenstockError
-from penstock.execute.sampler import Logprobs
+from penstock.execute.prompt_scorer import Logprobs
 from penstock.schedule.step import StepTokens, TokenLogprobs
 
 
@@ -225,7 +225,7 @@ def _told(error: BaseException) -> PenstockError:
 
 def _to_host(x: Tensor, pinned: bool) -> Tensor:
     if not pinned:
-        return x
+        return x.clone()  # the next step writes to the same place
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     return host.copy_(x, non_blocking=True)
 

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.execute.device_rows import to_device
-from penstock.kernels.ops import Ops
 from penstock.schedule.step import Int32, Int64, StepPlan
 
 _BYTES = {torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np.uint32, torch.int32: np.uint32}
@@ -29,24 +27,12 @@ class KvCache:
     The last block is the dump.
     """
 
-    def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device, ops: Ops) -> None:
+    def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device) -> None:
         self.layers: list[Tensor] = [_zeros(shape, dtype, device) for shape in shapes]
         blocks = shapes[0][0]
         self.slot_token = _zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
         self.poisoned = False  # set by whoever reads BAD_LOGITS
-        self._ops = ops
-
-    def copy(self, copies: Int32) -> None:
-        """copies [c, 2]: from block, to block; K, V and tokens of all layers."""
-        source, target = to_device(copies, self.slot_token.device).unbind(1)
-        self._ops.copy_blocks(self.layers, source, target)
-        self._ops.copy_blocks([self.slot_token], source, target)
-
-    def clear_handed_out(self, plan: StepPlan) -> None:
-        """Zeros in the blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
-        if self.poisoned:
-            self.clear(to_device(self.handed_out(plan), self.slot_token.device))
 
     def clear(self, blocks: Tensor) -> None:
         """blocks [m] int64."""

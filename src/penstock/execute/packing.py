@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.config import BLOCK_SIZE
 from penstock.execute.asked import Asked
-from penstock.execute.batch import chunk_positions, chunk_slots
-from penstock.execute.padding import chunk_capacity
 from penstock.execute.staging import Place, Staging
 from penstock.kernels.inputs import PrefillInputs
 from penstock.kernels.row_state import pack_joins
@@ -101,10 +100,9 @@ def pack_new_blocks(staging: Staging, new_blocks: Int32) -> Place:
     return staging.add(lines)
 
 
-def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, dump_slot: int) -> PackedChunks:
-    """tokens: how many the step takes, padding included."""
-    count = chunks.context.size
-    padded = chunk_capacity(count)
+def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_slot: int) -> PackedChunks:
+    """tokens, capacity: how many tokens and chunks the step takes, padding included."""
+    count, padded = chunks.context.size, capacity
     positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_slot, np.int64)
     ids = np.zeros(tokens, np.int32)
     size = chunks.tokens.size
@@ -121,13 +119,25 @@ def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, dump_slot: int) -
     )  # fmt: skip
 
 
+def chunk_positions(chunks: Chunks) -> Int64:
+    """[tokens]: each token's position in its prompt."""
+    offset = (chunks.context - chunks.start[:-1]).astype(np.int64)
+    return np.repeat(offset, np.diff(chunks.start)) + np.arange(chunks.tokens.size)
+
+
+def chunk_slots(chunks: Chunks, at: Int64) -> Int64:
+    """[tokens]: where each token at its position `at` goes."""
+    chunk = np.repeat(np.arange(chunks.context.size), np.diff(chunks.start))
+    block: Int32 = chunks.blocks[chunk, at // BLOCK_SIZE]
+    return block.astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE
+
+
 def prefill_inputs(staging: Staging, packed: PackedChunks, chunks: Chunks) -> PrefillInputs:
     return PrefillInputs(
         start=staging.view(packed.start),
         context=staging.view(packed.context),
         block_table=staging.view(packed.blocks),
-        start_list=chunks.start.tolist(),
-        context_list=chunks.context.tolist(),
+        tokens=chunks.tokens.size,
     )
 
 

@@ -25,6 +25,15 @@ LOOSE_WORDS = 1 << 20  # of the loose part; a step that brings more takes memory
 _ALIGN = 4  # words: 16 bytes, which kernels' wide loads and int64 views want
 
 
+def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """An array on the device; on the CPU the same memory.
+
+    To a GPU it goes through pinned memory, which torch keeps until the copy is done: nobody waits.
+    """
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(slots=True)
 class Place:
     """Where an array lies in the loose part."""
@@ -42,13 +51,14 @@ class Staging:
         sizes = (capacity, capacity, groups + 1, groups)
         starts = np.cumsum([0, *(_aligned(size) for size in sizes)]).tolist()
         self._fixed: int = starts[-1]
-        self._words = self._fixed + LOOSE_WORDS
+        self._words = self._fixed + (LOOSE_WORDS if device.type == "cuda" else LOOSE_WORDS >> 4)
         self._device = torch.zeros(self._words, dtype=torch.int32, device=device)
         self.rows, self.skip, self.group_start, self.group_length = (
             self._device[first : first + size] for first, size in zip(starts, sizes, strict=False)
         )
         self._places = dict(zip(("rows", "skip", "group_start", "group_length"), starts, strict=False))
-        self._ring = [_Buffer.of(self._words) for _ in range(RING)]
+        # On the CPU a copy is done when it returns: one buffer will do.
+        self._ring = [_Buffer.of(self._words, device) for _ in range(RING if device.type == "cuda" else 1)]
         self._turn = 0
         self._buffer = self._ring[0]
         self._end = self._fixed
@@ -59,7 +69,7 @@ class Staging:
 
     def begin(self) -> None:
         """Takes the next pinned buffer."""
-        self._turn = (self._turn + 1) % RING
+        self._turn = (self._turn + 1) % len(self._ring)
         self._buffer = self._ring[self._turn]
         self._buffer.wait()
         self._end = self._fixed
@@ -135,8 +145,8 @@ class _Buffer:
     event: torch.cuda.Event | None
 
     @classmethod
-    def of(cls, words: int) -> _Buffer:
-        there = torch.cuda.is_available()
+    def of(cls, words: int, device: torch.device) -> _Buffer:
+        there = device.type == "cuda"
         pinned = torch.zeros(words, dtype=torch.int32, pin_memory=there)
         return cls(pinned, pinned.numpy(), torch.cuda.Event() if there else None)  # type: ignore[no-untyped-call]
 

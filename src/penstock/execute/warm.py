@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from penstock.config import BLOCK_SIZE
+from penstock.execute.device_sampler import EVERY, PLAIN
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.limits import BatchLimits
 from penstock.execute.padding import chunk_capacity, padded
-from penstock.execute.row_draw import EVERY, PLAIN
 from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan

@@ -134,11 +134,9 @@ _ROW_OPS = {
 }  # fmt: skip
 
 
-def choose_rows(ops: Ops) -> RowOps | None:
-    """The operations on rows that go with these, or None where attention doesn't read the rows itself."""
+def choose_rows(ops: Ops) -> RowOps:
+    """Returns the operations on rows of the column that these attend by: attention reads the rows' columns too."""
     column = ops.why["attention"][0]
-    if column != "triton":
-        return None
 
     def load(module: str, name: str) -> Any:
         return getattr(_module(column, module), name)
@@ -147,4 +145,5 @@ def choose_rows(ops: Ops) -> RowOps | None:
         **{name: load(module, name) for name, module in _ROW_OPS.items()},
         sample_scratch=load("sample", "SampleScratch").allocate,
         block_copier=load("blocks", "BlockCopier"),
+        compiled=column == "triton",
     )

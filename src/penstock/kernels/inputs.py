@@ -1,8 +1,7 @@
 """What the kernels are handed of a step: tensors on the device, built once a step, read by every layer.
 
 KV of a layer is one tensor `[blocks, kv_heads, 2, 16, width]`: K ([..., 0, :, :]) and V ([..., 1, :, :]) of a block and
-head lie together. Tokens of a step are ordered: S decode rows (one token each), then the chunks' tokens. Fields named
-`*_list` are the same numbers on the host, for columns that loop there (the reference does).
+head lie together. Tokens of a step are ordered: S decode rows (one token each), then the chunks' tokens.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ class GroupInputs:
     start: Tensor  # [G + 1] int32
     blocks: Tensor  # [G, width] int32, padded with the scratch block
     length: Tensor  # [G] int32, tokens, multiples of 16
-    start_list: list[int]
-    length_list: list[int]
 
 
 @dataclass(slots=True)
@@ -63,8 +60,7 @@ class PrefillInputs:
     start: Tensor  # [chunks + 1] int32, CSR over the step's tokens after the S decode rows
     context: Tensor  # [chunks] int32: position of a chunk's first token
     block_table: Tensor  # [chunks, width] int32
-    start_list: list[int]
-    context_list: list[int]
+    tokens: int  # host: of all chunks, padding left out
 
 
 @dataclass(slots=True)

@@ -15,3 +15,15 @@ def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
     to = dst.long()
     for kv in kv_layers:
         kv.index_copy_(0, to, kv.index_select(0, src))
+
+
+class BlockCopier:
+    """Copies blocks within tensors whose first dimension is the block."""
+
+    def __init__(self, layers: list[Tensor]) -> None:
+        self._layers = layers
+
+    def copy(self, src: Tensor, dst: Tensor) -> None:
+        """src, dst [c] int32 or int64; a pair with src < 0 copies nothing."""
+        there = src >= 0
+        copy_blocks(self._layers, src[there], dst[there])

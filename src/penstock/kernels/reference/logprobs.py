@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.reference.tile_draw import TILE, tile_logits, tile_sums
+from penstock.kernels.row_state import RowState
 
 _PIECE = 1 << 22
 
@@ -25,6 +26,26 @@ def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tens
     parts = [_piece(logits[i : i + step], tokens[i : i + step], k) for i in range(0, max(1, logits.shape[0]), step)]
     chosen, rank, ids, top = (torch.cat(column) for column in zip(*parts, strict=True))
     return chosen, rank, ids, top
+
+
+def logprobs_rows(
+    logits: Tensor,
+    row_ids: Tensor,
+    rows: RowState,
+    tokens: Tensor,
+    most: int,
+    scratch: object,
+    out: tuple[Tensor, Tensor, Tensor, Tensor],
+) -> None:
+    """Raw logits [n, vocabulary] of rows row_ids [n] and their tokens [n] -> out: chosen [n], rank [n], ids [n, most],
+    top [n, most], written where rows.logprobs >= 0; the rest stays as it was."""
+    place = (rows.logprobs[row_ids.to(torch.int64)] >= 0).nonzero()[:, 0]
+    if place.shape[0] == logits.shape[0]:
+        found = token_logprobs(logits, tokens, most)
+    else:
+        found = token_logprobs(logits.index_select(0, place), tokens[place], most)
+    for column, values in zip(out, found, strict=True):
+        column.index_copy_(0, place, values)
 
 
 def _piece(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

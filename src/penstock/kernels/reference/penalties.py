@@ -10,7 +10,57 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.reference.sample import SampleScratch
+from penstock.kernels.row_state import RowState
+from penstock.row_table import WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY
+
 _PIECE = 1 << 22  # counts held at once
+
+
+def adjust(
+    logits: Tensor,
+    row_ids: Tensor,
+    rows: RowState,
+    slot_token: Tensor,
+    bias_ids: Tensor,
+    bias_values: Tensor,
+    scratch: SampleScratch,
+) -> None:
+    """Raw logits [n, vocabulary] of rows row_ids [n] int32 -> scratch.adjusted: a float32 copy with each row's bias,
+    penalties and bars, in this order.
+
+    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
+    """
+    row = row_ids.to(torch.int64)
+    wants = torch.where(rows.done[row] != 0, 0, rows.wants[row])
+    adjusted = scratch.adjusted = logits.to(torch.float32, copy=True)
+    if (place := (wants & WANTS_BIAS).nonzero()[:, 0]).shape[0]:
+        _bias(adjusted, place, row[place], rows, bias_ids, bias_values)
+    if (place := (wants & WANTS_PENALTY).nonzero()[:, 0]).shape[0]:
+        mine = row[place]
+        length = rows.length[mine] + 1
+        width = -(-int(length.max()) // BLOCK_SIZE)
+        apply_penalties(
+            adjusted, place, slot_token, rows.block_table[:, :width].index_select(0, mine), length,
+            rows.prompt_length[mine], rows.repetition[mine], rows.presence[mine], rows.frequency[mine],
+        )  # fmt: skip
+    if (place := (wants & WANTS_MIN_TOKENS).nonzero()[:, 0]).shape[0]:
+        mine = row[place]
+        ends = rows.end_ids.expand(mine.shape[0], -1)
+        ids = torch.cat((ends, rows.stop_ids[mine].to(torch.int64)), dim=1)
+        bar_ids(adjusted, place, ids, rows.length[mine] + 1 < rows.min_length[mine])
+
+
+def _bias(logits: Tensor, place: Tensor, row: Tensor, rows: RowState, bias_ids: Tensor, bias_values: Tensor) -> None:
+    """The biases of rows `row`, whose logits are lines `place`."""
+    count = rows.bias_count[row].to(torch.int64)
+    before = torch.cumsum(count, 0) - count
+    where = torch.repeat_interleave(rows.bias_start[row] - before, count) + torch.arange(
+        int(count.sum()), device=row.device
+    )
+    lines = torch.repeat_interleave(place, count)
+    apply_bias(logits, lines, bias_ids[where].to(torch.int64), bias_values[where])
 
 
 def apply_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:

@@ -19,8 +19,9 @@ PIECE_SCORES = 1 << 19  # floats of scores of a piece: shorter pieces over long 
 
 def attend_chunks(q: Tensor, kv: Tensor, prefill: PrefillInputs, kind: AttentionKind, out: Tensor) -> None:
     """q [tokens, H, D] of all chunks over kv [blocks, Hkv, 2, 16, D] into out [tokens, H, D]."""
-    for chunk, context in enumerate(prefill.context_list):
-        first, last = prefill.start_list[chunk : chunk + 2]
+    start = prefill.start.tolist()
+    for chunk, context in enumerate(prefill.context.tolist()):
+        first, last = start[chunk : chunk + 2]
         if first < last:
             _chunk(q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last])
 

@@ -27,6 +27,8 @@ Each keeps a beginning of the order, so all of them together do. A token is draw
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,7 @@ from penstock.kernels.inputs import SamplerInputs
 from penstock.kernels.reference.filters import filtered
 from penstock.kernels.reference.noise import row_keys
 from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE, Drawable, draw, tile_sums
+from penstock.kernels.row_state import RowState
 
 
 def sample(logits: Tensor, inputs: SamplerInputs) -> Tensor:
@@ -53,3 +56,47 @@ def _read(logits: Tensor, inputs: SamplerInputs) -> Drawable:
     return Drawable(
         logits, place, peak, top, mass, scale, greedy, row_keys(inputs.seed, inputs.sample), inputs.position
     )
+
+
+@dataclass(slots=True)
+class SampleScratch:
+    """What goes from `penalties.adjust` to `sample_rows`: float32 logits [n, vocabulary], made where somebody asks."""
+
+    adjusted: Tensor | None = None
+    inners: Tensor | None = None  # the Triton column's
+
+    @classmethod
+    def allocate(cls, n: int, vocabulary: int, device: torch.device) -> SampleScratch:
+        return cls()
+
+
+def sample_rows(
+    logits: Tensor,
+    row_ids: Tensor,
+    rows: RowState,
+    scratch: SampleScratch,
+    tokens: Tensor,
+    *,
+    filters: bool,
+    adjusts: bool,
+) -> Tensor:
+    """logits [n, vocabulary] of rows row_ids [n] int32 -> tokens [n] int32, BAD_LOGITS where they are not finite.
+
+    The token is that of position length + 1. adjusts: they are drawn from what `penalties.adjust` has left. filters,
+    adjusts: False only where the host knows that no row asks.
+    """
+    row = row_ids.to(torch.int64)
+    temperature = rows.temperature[row]
+    inputs = SamplerInputs(
+        temperature=temperature,
+        top_p=rows.top_p[row],
+        top_k=rows.top_k[row],
+        min_p=rows.min_p[row],
+        seed=rows.seed[row],
+        sample=rows.sample[row],
+        position=rows.length[row] + 1,
+        any_filter=filters,
+        any_random=bool((temperature > 0).any()),
+    )
+    drawn = scratch.adjusted if adjusts and scratch.adjusted is not None else logits
+    return tokens.copy_(sample(drawn, inputs))

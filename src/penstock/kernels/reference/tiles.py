@@ -78,8 +78,9 @@ def _group_parts(decode: DecodeInputs, own_blocks: Int, heads: int, kv_heads: in
     if decode.groups is None:
         return []
     pieces: list[tuple[int, int, int, int, Int]] = []  # prefix blocks, members, own blocks, group, rows
-    for group, prefix in enumerate(decode.groups.length_list):
-        start, end = decode.groups.start_list[group : group + 2]
+    starts = decode.groups.start.tolist()
+    for group, prefix in enumerate(decode.groups.length.tolist()):
+        start, end = starts[group : group + 2]
         if start == end:
             continue
         most = int(own_blocks[start:end].max())
@@ -117,7 +118,7 @@ def _joined(pieces: list[tuple[int, int, int, int, Int]], heads: int, kv_heads: 
 
 
 def _alone_parts(decode: DecodeInputs, own_blocks: Int, kv_heads: int) -> list[_Part]:
-    start = decode.groups.start_list[-1] if decode.groups is not None else 0
+    start = int(decode.groups.start[-1]) if decode.groups is not None else 0
     order = start + np.argsort(-own_blocks[start:], kind="stable")
     counts = own_blocks[order]
     parts: list[_Part] = []
@@ -166,7 +167,7 @@ def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) ->
     device = decode.table.device
     groups = torch.from_numpy(part.group).to(device)
     tile.prefix_index = _index(decode.groups.blocks.index_select(0, groups)[:, : part.prefix_blocks], kv_heads)
-    prefixes = np.array([decode.groups.length_list[group] for group in part.group])
+    prefixes = decode.groups.length.cpu().numpy().astype(np.int64)[part.group]
     if (prefixes < tile.prefix).any():
         tile.prefix_bias = _bias(np.zeros_like(prefixes), prefixes, 0, tile.prefix, device)
 

@@ -6,6 +6,8 @@ It knows logits and ids; what the sampler did to its own copy of the logits is n
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
@@ -83,6 +85,12 @@ def _most_likely(line, peaks, ids, top, log_sum, k, vocabulary, tiles, TILE: tl.
         tl.store(top + j, tl.where(j < vocabulary, value - log_sum, float("-inf")))
 
 
+class HasInners(Protocol):
+    """Scratch of the draw."""
+
+    inners: Tensor  # [n, tiles] float32
+
+
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """logits [m, vocabulary], tokens [m] -> chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k].
 
@@ -102,17 +110,16 @@ def logprobs_rows(
     rows: RowState,
     tokens: Tensor,
     most: int,
-    peaks: Tensor,
+    scratch: HasInners,
     out: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
     """Raw logits [n, vocabulary] of rows row_ids [n] and their tokens [n] -> out: chosen [n], rank [n], ids [n, most],
     top [n, most], written where rows.logprobs >= 0 and the row isn't done; the rest stays as it was.
 
-    A row gets min(rows.logprobs, most) of the most likely. peaks [n, tiles] float32 is scratch (SampleScratch.inners
-    will do, after the draw).
+    A row gets min(rows.logprobs, most) of the most likely. scratch: the draw's, after the draw.
     """
     if logits.shape[0]:
-        _launch(logits, row_ids, rows.logprobs, rows.done, tokens, peaks, most, out)
+        _launch(logits, row_ids, rows.logprobs, rows.done, tokens, scratch.inners, most, out)
 
 
 def _results(m: int, k: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

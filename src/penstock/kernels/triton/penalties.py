@@ -21,6 +21,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.sample import SampleScratch
 from penstock.kernels.triton.tile_sums import row_of
 from penstock.row_table import WANTS_ADJUST as ADJUSTS
 from penstock.row_table import WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY
@@ -106,15 +107,15 @@ def adjust(
     slot_token: Tensor,
     bias_ids: Tensor,
     bias_values: Tensor,
-    adjusted: Tensor,
+    scratch: SampleScratch,
 ) -> None:
-    """Writes adjusted[i] [n or more, vocabulary] float32 for the rows row_ids [n] whose `wants` have a bit of ADJUSTS.
+    """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST.
 
     logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the row's newest token too, at `length`.
     bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
     """
-    n, vocabulary = logits.shape
-    assert adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
+    (n, vocabulary), adjusted = logits.shape, scratch.adjusted
+    assert adjusted is not None and adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
     if n:
         early = has_pdl(logits.device)
         _adjust[(n,)](

@@ -42,10 +42,10 @@ class SampleScratch:
     masses: Tensor  # [n, tiles] float32
     lists: Tensor  # [n, tiles] int32
     inners: Tensor  # [n, tiles] float32
-    adjusted: Tensor | None  # [n, vocabulary] float32: `penalties.adjust` writes the rows that ask there
+    adjusted: Tensor | None = None  # [n, vocabulary] float32: `penalties.adjust` writes the rows that ask there
 
     @classmethod
-    def allocate(cls, n: int, vocabulary: int, device: torch.device, adjusts: bool = False) -> SampleScratch:
+    def allocate(cls, n: int, vocabulary: int, device: torch.device, adjusts: bool = True) -> SampleScratch:
         """n: the most rows of one call. 16 KB a row, and 4 bytes a logit with `adjusts`."""
         shape = (n, -(-vocabulary // TILE))
         peaks, masses, inners = (torch.empty(shape, dtype=torch.float32, device=device) for _ in range(3))
@@ -59,8 +59,8 @@ def sample(logits: Tensor, inputs: SamplerInputs) -> Tensor:
     n, vocabulary = logits.shape
     tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
     if n:
-        scratch = SampleScratch.allocate(n, vocabulary, logits.device)
-        _launch(logits, None, inputs, inputs.position, 0, None, None, scratch, tokens, inputs.any_filter)
+        scratch = SampleScratch.allocate(n, vocabulary, logits.device, adjusts=False)
+        _launch(logits, None, inputs, inputs.position, 0, None, None, scratch, tokens, inputs.any_filter, False)
     return tokens
 
 
@@ -70,22 +70,24 @@ def sample_rows(
     rows: RowState,
     scratch: SampleScratch,
     tokens: Tensor | None = None,
+    *,
     filters: bool = True,
+    adjusts: bool = False,
 ) -> Tensor:
     """logits [n, vocabulary] of rows row_ids [n] int32 -> tokens [n] int32: BAD_LOGITS where they are not finite,
     NO_TOKEN where the row is done.
 
-    The token is that of position length + 1. Rows whose `wants` have a bit of ADJUSTS are drawn from scratch.adjusted,
-    which `penalties.adjust` has filled, if scratch has one. filters=False leaves that launch out: only where the host
-    knows that no row asks.
+    The token is that of position length + 1. adjusts: rows whose `wants` have a bit of WANTS_ADJUST are drawn from
+    scratch.adjusted, which `penalties.adjust` has filled. filters=False leaves that launch out. Both are False only
+    where the host knows that no row asks.
     """
     n, vocabulary = logits.shape
     if tokens is None:
         tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
     assert n <= scratch.peaks.shape[0] and scratch.peaks.shape[1] == -(-vocabulary // TILE)
-    assert scratch.adjusted is None or logits.stride(0) == vocabulary == scratch.adjusted.stride(0)
+    assert not adjusts or (scratch.adjusted is not None and logits.stride(0) == vocabulary)
     if n:
-        _launch(logits, row_ids, rows, rows.length, 1, rows.done, rows.wants, scratch, tokens, filters)
+        _launch(logits, row_ids, rows, rows.length, 1, rows.done, rows.wants, scratch, tokens, filters, adjusts)
     return tokens
 
 
@@ -100,12 +102,12 @@ def _launch(
     scratch: SampleScratch,
     tokens: Tensor,
     filters: bool,
+    adjusts: bool,
 ) -> None:
     n, vocabulary = logits.shape
     tiles = scratch.peaks.shape[1]
     assert logits.stride(1) == 1
-    by_row, has_adjusted = row_ids is not None, scratch.adjusted is not None
-    adjusted = scratch.adjusted if has_adjusted else logits
+    by_row, adjusted = row_ids is not None, scratch.adjusted if adjusts else logits
     row_ids, done, wants = (tokens if x is None else x for x in (row_ids, done, wants))
     rounds = triton.cdiv(tiles, TILES)
     parts = min(rounds, max(1, PROGRAMS // n))
@@ -116,7 +118,7 @@ def _launch(
         "launch_pdl": bool(early),
         "ADJUSTS": WANTS_ADJUST,
         "BY_ROW": by_row,
-        "HAS_ADJUSTED": has_adjusted,
+        "HAS_ADJUSTED": adjusts,
         "TILE": TILE,
         "MIN_T": MIN_TEMPERATURE,
     }

@@ -1,11 +1,9 @@
-"""Asked: what each row asks of the sampler, on the host, so that nobody has to ask the device which rows ask for what.
+"""SamplingMirror: what each row asks of the sampler, on the host: nobody has to ask the device which rows ask for what.
 
 It knows row numbers and the columns of their joins; it is written in the order of the launches, by whoever runs them.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +11,12 @@ from numpy.typing import NDArray
 from penstock.schedule.step import Float32, Int32, Int64, Joins
 
 
-@dataclass(slots=True)
-class Bias:
-    """logit_bias of some rows as triples."""
-
-    where: Int64  # [m]  index into the rows that were asked about
-    ids: Int64  # [m]
-    values: Float32  # [m]
-
-
-class Asked:
+class SamplingMirror:
     """Columns by row number. Biases lie one row's after another's in a pool, packed again when it is full."""
 
     def __init__(self, max_rows: int) -> None:
         rows = max_rows + 1
         self.wants: NDArray[np.uint8] = np.zeros(rows, np.uint8)
-        self.random: NDArray[np.bool_] = np.zeros(rows, np.bool_)  # temperature above 0
         self.logprobs: Int32 = np.full(rows, -1, np.int32)
         self.moved = False  # whether a join since the last look changed where biases lie
         self.bias_first: Int64 = np.zeros(rows, np.int64)
@@ -40,18 +28,10 @@ class Asked:
     def join(self, joins: Joins) -> None:
         rows, records = joins.rows, joins.records
         self.wants[rows] = records["wants"]
-        self.random[rows] = records["temperature"] > 0
         self.logprobs[rows] = records["logprobs"]
         self._bias_count[rows] = 0  # what the row's number stood for before is garbage from here on
         if joins.bias_ids.size:
             self._keep_bias(rows, joins.bias_start, joins.bias_ids, joins.bias_values)
-
-    def bias(self, rows: Int32) -> Bias:
-        """The biases of some rows, in the order of the rows."""
-        count = self._bias_count[rows]
-        where = np.repeat(np.arange(rows.shape[0]), count)
-        places = self._places(rows)
-        return Bias(where, self.bias_ids[places].astype(np.int64), self.bias_values[places])
 
     def _places(self, rows: Int32 | Int64) -> Int64:
         """Where the rows' biases lie in the pool, one row's after another's."""

@@ -1,7 +1,7 @@
-"""RowDraw: hidden states of a step's rows -> their tokens, in slices, by kernels that read the rows' columns.
+"""DeviceSampler: hidden states of a step's rows -> their tokens, in slices, by kernels that read the rows' columns.
 
     a slice    head -> adjust (bias, penalties, bars) -> sample -> filters -> logprobs of the chosen and the most likely
-    at last    advance: the tokens go into the rows, and what the host is told into `told`
+    at last    advance: the tokens go into the rows, and what the host gets into `sampled_ids`
 
 The same launches for every mix of rows: programs of rows that ask for nothing return at once. It knows the head, the
 rows and their columns; no plans.
@@ -12,33 +12,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.execute.device_rows import DeviceRows
 from penstock.kernels.ops import RowOps
+from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.request import MAX_LOGPROBS
-from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LOGPROBS
 
-_ADJUSTS = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS
 BIAS_POOL = 1 << 18  # biases of all rows that graphs know the place of; more of them move to a larger pool
 
 
-class RowDraw:
+class DeviceSampler:
     """capacity: rows of a step; slice_rows: how many rows of logits exist at once."""
 
     def __init__(
-        self, model: Decoder, ops: RowOps, rows: DeviceRows, slot_token: Tensor, slice_rows: int, capacity: int
+        self, model: Decoder, ops: RowOps, rows: RowState, slot_token: Tensor, slice_rows: int, capacity: int
     ) -> None:
         self._model, self._ops, self._rows, self._slot_token = model, ops, rows, slot_token
         self.slice_rows = min(slice_rows, capacity)
         device, vocabulary = rows.device, model.config.vocab_size
-        self._scratch = ops.sample_scratch(self.slice_rows, vocabulary, device, adjusts=True)
-        self._plain = ops.sample_scratch(1, vocabulary, device)  # the same without a place for adjusted logits
-        for name in ("peaks", "masses", "lists", "inners"):
-            setattr(self._plain, name, getattr(self._scratch, name))
+        self._scratch = ops.sample_scratch(self.slice_rows, vocabulary, device)
         self.bias_ids = torch.zeros(BIAS_POOL, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
         self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
-        self.told = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.sampled_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(capacity, dtype=torch.float32, device=device)
         self.rank = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.nothing = torch.zeros((capacity, 0), device=device)
@@ -54,9 +50,9 @@ class RowDraw:
         self.bias_values[first:last].copy_(values)
 
     def launch(self, row_ids: Tensor, hidden: Tensor, wants: int, most: int = 0) -> tuple[Tensor, Tensor]:
-        """row_ids [S] int32, hidden [S or more, d] -> told[:S]; chosen[:S], rank[:S] with WANTS_LOGPROBS.
+        """row_ids [S] int32, hidden [S or more, d] -> sampled_ids[:S]; chosen[:S], rank[:S] with WANTS_LOGPROBS.
 
-        wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is told of
+        wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is known of
         them is given, ids and logprobs [S, most].
         """
         count = row_ids.shape[0]
@@ -66,7 +62,7 @@ class RowDraw:
         for first in range(0, count, self.slice_rows):
             last = min(first + self.slice_rows, count)
             self._slice(row_ids[first:last], hidden[first:last], first, wants, most, ids[first:last], top[first:last])
-        self._ops.advance(row_ids, self._drawn[:count], self._rows, self.told[:count])
+        self._ops.advance(row_ids, self._drawn[:count], self._rows, self.sampled_ids[:count])
         return ids, top
 
     def _slice(
@@ -74,14 +70,13 @@ class RowDraw:
     ) -> None:
         ops, rows, last = self._ops, self._rows, first + row_ids.shape[0]
         logits = self._model.logits(hidden)
-        drawn = self._drawn[first:last]
-        scratch = self._scratch if wants & _ADJUSTS else self._plain
-        if wants & _ADJUSTS:
-            ops.adjust(logits, row_ids, rows, self._slot_token, self.bias_ids, self.bias_values, scratch.adjusted)
-        ops.sample_rows(logits, row_ids, rows, scratch, drawn, filters=bool(wants & WANTS_FILTER))
+        drawn, scratch, adjusts = self._drawn[first:last], self._scratch, bool(wants & WANTS_ADJUST)
+        if adjusts:
+            ops.adjust(logits, row_ids, rows, self._slot_token, self.bias_ids, self.bias_values, scratch)
+        ops.sample_rows(logits, row_ids, rows, scratch, drawn, filters=bool(wants & WANTS_FILTER), adjusts=adjusts)
         if wants & WANTS_LOGPROBS:
             out = (self.chosen[first:last], self.rank[first:last], ids, top)
-            ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch.inners, out)
+            ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch, out)
 
 
 def _longer(pool: Tensor, size: int) -> Tensor:
@@ -91,5 +86,5 @@ def _longer(pool: Tensor, size: int) -> Tensor:
 
 
 PLAIN = 0
-EVERY = WANTS_FILTER | _ADJUSTS | WANTS_LOGPROBS
+EVERY = WANTS_ANY
 MOST = MAX_LOGPROBS  # asked for wherever a row wants any: kernels are compiled for one number

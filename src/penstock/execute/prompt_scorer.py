@@ -1,0 +1,72 @@
+"""PromptScorer: logprobs of prompts' tokens, in slices, so that logits never exist whole.
+
+It knows the head and chunks; no rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.execute.staging import to_device
+from penstock.kernels.ops import Ops
+from penstock.models.decoder import Decoder
+from penstock.schedule.step import Chunks, Int32, Int64
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Logprobs of m tokens, still on the device; `where` and each token's own k are the host's."""
+
+    where: Int64  # [m]
+    k: Int32  # [m]
+    chosen: Tensor  # [m] float32
+    rank: Tensor  # [m] int32
+    top_ids: Tensor  # [m, max k] int32
+    top: Tensor  # [m, max k] float32
+    place: Int64 | None = None  # the tensors have more lines, and these are the m; None: all, in order
+
+
+class PromptScorer:
+    """slice_rows: how many rows of logits may exist at once."""
+
+    def __init__(self, model: Decoder, ops: Ops, slice_rows: int) -> None:
+        self._model, self._ops, self._slice_rows = model, ops, slice_rows
+
+    def score(self, hidden: Tensor, chunks: Chunks) -> Logprobs | None:
+        """hidden [tokens, d] of the chunks -> for each token whose chunk asks, what it gave the prompt's next token."""
+        k = np.repeat(chunks.prompt_logprobs, np.diff(chunks.start))
+        where = np.flatnonzero((k >= 0) & (chunks.next_token >= 0))
+        parts = []
+        for first in range(0, where.size, self._slice_rows):
+            some = where[first : first + self._slice_rows]
+            place = to_device(some, hidden.device)
+            targets = to_device(chunks.next_token[some], hidden.device)
+            logits = self._model.logits(hidden.index_select(0, place))
+            found = self._ops.token_logprobs(logits, targets, int(k[some].max()))
+            parts.append(Logprobs(some, k[some], *found))
+        return _joined(parts)
+
+
+def _joined(parts: list[Logprobs]) -> Logprobs | None:
+    """Slices' logprobs as one, padded to the widest k with id -1 and -inf."""
+    if not parts:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.top.shape[1] for part in parts)
+
+    def padded(x: Tensor, fill: float) -> Tensor:
+        return torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill)
+
+    return Logprobs(
+        np.concatenate([p.where for p in parts]),
+        np.concatenate([p.k for p in parts]),
+        torch.cat([p.chosen for p in parts]),
+        torch.cat([p.rank for p in parts]),
+        torch.cat([padded(p.top_ids, -1) for p in parts]),
+        torch.cat([padded(p.top, -torch.inf) for p in parts]),
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
-from penstock.execute.asked import Asked
+from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import Place, Staging
 from penstock.kernels.inputs import PrefillInputs
 from penstock.kernels.row_state import pack_joins
@@ -74,7 +74,7 @@ def without_groups_past(plan: StepPlan, capacity: int) -> None:
         plan.group_blocks, plan.group_length = plan.group_blocks[:capacity], plan.group_length[:capacity]
 
 
-def pack_biases(staging: Staging, asked: Asked, joins: Joins) -> PackedBiases | None:
+def pack_biases(staging: Staging, asked: SamplingMirror, joins: Joins) -> PackedBiases | None:
     """Takes the joins into `asked`, and what that changed in its pool of biases to the device."""
     before, asked.moved = asked.bias_end, False
     asked.join(joins)

@@ -12,7 +12,7 @@ Medians on one core, prefix caching on, at `--context` tokens a row and again at
 
 Times are the processor's for the one thread that does it all, so that a busy machine measures the same. admit and
 finish are what their steps cost beyond as many steady ones. build is all of what a launch does before the
-model's forward: joins, growth, `execute.batch.build_batch`, on the CPU with torch on one thread, so what a GPU does
+model's forward: what is packed for the device, on the CPU with torch on one thread, so what a GPU does
 itself (writing the joining rows' columns and tables) is in it. It asserts nothing.
 """
 
@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.execute.asked import Asked
-from penstock.execute.batch import build_batch
-from penstock.execute.device_rows import DeviceRows
+from penstock.config import BLOCK_SIZE
+from penstock.execute import packing
+from penstock.execute.sampling_mirror import SamplingMirror
+from penstock.execute.staging import Staging
 from penstock.request import Request, SamplingParams
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -50,9 +51,9 @@ class Host:
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
         cpu = torch.device("cpu")
-        self.rows = DeviceRows(limits.max_rows, limits.max_model_len, (END,), VOCAB, cpu)
-        self.asked = Asked(limits.max_rows)
-        self.dump_block = limits.num_blocks
+        self.staging = Staging(limits.max_rows, limits.max_rows, cpu)
+        self.mirror = SamplingMirror(limits.max_rows)
+        self.dump_slot = limits.num_blocks * BLOCK_SIZE
         self.random = np.random.default_rng(0)
         self.done = np.zeros(limits.max_rows, np.bool_)
 
@@ -70,12 +71,19 @@ class Host:
         return planned - start, built - planned, time.thread_time() - answered
 
     def build(self, plan: StepPlan) -> None:
+        staging, size = self.staging, plan.rows.size
+        staging.begin()
+        packing.pack_rows(staging, plan, size, size)
+        packing.pack_groups(staging, plan, plan.group_length.size)
         if plan.joins is not None:
-            self.rows.join(plan.joins)
-            self.asked.join(plan.joins)
+            packing.pack_biases(staging, self.mirror, plan.joins)
+            packing.pack_rows_that_join(staging, plan.joins, self.mirror.bias_first[plan.joins.rows])
         if plan.new_blocks.size:
-            self.rows.grow(plan.new_blocks)
-        build_batch(plan, self.rows, self.dump_block)
+            packing.pack_new_blocks(staging, plan.new_blocks)
+        if plan.chunks is not None:
+            chunks = plan.chunks
+            packing.pack_chunks(staging, chunks, chunks.tokens.size, chunks.context.size, self.dump_slot)
+        staging.send()
 
     def tokens(self, plan: StepPlan, end: int, spread: bool) -> np.ndarray:
         tokens = self.random.integers(10, VOCAB, plan.rows.size).astype(np.int32)

@@ -55,8 +55,8 @@ def _timed(runner: TorchRunner) -> dict[str, list[float]]:
     times: dict[str, list[float]] = defaultdict(list)
     state: Any = runner._state
     for owner, name in (
-        (state, "step"), (state.model, "forward"), (state.model, "logits"), (state.sampler, "draw"),
-        (state.rows, "join"), (state.rows, "grow"), (state.rows, "advance"), (state.kv, "store_tokens"),
+        (state, "step"), (state.model, "forward"), (state.model, "logits"), (state.draw, "launch"),
+        (state.kv, "store_tokens"),
     ):  # fmt: skip
         setattr(owner, name, _timer(getattr(owner, name), times[name]))
     return times
@@ -80,9 +80,8 @@ def _show(times: dict[str, list[float]], wall: float, rows: int) -> None:
         "step": total["step"],
         "forward": total["forward"],
         "head product": total["logits"],
-        "sampling": total["draw"] - total["logits"],
-        "glue": total["step"] - total["forward"] - total["draw"],
-        "of it advance": total["advance"],
+        "sampling": total["launch"] - total["logits"],
+        "glue": total["step"] - total["forward"] - total["launch"],
     }
     for name, value in parts.items():
         print(f"{name:16s} {value:9.2f} ms")

@@ -158,7 +158,9 @@ def sampling(sweep: bool, vocabulary: int = 128256) -> None:
             many = [torch.randn(n, vocabulary, device=GPU, dtype=B).mul_(by) for _ in range(slices)]
 
             def run(name: str, cols: SimpleNamespace, filters: bool, of: int | None = None, **kinds: bool) -> None:
-                calls = [lambda x=x: sampler.sample_rows(x, ids, cols, scratch, filters=filters) for x in many]
+                calls = [
+                    lambda x=x: sampler.sample_rows(x, ids, cols, scratch, filters=filters, adjusts=True) for x in many
+                ]
                 tell(f"sample {n} {kind} {name}", timed(calls, least=8), of)
 
             plain = timed([lambda x=x: x.argmax(-1) for x in many], least=8)
@@ -169,11 +171,11 @@ def sampling(sweep: bool, vocabulary: int = 128256) -> None:
             for told in ({"top_p": 0.95}, {"top_p": 0.5}, {"top_p": 0.1}, {"top_k": 40}, {"min_p": 0.05},
                          {"top_k": 40, "top_p": 0.9}):  # fmt: skip
                 run(str(told), asking(n, vocabulary, **told), True, size)
-            cols, peaks = asking(n, vocabulary, logprobs=0), scratch.inners
-            calls = [lambda x=x: logprobs.logprobs_rows(x, ids, cols, ids, 0, peaks, out) for x in many]
+            cols = asking(n, vocabulary, logprobs=0)
+            calls = [lambda x=x: logprobs.logprobs_rows(x, ids, cols, ids, 0, scratch, out) for x in many]
             tell(f"logprobs {n} {kind}", timed(calls, least=8), size)
             none = asking(n, vocabulary)
-            calls = [lambda x=x: logprobs.logprobs_rows(x, ids, none, ids, 0, peaks, out) for x in many]
+            calls = [lambda x=x: logprobs.logprobs_rows(x, ids, none, ids, 0, scratch, out) for x in many]
             tell(f"logprobs {n} {kind}, nobody asks", timed(calls, least=8))
             if kind == "peaked":
                 pool = torch.zeros(9, dtype=torch.int32, device=GPU)
@@ -181,9 +183,7 @@ def sampling(sweep: bool, vocabulary: int = 128256) -> None:
                 for wants in (0, 2):
                     cols = asking(n, vocabulary, wants=wants)
                     calls = [
-                        lambda x=x, c=cols: penalties.adjust(
-                            x, ids, c, slot_token, pool, pool.float(), scratch.adjusted
-                        )
+                        lambda x=x, c=cols: penalties.adjust(x, ids, c, slot_token, pool, pool.float(), scratch)
                         for x in many
                     ]
                     tell(f"adjust {n} wants {wants}", timed(calls, least=8), size * 7 if wants else None)

@@ -55,7 +55,7 @@ def _steps(runner: TorchRunner, asks: list[Ask], steps: int) -> list[StepTokens]
 def _plain(asks: list[Ask], steps: int) -> list[StepTokens]:
     runner = tiny_runner()
     try:
-        assert not isinstance(runner._state, DeviceStep)
+        assert runner._state is not None and not runner._state.ops.compiled
         return _steps(runner, asks, steps)
     finally:
         runner.close()
@@ -66,7 +66,7 @@ def test_tokens_and_logprobs_are_the_plain_steps(asks: list[Ask], request: pytes
     want = _plain(asks, 2)
     request.getfixturevalue("by_triton")
     runner = tiny_runner()
-    assert isinstance(runner._state, DeviceStep) and runner._state.model.ops.one_row is not None
+    assert runner._state is not None and runner._state.ops.compiled and runner._state.model.ops.one_row is not None
     found = _steps(runner, asks, 2)
     runner.close()
     for here, there in zip(want, found, strict=True):

@@ -8,7 +8,6 @@ import torch
 from execute_drive import Ask, Row, _joins
 
 from penstock.execute import packing
-from penstock.execute.asked import Asked
 from penstock.execute.graphs import coarse_first
 from penstock.execute.padding import (
     GRAPH_ROWS,
@@ -19,6 +18,7 @@ from penstock.execute.padding import (
     padded_tokens,
     sizes_up_to,
 )
+from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import LOOSE_WORDS, RING, Staging
 from penstock.execute.warm import _numbers_of_chunks
 from penstock.schedule.step import Chunks, StepPlan
@@ -177,7 +177,7 @@ def test_chunks_are_padded_to_the_dump() -> None:
 
 
 def test_biases_go_to_the_device_where_they_lie_on_the_host() -> None:
-    asked, staging = Asked(64), Staging(64, 1, CPU)
+    asked, staging = SamplingMirror(64), Staging(64, 1, CPU)
     pool_ids, pool_values = np.zeros(1 << 12, np.int32), np.zeros(1 << 12, np.float32)
     starts = np.zeros(65, np.int32)
     generator = np.random.default_rng(1)

@@ -175,8 +175,6 @@ def _decode_inputs(
             start=torch.tensor(start, dtype=torch.int32),
             blocks=padded(group_tables, extra),
             length=torch.tensor([p for _, p in groups], dtype=torch.int32),
-            start_list=start,
-            length_list=[p for _, p in groups],
         )
         if groups
         else None,
@@ -193,8 +191,7 @@ def _prefill_inputs(chunks: list[tuple[int, int]], tables: list[Tensor], extra: 
         start=torch.tensor(start, dtype=torch.int32),
         context=torch.tensor([c for c, _ in chunks], dtype=torch.int32),
         block_table=padded(tables, extra),
-        start_list=start,
-        context_list=[c for c, _ in chunks],
+        tokens=start[-1],
     )
 
 

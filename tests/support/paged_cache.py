@@ -64,6 +64,5 @@ class PagedCache:
             start=torch.tensor(start, dtype=torch.int32),
             context=torch.tensor(context, dtype=torch.int32),
             block_table=self.tables[[s for s, _ in pieces]],
-            start_list=start,
-            context_list=context,
+            tokens=start[-1],
         )

@@ -325,7 +325,9 @@ def check_sample(device: str, logits: Tensor, inputs: SamplerInputs, near: float
     cols.done[order[0]] = True
     cols = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
     scratch = fast_sample.SampleScratch.allocate(rows + 3, logits.shape[1], torch.device(device), adjusts=True)
-    by_row = fast_sample.sample_rows(logits.to(device).contiguous(), order.to(device), cols, scratch).cpu()
+    by_row = fast_sample.sample_rows(
+        logits.to(device).contiguous(), order.to(device), cols, scratch, adjusts=True
+    ).cpu()
     assert by_row[0] == -1 and torch.equal(by_row[1:], got[1:])
     differ = int((got != wanted).sum())
     assert differ <= near * rows, torch.nonzero(got != wanted)[:9, 0].tolist()
@@ -345,8 +347,8 @@ def check_logprobs(device: str, dtype: torch.dtype, n: int, vocabulary: int, k: 
     out = (torch.full((n,), 9.0), torch.full((n,), 9, dtype=torch.int32), torch.full((n, 2), 9, dtype=torch.int32),
            torch.full((n, 2), 9.0))  # fmt: skip
     out = tuple(x.to(device) for x in out)
-    peaks = torch.empty(n, -(-vocabulary // 128), device=device)
-    logprobs.logprobs_rows(logits.to(device), ids, cols, tokens.to(device), 2, peaks, out)
+    scratch = SimpleNamespace(inners=torch.empty(n, -(-vocabulary // 128), device=device))
+    logprobs.logprobs_rows(logits.to(device), ids, cols, tokens.to(device), 2, scratch, out)
     wanted = plain_logprobs.token_logprobs(logits, tokens, 2)
     for i in range(n):
         row = n - 1 - i
@@ -404,7 +406,7 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     there = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
     adjusted = torch.full((rows + 2, vocabulary), 5.0, device=device)
     penalties.adjust(logits.to(device), ids.int().to(device), there, slot_token.to(device), bias_ids.to(device),
-                     bias_values.to(device), adjusted)  # fmt: skip
+                     bias_values.to(device), SimpleNamespace(adjusted=adjusted))  # fmt: skip
     got = adjusted.cpu()
     assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()
     for i in range(rows):

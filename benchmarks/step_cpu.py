@@ -31,7 +31,9 @@ def main() -> None:
     args = _arguments()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(_model(args)))
-        config = Config.of(load_format="dummy", max_num_seqs=args.rows, dtype=args.dtype, seed=1)
+        tokens = -(-args.rows // args.group) * args.prompt  # all prompts are one step
+        limits = {"max_num_seqs": args.rows, "max_num_batched_tokens": tokens}
+        config = Config.of(load_format="dummy", dtype=args.dtype, seed=1, **limits)
         runner = open_runner(config, Path(folder))
     times = _timed(runner)
     groups = -(-args.rows // args.group)

@@ -28,15 +28,7 @@ from penstock.execute.graphs import Captured, Graphs
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.limits import graph_bytes
 from penstock.execute.packing import Packed
-from penstock.execute.padding import (
-    CHUNK_GRAPHS,
-    GRAPH_ROWS,
-    chunk_capacity,
-    graph_sizes,
-    group_capacity,
-    padded,
-    padded_tokens,
-)
+from penstock.execute.padding import CHUNK_GRAPHS, EXACT, GRAPH_ROWS, PADDED, chunk_capacity, graph_sizes
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import Staging
@@ -77,12 +69,13 @@ class DeviceStep:
     ) -> None:
         self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = model, ops, rows, asked, kv, scorer
         self.max_rows = rows.length.shape[0] - 1
-        capacity, device = padded(self.max_rows), rows.device
-        self.staging = Staging(capacity, group_capacity(capacity) if ops.compiled else capacity, device)
-        self.columns = StepTensors.of(padded_tokens(capacity + max_tokens), device)
+        self.sizes = PADDED if ops.compiled else EXACT
+        capacity, device = self.sizes.rows(self.max_rows), rows.device
+        most_groups = self.sizes.groups(capacity, capacity)
+        self.staging = Staging(capacity, most_groups, device)
+        self.columns = StepTensors.of(self.sizes.tokens(capacity + max_tokens), device)
         self.draw = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity)
         width = rows.block_table.shape[1]
-        most_groups = group_capacity(capacity) if ops.compiled else 0
         self.group_blocks = torch.zeros(most_groups, width, dtype=torch.int32, device=device)
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
@@ -116,8 +109,7 @@ class DeviceStep:
     def step(self, plan: StepPlan) -> Outcome:
         """Launches a step and gives what it leaves on the device."""
         rows, size = plan.rows.size, self._size(plan)
-        if self.ops.compiled:
-            packing.without_groups_past(plan, group_capacity(size))
+        packing.without_groups_past(plan, self.sizes.groups(size, plan.group_length.size))
         tokens = self._graph_tokens(plan, size)
         packed = self._pack(plan, size, tokens)
         self.staging.send()
@@ -150,20 +142,10 @@ class DeviceStep:
 
     def _size(self, plan: StepPlan) -> int:
         """What the step's rows run as."""
-        if not self.ops.compiled:
-            return plan.rows.size
-        size = padded(plan.rows.size)
+        size = self.sizes.rows(plan.rows.size)
         if self.graphs is None or plan.chunks is not None:
             return size
         return self.graphs.size_for(plan.rows.size) or size
-
-    def _tokens(self, count: int) -> int:
-        """What so many tokens run as, where the step has chunks."""
-        return padded_tokens(count) if self.ops.compiled else count
-
-    def _groups(self, count: int, size: int) -> int:
-        """Places for prefix groups in a step of `size` rows and `count` groups."""
-        return group_capacity(size) if self.ops.compiled else count
 
     def _graph_tokens(self, plan: StepPlan, size: int) -> int:
         """Tokens of the graph that a step of one row and one chunk runs as; 0: none."""
@@ -186,7 +168,7 @@ class DeviceStep:
         staging, packed = self.staging, Packed()
         staging.begin()
         packing.pack_rows(staging, plan, size, self.max_rows)
-        packing.pack_groups(staging, plan, self._groups(plan.group_length.size, size))
+        packing.pack_groups(staging, plan, self.sizes.groups(size, plan.group_length.size))
         if self.kv.poisoned:
             packed.clear = staging.add(self.kv.handed_out(plan))
         if plan.copies.size:
@@ -200,9 +182,8 @@ class DeviceStep:
             packed.group_blocks = staging.add(plan.group_blocks)
             self._sent_groups = plan.group_blocks
         if plan.chunks is not None and plan.chunks.tokens.size:
-            tokens = (graph_tokens or self._tokens(size + plan.chunks.tokens.size)) - size
-            count = plan.chunks.context.size
-            capacity = chunk_capacity(count) if self.ops.compiled else count
+            tokens = (graph_tokens or self.sizes.tokens(size + plan.chunks.tokens.size)) - size
+            capacity = self.sizes.chunks(plan.chunks.context.size)
             packed.chunks = packing.pack_chunks(staging, plan.chunks, tokens, capacity, self.kv.dump_block * BLOCK_SIZE)
         return packed
 
@@ -246,9 +227,9 @@ class DeviceStep:
     def launch_forward(self, size: int, grouped: bool, chunks: PrefillInputs | None = None, groups: int = 0) -> Tensor:
         """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
         hidden states of all of them. groups: how many there are, where sizes aren't padded."""
-        groups = self._groups(groups, size) if grouped else 0
+        groups = self.sizes.groups(size, groups) if grouped else 0
         columns = self.columns
-        tokens = size if chunks is None else self._tokens(size + chunks.tokens)
+        tokens = size if chunks is None else self.sizes.tokens(size + chunks.tokens)
         if size:
             self.ops.prepare(
                 self.staging.rows[:size], self.rows, self.kv.slot_token, self.kv.dump_block,

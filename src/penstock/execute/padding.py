@@ -5,6 +5,9 @@ It knows numbers alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 GRAPH_ROWS = 2048  # up to here a graph for each size; above it launches hide behind the device
 _MAX_GROUPS = 1024
 WHOLE_ROWS = 4  # up to here a plain step is one graph, draw and all: a second one costs microseconds that count there
@@ -57,3 +60,17 @@ def chunk_capacity(chunks: int) -> int:
 def padded_tokens(tokens: int) -> int:
     """Tokens of a step with chunks."""
     return -(-tokens // 16) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What a step of so many rows, groups, chunks and tokens runs as."""
+
+    rows: Callable[[int], int]
+    groups: Callable[[int, int], int]  # the rows' size, groups -> places for groups; those past them go alone
+    chunks: Callable[[int], int]
+    tokens: Callable[[int], int]  # of rows and chunks together
+
+
+PADDED = StepSizes(padded, lambda size, groups: group_capacity(size), chunk_capacity, padded_tokens)
+EXACT = StepSizes(int, lambda size, groups: groups, int, int)  # in plain torch padding would cost, and buy nothing

@@ -120,7 +120,7 @@ def test_slices_of_rows_are_as_the_whole() -> None:
     for slice_rows in (16, 1024):
         runner = tiny_runner(max_rows=40)
         assert runner._state is not None
-        runner._state.sampler.slice_rows = slice_rows
+        runner._state.draw.slice_rows = slice_rows
         host = Host(runner)
         rows = [host.row(i, _prompt(3 + i % 5, i), 20, ASKS[i % len(ASKS)]) for i in range(40)]
         answers.append(host.run(rows, 4))
@@ -220,7 +220,7 @@ def test_prompt_logprobs_in_chunks_and_slices_are_as_whole() -> None:
     host = Host(runner)
     prompt = _prompt(60)
     (whole,) = [flight.fetch().prompt_logprobs for flight in host.prefill(prompt, host.take(4), prompt_logprobs=2)]
-    runner._state.sampler.slice_rows = 16
+    runner._state.scorer.slice_rows = 16
     parts = [f.fetch().prompt_logprobs for f in host.prefill(prompt, host.take(4), pieces=3, prompt_logprobs=2)]
     runner.close()
     assert whole is not None and all(parts)

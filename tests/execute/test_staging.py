@@ -166,7 +166,7 @@ def test_chunks_are_padded_to_the_dump() -> None:
     )  # fmt: skip
     staging = Staging(8, 1, CPU)
     staging.begin()
-    packed = packing.pack_chunks(staging, chunks, 32, 77 * 16)
+    packed = packing.pack_chunks(staging, chunks, 32, 16, 77 * 16)
     staging.send()
     slots, positions = staging.view(packed.slots).tolist(), staging.view(packed.positions).tolist()
     assert slots == [*range(80, 96), 96, 97, 8 * 16 + 14, 8 * 16 + 15, 9 * 16, *[77 * 16] * 11]

@@ -34,15 +34,15 @@ class PromptScorer:
     """slice_rows: how many rows of logits may exist at once."""
 
     def __init__(self, model: Decoder, ops: Ops, slice_rows: int) -> None:
-        self._model, self._ops, self._slice_rows = model, ops, slice_rows
+        self._model, self._ops, self.slice_rows = model, ops, slice_rows
 
     def score(self, hidden: Tensor, chunks: Chunks) -> Logprobs | None:
         """hidden [tokens, d] of the chunks -> for each token whose chunk asks, what it gave the prompt's next token."""
         k = np.repeat(chunks.prompt_logprobs, np.diff(chunks.start))
         where = np.flatnonzero((k >= 0) & (chunks.next_token >= 0))
         parts = []
-        for first in range(0, where.size, self._slice_rows):
-            some = where[first : first + self._slice_rows]
+        for first in range(0, where.size, self.slice_rows):
+            some = where[first : first + self.slice_rows]
             place = to_device(some, hidden.device)
             targets = to_device(chunks.next_token[some], hidden.device)
             logits = self._model.logits(hidden.index_select(0, place))

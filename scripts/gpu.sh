@@ -3,7 +3,7 @@
 #
 #   scripts/gpu.sh [--wheels FOLDER] train [ARGUMENTS]    train the demo model (scripts/demo/train.py)
 #   scripts/gpu.sh [--wheels FOLDER] measure [ARGUMENTS]  measure a demo checkpoint (scripts/demo/measure.py)
-#   scripts/gpu.sh [--wheels FOLDER] tests [ARGUMENTS]    all marked gpu, in WORKERS (8) processes beside each other
+#   scripts/gpu.sh [--wheels FOLDER] tests [ARGUMENTS]    all *_gpu.py, in WORKERS (8) processes beside each other
 #   scripts/gpu.sh [--wheels FOLDER] pytest PATH...       run tests, one after the other
 #   scripts/gpu.sh [--wheels FOLDER] sanitize [TOOL...]   the kernels' sweeps under compute-sanitizer
 #   scripts/gpu.sh [--wheels FOLDER] shapes [ARGUMENTS]   speed of random models (benchmarks/shapes.py)
@@ -34,10 +34,10 @@ case "$check" in
     measure) exec "$python" scripts/demo/measure.py "$@" ;;
     tests)
         if ! "$python" -c "import xdist" 2>/dev/null; then
-            echo "tests run beside each other need pytest-xdist: carry its wheel, or use: pytest -m gpu" >&2
+            echo "tests run beside each other need pytest-xdist: carry its wheel, or use: pytest FILE" >&2
             exit 2
         fi
-        exec "$python" -m pytest -q -n "${WORKERS:-8}" --dist worksteal -m gpu "$@"
+        exec "$python" -m pytest -q -n "${WORKERS:-8}" --dist worksteal "$@" $(find tests -name "*_gpu.py")
         ;;
     sanitize) exec scripts/sanitize.sh "$@" ;;
     pytest) exec "$python" -m pytest -q "$@" ;;

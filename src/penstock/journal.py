@@ -133,7 +133,7 @@ class Journal:
         self._take(key, _line(row))
 
     def add_json(self, key: Key, row: bytes) -> None:
-        """As add, of a row that is JSON in UTF-8 already, without a newline in it."""
+        """Adds a row that is JSON in UTF-8 already, without a newline in it."""
         for odd, escape in _ODD.items():  # outside strings none of them may stand, and no character holds another
             if odd in row:
                 row = row.replace(odd, escape)

@@ -69,6 +69,14 @@ BARRED_WORDS = {"trust_remote_code": "vllm_arguments.py"}
 
 LONGEST_FILE = 400  # lines
 
+# Names of classes and files that stand twice all the same, and why.
+NAMED_TWICE: dict[str, str] = {
+    "BatchLimits": "of a step's batch and of batch files: each is the only one of its room",
+    "Attention": "the operation, and the layer that calls it",
+    "TokenLogprobs": "what the operation gives on the device, and the step's contract on the host",
+    "KindPlan": "one a column of kernels, of one shape",
+}
+
 # Import name -> its name in pyproject.toml, where the two differ.
 DISTRIBUTIONS = {"zmq": "pyzmq", "prometheus_client": "prometheus-client", "python_multipart": "python-multipart"}
 NOT_OURS_TO_INSTALL = frozenset({"triton", "ray", "modal"})  # come with torch, or with who deploys there

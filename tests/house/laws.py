@@ -66,9 +66,13 @@ def tree_of(text: str) -> ast.Module:
 
 
 def imports(root: Path) -> list[Import]:
+    return [each for path, text in sources(root) for each in _imports_of(path, text)]
+
+
+@cache
+def _imports_of(path: str, text: str) -> list[Import]:
     found: list[Import] = []
-    for path, text in sources(root):
-        _Collector(path, found).visit(tree_of(text))
+    _Collector(path, found).visit(tree_of(text))
     return found
 
 
@@ -321,6 +325,35 @@ def no_utils(root: Path) -> list[str]:
         for path, _ in sources(root)
         for part in path.removesuffix(".py").split("/")
         if {"util", "utils", "helpers", "misc"} & set(part.split("_"))
+    ]
+
+
+def names_stand_once(root: Path) -> list[str]:
+    """No class name twice in the package, and no file name twice outside kernels/, whose columns share theirs."""
+    places: dict[str, list[str]] = {}
+    for path, text in sources(root):
+        file = path.split("/")[-1]
+        if file != "__init__.py" and not path.startswith("kernels/"):
+            places.setdefault(file, []).append(path)
+        for node in tree_of(text).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return [
+        f"{found[0]}: {name} is also in {', '.join(found[1:])}: give it a name of its own"
+        for name, found in places.items()
+        if len(found) > 1 and name not in floors.NAMED_TWICE
+    ]
+
+
+def docstrings_begin_plainly(root: Path) -> list[str]:
+    """A public docstring's first sentence has a verb: it begins with neither "Of" nor "As"."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [
+        f"{path}:{getattr(node, 'lineno', 1)}: its docstring begins with {words[0]}: begin with what it does"
+        for path, text in sources(root)
+        for node in ast.walk(tree_of(text))
+        if isinstance(node, kinds) and not getattr(node, "name", "").startswith("_")
+        if (words := (ast.get_docstring(node) or "").split()) and words[0].strip(",") in ("Of", "As")
     ]
 
 

@@ -29,6 +29,8 @@ SOURCE_LAWS: list[Law] = [
     laws.files_draw_their_border,
     laws.files_can_be_read,
     laws.no_utils,
+    laws.names_stand_once,
+    laws.docstrings_begin_plainly,
 ]
 TEST_LAWS: list[Law] = [
     laws.tests_can_fail,

@@ -10,6 +10,8 @@ from test_laws import SOURCE_LAWS, TEST_LAWS, Law
 
 BORDER = '"""What it does, and what it doesn\'t know."""\n'
 
+TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+LATE = "importlib.import_module('penstock.server.process.app')"
 # law, file, its text after the docstring, a word of the complaint
 PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.rooms_have_a_floor, "cellar/wine.py", "", "cellar"),
@@ -19,18 +21,8 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.rooms_look_down, "schedule/rows.py", "import penstock.text.chat", "its own floor"),
     (laws.rooms_look_down, "schedule/rows.py", "from ..text import chat", "its own floor"),
     (laws.rooms_look_down, "schedule/rows.py", "def f():\n    from penstock.kernels import ops", "its own floor"),
-    (
-        laws.rooms_look_down,
-        "schedule/rows.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.engine import engine",
-        "above it",
-    ),
-    (
-        laws.rooms_look_down,
-        "text/chat.py",
-        "import importlib\nimportlib.import_module('penstock.server.process.app')",
-        "above it",
-    ),
+    (laws.rooms_look_down, "schedule/rows.py", TYPED + "from penstock.engine import engine", "above it"),
+    (laws.rooms_look_down, "text/chat.py", "import importlib\n" + LATE, "above it"),
     (laws.rooms_look_down, "jobs/run.py", "from penstock import LLM", "above it"),
     (laws.rooms_look_down, "execute/batch.py", "from penstock.text.tokenizer import Tokenizer", "doesn't see text"),
     (laws.rooms_look_down, "layers/mlp.py", "from penstock.text import chat", "doesn't see text"),
@@ -40,20 +32,15 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.sub_rooms_look_down, "server/online/auth.py", "from penstock.server import process", "not below it"),
     (
         laws.sub_rooms_look_down,
-        "server/online/app_state.py",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.server.batch.files import File",
+        "server/online/a.py",
+        TYPED + "from penstock.server.batch.files import F",
         "not below it",
     ),
     (laws.sub_rooms_look_down, "server/auth.py", "", "no sub-room"),
     (laws.imports_make_no_circle, "text/chat.py", "from penstock.text.chat import Chat", "chat.py -> text/chat.py"),
     (laws.packages_stay_in_their_places, "schedule/rows.py", "import torch", "no torch"),
     (laws.packages_stay_in_their_places, "text/chat.py", "def f():\n    from torch import nn", "no torch"),
-    (
-        laws.packages_stay_in_their_places,
-        "kernels/reference/norm.py",
-        "import triton.language as tl",
-        "kernels/triton/",
-    ),
+    (laws.packages_stay_in_their_places, "kernels/reference/a.py", "import triton.language as tl", "kernels/triton/"),
     (laws.packages_stay_in_their_places, "jobs/curve.py", "import matplotlib", "inside functions"),
     (laws.packages_stay_in_their_places, "deploy/on_ray.py", "import ray", "inside functions"),
     (laws.packages_stay_in_their_places, "request.py", "import msgspec", "stdlib and numpy"),
@@ -67,17 +54,14 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.nothing_runs_strangers_code, "text/chat.py", "f(**{'trust_remote_code': True})", "trust_remote_code"),
     (laws.nothing_runs_strangers_code, "vllm_arguments.py", "f(trust_remote_code=True)", "trust_remote_code"),
     (laws.nothing_runs_strangers_code, "text/vllm_arguments.py", "f('trust_remote_code')", "trust_remote_code"),
-    (
-        laws.nothing_runs_strangers_code,
-        "text/chat.py",
-        "import numpy\nnumpy.load('x', allow_pickle=True)",
-        "allow_pickle",
-    ),
+    (laws.nothing_runs_strangers_code, "text/chat.py", "numpy.load('x', allow_pickle=True)", "allow_pickle"),
     (laws.nothing_runs_strangers_code, "engine/channel.py", "socket.send_pyobj({})", "send_pyobj"),
     (laws.state_is_handed_over, "engine/engine.py", "def f():\n    global now\n    now = 1", "global now"),
     (laws.files_can_be_read, "engine/engine.py", "x = 1\n" * 400, "402 lines"),
     (laws.no_utils, "engine/utils.py", "", "utils"),
     (laws.no_utils, "engine/text_utils/x.py", "", "text_utils"),
+    (laws.docstrings_begin_plainly, "jobs/run.py", 'def f():\n    """Of a run."""', "begins with Of"),
+    (laws.docstrings_begin_plainly, "jobs/run.py", 'class F:\n    """As another."""', "begins with As"),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    print(1)", "asserts nothing"),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert True", "can't fail"),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert f() or 1", "can't fail"),
@@ -145,20 +129,32 @@ def test_an_undeclared_package_is_found(tmp_path: Path) -> None:
     assert len(laws.packages_are_declared(tmp_path, frozenset({"fastapi"}))) == 1
 
 
-@pytest.mark.parametrize("law", SOURCE_LAWS, ids=lambda law: law.__name__)
-def test_a_whole_house_breaks_nothing(law: Law, tmp_path: Path) -> None:
+def test_names_that_stand_twice_are_found(tmp_path: Path) -> None:
     for path, text in WHOLE.items():
         plant(tmp_path, path, text)
-    assert law(tmp_path) == []
+    plant(tmp_path, "jobs/forms.py", "class Batch: ...\nclass _Own: ...")
+    plant(tmp_path, "text/read.py", "class Batch: ...\nclass _Own: ...")
+    plant(tmp_path, "kernels/triton/forms.py", "")
+    broken = laws.names_stand_once(tmp_path)
+    assert [each.split(": give")[0] for each in broken] == [
+        "jobs/forms.py: forms.py is also in server/openai/forms.py",
+        "jobs/forms.py:2: Batch is also in text/read.py:2",
+    ]
 
 
-@pytest.mark.parametrize("law", TEST_LAWS, ids=lambda law: law.__name__)
-def test_whole_tests_break_nothing(law: Law, tmp_path: Path) -> None:
-    marked = "import pytest, torch\npytestmark = pytest.mark.torch\n"
-    plant(tmp_path, "cpu/test_x.py", marked + "def test_x():\n    assert torch.ones(1).sum() == Random(1)")
-    plant(
-        tmp_path,
-        "numpy/test_x.py",
-        "import pytest\ndef test_x():\n    with pytest.raises(ValueError):\n        int('x')",
-    )
+WHOLE_TESTS = {
+    "cpu/test_x.py": "import pytest, torch\npytestmark = pytest.mark.torch\n"
+    "def test_x():\n    assert torch.ones(1).sum() == Random(1)",
+    "numpy/test_x.py": "import pytest\ndef test_x():\n    with pytest.raises(ValueError):\n        int('x')",
+}
+
+
+@pytest.mark.parametrize(
+    ("law", "whole"),
+    [*((law, WHOLE) for law in SOURCE_LAWS), *((law, WHOLE_TESTS) for law in TEST_LAWS)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_whole_house_breaks_nothing(law: Law, whole: dict[str, str], tmp_path: Path) -> None:
+    for path, text in whole.items():
+        plant(tmp_path, path, text)
     assert law(tmp_path) == []

@@ -57,7 +57,7 @@ class Stream:
 
     @property
     def begun(self) -> float | None:
-        """Of time.perf_counter(): when it was heard that its first token is drawn; None before."""
+        """Returns when it was heard that its first token is drawn, by time.perf_counter(); None before."""
         return self.asked.begun
 
     @property

@@ -39,7 +39,7 @@ class Outcome:
         )
 
     def read(self) -> StepTokens:
-        """Of an outcome in host memory."""
+        """Reads an outcome in host memory."""
         return StepTokens(self.tokens.numpy(), _read(self.logprobs), _read(self.prompt_logprobs))
 
 
@@ -49,7 +49,7 @@ Look = Callable[[StepTokens], None]  # what the runner does with tokens when the
 
 
 class StepFlight(Protocol):
-    """As schedule.step.Flight."""
+    """Serves as schedule.step.Flight."""
 
     def ready(self) -> bool: ...
 

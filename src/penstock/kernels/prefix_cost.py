@@ -18,7 +18,7 @@ from penstock.kernels.ops import Ops
 
 @dataclass(slots=True, frozen=True)
 class PrefixCostTimes:
-    """Of one layer's attention of one model, in seconds. The fields are `schedule.prefix_groups.SharingCosts`'s."""
+    """Holds the times of one layer's attention of one model, in seconds. The fields are `schedule.prefix_groups.SharingCosts`'s."""
 
     member_token: float  # a row reads a shared token by itself
     member: float  # a row carries on from what its group saw
@@ -29,7 +29,7 @@ class PrefixCostTimes:
 
 @dataclass(slots=True, frozen=True)
 class MeasuredSharing:
-    """Of one device: the same by a KV byte, which is what the head shapes differ by. bf16."""
+    """Holds what was measured on one device: the same by a KV byte, which is what the head shapes differ by. bf16."""
 
     device: str
     member_byte: float  # seconds a byte of K and V that a row reads by itself, shared ones: out of a cache
@@ -53,7 +53,7 @@ class PrefixCost(Protocol):
 def prefix_cost_times(
     ops: Ops, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> PrefixCostTimes:
-    """Of the column that these ops attend by."""
+    """Returns the times of the column that these ops attend by."""
     found: PrefixCost = import_module(f"penstock.kernels.{ops.why['attention'][0]}.prefix_cost").prefix_cost
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return found(heads, kv_heads, width, dtype, name)

@@ -26,7 +26,7 @@ from penstock.text.sandbox_process import (
     Failure,
     Job,
     Reply,
-    Start,
+    SandboxStart,
     frame,
     missing_of,
     read_reply,
@@ -55,7 +55,7 @@ class Sandbox:
         self._hold, self._poll = hold, select.poll()
         self._poll.register(self._channel, select.POLLIN)
         self._late, self._since = SHORT, 0  # bytes of a job whose answer was late; jobs since then
-        self._start = Start(str(tokenizer.folder), tokenizer.vocab_size, limit, bounds)
+        self._start = SandboxStart(str(tokenizer.folder), tokenizer.vocab_size, limit, bounds)
         self.chat_fault: PenstockError | None = None  # why no chat can be rendered
         self.usable = True
         command = (sys.executable, "-m", "penstock.text.sandbox_process", str(theirs.fileno()))

@@ -39,7 +39,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     grown: int = 64 * 2**20
 
 
-class Start(msgspec.Struct):
+class SandboxStart(msgspec.Struct):
     """The first frame: what to load, and for a context of how many tokens."""
 
     folder: str
@@ -80,7 +80,7 @@ class Failure(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """What a job came to; to Start, an empty one, whose failure says why no chat can be rendered.
+    """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be rendered.
 
     ids: of each text in turn.   text: of a chat, as rendered.   last: the process ends behind it.
     """
@@ -100,11 +100,11 @@ KINDS: dict[str, type[PenstockError]] = {
 _REPLY, _JOB = msgspec.msgpack.Decoder(Reply), msgspec.msgpack.Decoder(Job)
 
 
-def send(channel: socket.socket, word: Start | Job | Reply) -> None:
+def send(channel: socket.socket, word: SandboxStart | Job | Reply) -> None:
     channel.sendall(frame(word))
 
 
-def frame(word: Start | Job | Reply) -> bytearray:
+def frame(word: SandboxStart | Job | Reply) -> bytearray:
     """Returns the word's bytes with their length before them."""
     data = bytearray(HEADER)
     msgspec.msgpack.Encoder().encode_into(word, data, HEADER)
@@ -153,7 +153,7 @@ def _serve(channel: socket.socket) -> int:
     _limit(resource.RLIMIT_AS, LOADING)
     reply = Reply()
     try:
-        desk = _Desk(msgspec.msgpack.decode(memoryview(first)[HEADER:], type=Start))
+        desk = _Desk(msgspec.msgpack.decode(memoryview(first)[HEADER:], type=SandboxStart))
     except PenstockError as error:
         send(channel, Reply(failure=_failure(error), last=True))
         return 0
@@ -177,7 +177,7 @@ def _work(channel: socket.socket, desk: _Desk, reply: Reply) -> int:
 class _Desk:
     """The tokenizer, and what a job may take."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: SandboxStart) -> None:
         from penstock.text.tokenizer import Tokenizer
 
         self.limit, self.bounds = start.limit, start.bounds

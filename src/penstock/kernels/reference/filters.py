@@ -26,7 +26,7 @@ Stays = Callable[[Tensor, Tensor], Tensor]  # rows [m] int64, their tokens [m] -
 
 @dataclass(slots=True)
 class Filters:
-    """Of n rows."""
+    """Holds the filters of n rows."""
 
     top_p: Tensor  # [n] float32
     top_k: Tensor  # [n] int64, the vocabulary where it is off

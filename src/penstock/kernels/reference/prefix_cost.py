@@ -15,5 +15,5 @@ WHOLE = 1 << 30
 
 
 def prefix_cost(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> PrefixCostTimes:
-    """As `kernels.prefix_cost.PrefixCost`."""
+    """Returns the costs that `kernels.prefix_cost.PrefixCost` asks for."""
     return MEASURED.times(kv_heads, width, WHOLE)

@@ -120,7 +120,7 @@ def walk_row(
     WIDTH_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """As `walk`, for the query heads of one decode row, which all see the same tokens."""
+    """Does what `walk` does for the query heads of one decode row, which all see the same tokens."""
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH

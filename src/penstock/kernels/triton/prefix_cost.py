@@ -14,6 +14,6 @@ MEASURED = (MeasuredSharing("NVIDIA H200", member_byte=1.17e-13, member=5.4e-12,
 
 
 def prefix_cost(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> PrefixCostTimes:
-    """As `kernels.prefix_cost.PrefixCost`."""
+    """Returns the costs that `kernels.prefix_cost.PrefixCost` asks for."""
     found = [measured for measured in MEASURED if measured.device == device]
     return (found or MEASURED)[0].times(kv_heads, width, tile_members(heads // kv_heads, width, dtype))

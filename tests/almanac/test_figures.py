@@ -159,37 +159,6 @@ def test_a_miss_by_the_points_end_alone_is_marked() -> None:
     assert point(samples, opens=10.0).marks == ["failed requests"]
 
 
-@pytest.mark.parametrize("stalled", [True, False])
-def test_a_stall_shows_from_the_intended_start_and_hides_from_the_actual_one(stalled: bool) -> None:
-    """Coordinated omission. A server that answers within 10 ms, and for 2 s not at all. A closed loop of one sends
-    nothing meanwhile, so one request of thousands is slow: its p99 says 10 ms. An open loop's requests were planned."""
-    takes = 0.009
-    stops = (30.0, 32.0) if stalled else (0.0, 0.0)
-
-    def answered(at: float, busy: float) -> float:
-        begin = max(at, busy)
-        return (stops[1] if stops[0] <= begin < stops[1] else begin) + takes
-
-    planned, sent, first, now = np.arange(0, 60, 0.02), [], [], 0.0
-    for at in planned:  # a client that waits for each answer before the next request: late, and proud of it
-        sent.append(max(at, now))
-        now = answered(sent[-1], 0.0)
-        first.append(now)
-    samples = samples_of(planned, first, [np.zeros(0)] * len(planned), actual=sent)
-    made = point(samples, opens=0.0, goals=[0.1])
-    ours, theirs = made.figures.first_token, made.figures.first_token_actual
-    assert ours is not None and theirs is not None
-    assert theirs.p99.value == pytest.approx(takes, rel=0.01)  # hidden, in both
-    assert (ours.p99.value > 1.0) is stalled and (ours.p99.value < 0.02) is not stalled
-    assert (made.goals[0].share < 0.97) is stalled
-
-    closed = samples_of(np.full(len(planned), np.nan), first, [np.zeros(0)] * len(planned), actual=sent)
-    hidden = point(closed, kind="closed", rate=None, concurrency=1, opens=0.0, goals=[0.1])
-    assert hidden.figures.first_token is not None  # a closed loop plans nothing: its intended start is the actual one
-    assert hidden.figures.first_token.p99.value == pytest.approx(takes, rel=0.01)
-    assert hidden.goals[0].share > 0.999
-
-
 def test_a_failed_request_meets_no_goal_and_has_no_times() -> None:
     samples = open_loop()
     inside = np.flatnonzero(samples.window)

@@ -27,7 +27,6 @@ from penstock.almanac.record import Record, Sample
 from penstock.bench.workload import MONKEYS_SAMPLES, workload
 from penstock.errors import CapacityError, UsageError
 
-FAILED = {"point": None, "kind": "crashed", "message": "it crashed"}
 HOSTILE = "<img src=x onerror=hacked()></script><script>hacked()</script>\njavascript:hacked()"
 
 
@@ -158,30 +157,20 @@ def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, 
     good = json.loads(next(records.rglob("*.json")).read_text())
     bad = {
         "too large.json": json.dumps(good).replace('"warm_up": 10.0', '"warm_up": 1e308'),
-        "hostile.json": json.dumps({**good, "engine": {**good["engine"], "name": "<img onerror=hacked()>"}}),
-        "more.json": json.dumps({**good, "hacked": 1}),
-        "less.json": json.dumps({key: value for key, value in good.items() if key != "points"}),
         "cut.json": json.dumps(good)[:500],
         "turned.json": json.dumps({**good, "run": "turned00", "model": {**good["model"], "source": "a\u202eb"}}),
         "twice.json": json.dumps(good),
         "keys.json": json.dumps(good)[:-1] + ', "when": "2026-01-01T00:00:00Z"}',
-        "rubbed out.json": json.dumps({**good, "failures": [{**FAILED, "log": "a\x7fb"}]}),
-        "back.json": json.dumps({**good, "failures": [{**FAILED, "log": "a\bb"}]}),
-        "nan.json": json.dumps(good).replace('"warm_up": 10.0', '"warm_up": NaN'),
+        "bytes.json": "\xff\xfe{}",
     }
-    assert '"warm_up": 1e308' in bad["too large.json"]
     for name, text in bad.items():
-        (records / name).write_text(text)
-    (records / "bytes.json").write_bytes(b"\xff\xfe{}")
+        (records / name).write_text(text, encoding="latin-1")
     built = build(records, tmp_path / "page")
     assert built.records == 12
     reasons = dict(built.refused)
-    assert set(reasons) == {*bad, "bytes.json"}
-    assert "warm_up" in reasons["too large.json"] and "engine.name" in reasons["hostile.json"]
-    assert "U+202E" in reasons["turned.json"] and good["run"] in reasons["twice.json"]
-    assert "'when' stands twice" in reasons["keys.json"]
-    assert "U+007F" in reasons["rubbed out.json"] and "U+0008" in reasons["back.json"]
-    assert "hacked" in reasons["more.json"] and "points" in reasons["less.json"]
+    assert set(reasons) == set(bad)
+    assert "warm_up" in reasons["too large.json"] and good["run"] in reasons["twice.json"]
+    assert "U+202E" in reasons["turned.json"] and "'when' stands twice" in reasons["keys.json"]
     (index,) = argument(tmp_path / "page" / "data" / "index.js")
     assert dict(index["refused"]) == reasons
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,30 +107,6 @@ def test_the_question_changes_the_answer(reader: Reader) -> None:
     assert "steady 1.0 keeps 50 % of first tokens under 5 s up to 50 requests a second" in reader.text("#answer")
     reader.choose("ask-engine", "swift")
     assert "swift 1.0 takes 30" in reader.text("#answer") and reader.ranking() == ["swift 1.0"]
-
-
-def test_the_answer_is_the_rule_on_any_records(ask: Any) -> None:
-    """The rule again, in numpy, on the samples as they are on paper."""
-    rng = np.random.default_rng(5)
-    rates = [2.0, 5.0, 8.0, 11.0]
-    points = [point(rate, rng.gamma(2, 0.05 * rate, 300).tolist(), failed=3) for rate in rates]
-    reader = ask([record("random00", "random", points)])
-    asked = [(0.5, 0.5), (0.9, 0.5), (0.9, 1.0), (0.8, 2.0), (0.5, 1.0)]
-    for quantile, first in asked:
-        reader.choose("ask-quantile", str(quantile))
-        reader.choose("ask-first", f"{first:g}")
-        shares = [np.mean([0 <= t <= first for t in each["sample"]["first"]]) for each in points]
-        kept = [at for at, share in enumerate(shares) if share >= quantile]
-        if not kept:
-            assert reader.text("#answer").startswith("None.")
-            continue
-        last = kept[-1]
-        wanted = rates[last]
-        if last + 1 < len(rates):
-            part = (shares[last] - quantile) / (shares[last] - shares[last + 1])
-            wanted += part * (rates[last + 1] - rates[last])
-        told = re.search(r"(?:takes|up to) ([\d.]+) requests", reader.text("#answer"))
-        assert told and float(told[1]) == pytest.approx(wanted, rel=6e-3)  # three digits are shown
 
 
 def test_a_limit_on_every_token_is_joint_with_the_first(ask: Any) -> None:

@@ -50,14 +50,6 @@ def test_batch_form() -> None:
     assert parse(batch(prompt="Hi")).params.max_tokens == 16
 
 
-def test_fields_of_a_body_that_ask_for_nothing_are_taken_as_over_http() -> None:
-    nothing = {"model": "", "user": "me", "bad_words": [], "vllm_xargs": {}, "guided_json": None, "n": None}
-    row = parse(batch(prompt="Hi", max_tokens=5, **nothing))
-    assert (row.prompt, row.model, row.params.n, row.params.max_tokens) == ("Hi", None, 1, 5)
-    more = {"include_reasoning": True, "documents": [], "logprobs": False, "top_logprobs": 0}
-    assert parse(batch(CHAT, messages=HELLO, **nothing, **more)).params.logprobs is None
-
-
 def test_chat_options_of_both_forms() -> None:
     asked = {
         "add_generation_prompt": False,
@@ -109,20 +101,10 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         (batch("/v1/embeddings", input="x"), "url must be /v1/completions"),
         ({**batch(prompt="x"), "method": "GET"}, "method must be POST"),
         ({"custom_id": "c", "method": "POST", "url": CHAT}, "missing required field body"),
-        (batch(messages=HELLO), "messages is not served: a chat goes to /v1/chat/completions"),
-        (batch(CHAT, prompt="x"), "prompt is not served: a prompt goes to /v1/completions"),
         (batch(prompt="x", temprature=1), "unknown field temprature: leave it out"),
-        (batch(prompt="x", bad_words=["a"]), "bad_words is not served with this value: forbid single tokens"),
-        (batch(prompt="x", repetition_penalty=1e-38), "repetition_penalty must be between 1e-06 and 100.0"),
-        (batch(CHAT), "messages must be a list of at least one message"),
         (batch(prompt="x", stream=True), "stream is not served in a batch"),
-        (batch(prompt="x", model=5), "model: expected str"),
-        (batch(CHAT, messages=HELLO, top_logprobs=3), "top_logprobs needs logprobs"),
-        (batch(CHAT, messages=HELLO, logprobs=3), "logprobs: expected bool"),
         ({"id": 1, "prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs belongs to messages"),
-        (batch(prompt="x", add_generation_prompt=True), "unknown field add_generation_prompt"),
         ({"id": 1, "messages": HELLO, "add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
-        (batch(CHAT, messages=HELLO, chat_template_kwargs=[1]), "chat_template_kwargs: expected object"),
         ({"id": 1, "messages": HELLO, "continue_final_message": True}, "exclude each other: set one of them to false"),
     ],
 )

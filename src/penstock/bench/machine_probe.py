@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from penstock.almanac.parse_record import faults_in_a_line
 from penstock.almanac.record import Gpu, MachineInfo
 from penstock.bench.cpu_pinning import count_all, count_here
 from penstock.bench.endpoint import target_of
@@ -34,7 +35,8 @@ def machine_of(
         try:
             return MachineInfo.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise UsageError(f"{file} describes no machine: {_first(error)}", param="machine") from error
+            why = faults_in_a_line(error) if isinstance(error, ValidationError) else error.strerror
+            raise UsageError(f"{file} describes no machine: {why}", param="machine") from error
     if url is not None and (host := target_of(url).host) not in HERE:
         raise UsageError(
             f"the server is on {host}: describe that machine with --machine FILE.json, of the fields "
@@ -49,13 +51,6 @@ def machine_of(
             param="machine",
         )
     return machine
-
-
-def _first(error: OSError | ValidationError) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = True) -> MachineInfo:

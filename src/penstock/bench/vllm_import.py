@@ -37,6 +37,7 @@ from penstock.almanac.record import (
     ShapeInfo,
 )
 from penstock.almanac.samples import Samples, from_lists, join, write_parquet
+from penstock.bench.write_record import word
 from penstock.errors import RecordError
 
 LARGEST = 2_000_000_000  # bytes; 10,000 requests of 1,024 tokens are about 250 MB
@@ -79,7 +80,7 @@ def read_vllm(path: Path) -> list[VllmResult]:
 
 def record_of(
     results: Sequence[VllmResult], raw: Path, *, engine: EngineInfo, machine: MachineInfo, goals: Sequence[float],
-    weights: str, dtype: str, price: float | None = None,
+    weights: Literal["real", "random"], dtype: str, price: float | None = None,
 ) -> Record:  # fmt: skip
     """Writes the samples to `raw` and makes the record of them. Raises RecordError where the results are of different
     models (those are different records), and for numbers that no record may hold."""
@@ -97,13 +98,13 @@ def record_of(
             "when": min(result.when for result in results),
             "engine": engine,
             "model": ModelInfo(
-                name=_word(results[0].model), weights=_weights(weights), dtype=dtype, source="by vLLM's file"
+                name=word(results[0].model), weights=weights, dtype=dtype, source="by vLLM's file"
             ),
             "machine": machine,
             "shape": shape,
             "client": ClientInfo(
                 penstock=__version__, processes=1, seed=0,
-                command=f"vllm bench serve --backend {_word(results[0].backend)} (imported)",
+                command=f"vllm bench serve --backend {word(results[0].backend)} (imported)",
             ),
             "method": Method(
                 warm_up=0.0, window=longest, enough=max(len(result.samples) for result in results), starts=1,
@@ -165,10 +166,10 @@ def _result(told: dict[str, Any], where: str, taken: set[str]) -> VllmResult:
         why = "it lacks " + ", ".join(missing)
         raise RecordError(f"{where}{why}: run vllm bench serve with --save-result --save-detailed")
     lists = {name: told[name] for name in fields}
-    count = len(lists["ttfts"]) if isinstance(lists["ttfts"], list) else -1
+    count = len(lists["ttfts"]) if isinstance(lists["ttfts"], list) else 0
     for name, values in lists.items():
         if not isinstance(values, list) or len(values) != count:
-            raise RecordError(f"{where}{name}: is no list of {max(count, 0)} entries, as ttfts is")
+            raise RecordError(f"{where}{name}: is no list of {count} entries, as ttfts is")
     if not count:
         raise RecordError(f"{where}ttfts: holds no request")
     rate, concurrency = _rate(told, where), _concurrency(told, where)
@@ -304,15 +305,3 @@ def _shape(parts: Sequence[Samples]) -> ShapeInfo:
         source="imported from vllm bench serve",
         prompts="text",
     )
-
-
-def _weights(word: str) -> Literal["real", "random"]:
-    if word not in ("real", "random"):
-        raise RecordError(f"weights: {one_line(word)!r} is neither real nor random")
-    return "real" if word == "real" else "random"
-
-
-def _word(text: str) -> str:
-    """Returns the text as a record's words are."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in " ._:+@,()/=-") else "-" for c in text)
-    return kept.lstrip(" ._:+@,()/=-")[:120] or "unknown"

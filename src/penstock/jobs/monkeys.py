@@ -210,7 +210,7 @@ def _draw(
     speed, errors = Speed(), dict[int, str]()
     with Progress([problems, samples], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
-        try:
+        with progress.stoppable(journal, options.out):
             for finished in llm.stream(_prompts(options, work, todo, follow), after_step=follow):
                 index: int = finished.key
                 if finished.output is None or finished.error is not None:
@@ -225,12 +225,6 @@ def _draw(
                 left[index] -= ended
                 samples.ended += ended
                 problems.ended += ended > 0 and not left[index]
-            journal.commit()
-        except KeyboardInterrupt as stop:
-            journal.commit()
-            done = f"{len(journal):,} of {total:,} samples are in {options.out}"
-            raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
-        follow()
         speed.seconds = round(progress.seconds, 3)
     return speed, errors
 

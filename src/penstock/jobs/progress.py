@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 from penstock.journal import Journal
@@ -80,6 +82,19 @@ class Progress:
         if journal.tick():
             for count in self.counts:
                 count.done = count.ended
+
+    @contextmanager
+    def stoppable(self, journal: Journal, out: Path) -> Iterator[None]:
+        """Brings all rows to the disk at the end, and at Ctrl-C, which it raises with how to go on."""
+        try:
+            yield
+            journal.commit()
+        except KeyboardInterrupt as stop:
+            journal.commit()
+            main = self.counts[-1]
+            done = f"{len(journal):,} of {main.total:,} {main.name} are in {out}"
+            raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
+        self.follow(journal)
 
     def line(self) -> str:
         """The whole line; reads the engine's count of tokens."""

@@ -101,22 +101,15 @@ def _mention_models(found: Survey, config: Config) -> None:
 def _run_rows(llm: LLM, source: Path, seed: int, journal: Journal, outcome: RunOutcome) -> None:
     open_rows: dict[Id, Tail] = {}
     given = read_rows(source, seed, llm.facts.sampling_defaults)
-    given = read_rows(source, seed, llm.facts.sampling_defaults)
     rows = Count("rows", outcome.rows, before=len(journal))
     with Progress([rows], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
-        try:
+        with progress.stoppable(journal, journal.path):
             for finished in llm.stream(_prompts(given, journal, open_rows, follow), after_step=follow):
                 row = _take(finished, open_rows, outcome)
                 if row is not None:
                     journal.add(row["id"], row)
                     rows.ended += 1
-            journal.commit()
-        except KeyboardInterrupt as stop:
-            journal.commit()
-            done = f"{len(journal):,} of {outcome.rows:,} rows are in {journal.path}"
-            raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
-        follow()
         outcome.done, outcome.seconds = rows.done, progress.seconds
 
 

@@ -277,11 +277,11 @@ def test_headlines_leave_points_out_whose_client_was_short(tmp_path: Path) -> No
 def test_the_page_is_small(tmp_path: Path) -> None:
     """A megabyte compressed for 2,000 records: what does not grow, and 2,000 lines of the index."""
     out = tmp_path / "page"
-    build(made_records(150, rows=1), out)
+    build(made_records(80, rows=1), out)
     fixed = sum(len(gzip.compress((out / name).read_bytes())) for name in ("index.html", "page.css", "page.js"))
     index = len(gzip.compress((out / "data" / "index.js").read_bytes()))
     assert fixed < 100_000
-    assert fixed + index / 150 * 2000 < 1_000_000
+    assert fixed + index / 80 * 2000 < 1_000_000
 
 
 def test_serving_shows_the_page_to_this_machine_alone(records: Path, tmp_path: Path) -> None:

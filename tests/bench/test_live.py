@@ -28,7 +28,7 @@ def load(stop_after: float = 90.0, window: tuple[float, float] = (10.0, 70.0)) -
 
 def now(**more: float) -> LoadProgress:
     told = {"seconds": 20.0, "asked": 100, "sent": 60, "ended": 40, "failed": 0, "in_flight": 20, "events": 4000,
-            "output_tokens": 5000, "unfinished": 0}  # fmt: skip
+            "output_tokens": 5000, "unfinished": 0, "waiting": 0}  # fmt: skip
     return LoadProgress(**{**told, **more}, firsts=[0.1] * 90 + [0.9] * 10)  # type: ignore[arg-type]
 
 

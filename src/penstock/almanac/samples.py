@@ -6,6 +6,7 @@ far has NaN there. It knows columns; not what is computed of them (figures.py) n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.almanac.arrow_columns import arrow_lists, arrow_numbers, arrow_texts
 from penstock.errors import RecordError, UsageError
 
 OK = "ok"
@@ -99,8 +101,9 @@ def write_parquet(samples: Samples, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    kinds: dict[str, Callable[[Any], Any]] = {"gaps": arrow_lists, "point": arrow_texts, "outcome": arrow_texts}
     columns = {each.name: getattr(samples, each.name) for each in fields(samples)}
-    table = pa.table({name: pa.array(list(column), _arrow(name, pa)) for name, column in columns.items()})
+    table = pa.table({name: kinds.get(name, arrow_numbers)(column) for name, column in columns.items()})
     aside = path.with_name(path.name + ".part")
     pq.write_table(table, aside, compression="zstd")
     aside.replace(path)
@@ -113,7 +116,7 @@ def read_parquet(path: Path) -> Samples:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, memory_map=False)
+        table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as error:
         why = str(error).split(str(path))[-1].strip("': .")[:200]
         raise RecordError(f"{path.name}: is no Parquet file of samples: {why}") from error
@@ -124,11 +127,3 @@ def needs_pyarrow() -> None:
     """Raises UsageError where it is missing."""
     if find_spec("pyarrow") is None:
         raise UsageError('Parquet files need a package that isn\'t here: pip install "penstock[parquet]"')
-
-
-def _arrow(name: str, pa: Any) -> Any:
-    """Returns the column's type in Arrow."""
-    if name == "gaps":
-        return pa.list_(pa.float32())
-    kinds = {object: pa.string(), np.int32: pa.int32(), np.bool_: pa.bool_(), np.float64: pa.float64()}
-    return kinds[_KINDS.get(name, np.float64)]

@@ -7,9 +7,10 @@ knows one request at a time; not which comes next.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
@@ -40,20 +41,12 @@ class SentRequest:
     again: bool = False  # sent a second time: see RACE
 
 
-class ConnectionOwner(Protocol):
-    """Whom a connection tells."""
-
-    head: bytes
-
-    def ended(self, connection: ClientConnection, post: SentRequest) -> None:
-        """Hears that `post` has an outcome. The connection may be used again if `connection.reusable`."""
-
-
 class ClientConnection(asyncio.Protocol):
-    """httptools calls on_header, on_headers_complete, on_body and on_message_complete."""
+    """Carries one request at a time. head: of every request. ended: told that one has an outcome; the connection may be
+    used again if it is `reusable`. httptools calls on_header, on_headers_complete, on_body, on_message_complete."""
 
-    def __init__(self, owner: ConnectionOwner) -> None:
-        self._owner = owner
+    def __init__(self, head: bytes, ended: Callable[[ClientConnection, SentRequest], None]) -> None:
+        self._head, self._ended = head, ended
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._post: SentRequest | None = None
@@ -73,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._post, post.connection = post, self
         self._answer, self._framed, self._whole = None, False, False
         self.used += 1
-        words = b"%b%d\r\n\r\n%b" % (self._owner.head, len(post.ask.body), post.ask.body)
+        words = b"%b%d\r\n\r\n%b" % (self._head, len(post.ask.body), post.ask.body)
         post.actual = post.heard = monotonic()  # before: whoever is descheduled behind a write sees a faster server
         self._transport.write(words)
 
@@ -159,4 +152,4 @@ class ClientConnection(asyncio.Protocol):
         post.end = post.heard if self._whole else monotonic()
         if not self._whole:
             self.close()  # nobody knows what else comes on it
-        self._owner.ended(self, post)
+        self._ended(self, post)

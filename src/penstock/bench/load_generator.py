@@ -37,7 +37,6 @@ class LoadGenerator:
     def __init__(self, spec: WorkerSpec, tell: Callable[[WorkerProgress], None]) -> None:
         self._spec = spec
         self._tell_load = tell
-        self.head = spec.head
         self.posts = [SentRequest(*row, row[1].intended) for row in zip(spec.number, spec.asks, strict=True)]
         planned = len(self.posts) if spec.closed is None else min(spec.closed, len(self.posts))
         self._planned = deque(self.posts[:planned])  # go by the clock
@@ -93,7 +92,11 @@ class LoadGenerator:
             try:
                 async with asyncio.timeout(min(self._spec.stall, OPENING)):
                     _, connection = await loop.create_connection(
-                        lambda: ClientConnection(self), host, port, ssl=self._tls, server_hostname=name
+                        lambda: ClientConnection(self._spec.head, self.ended),
+                        host,
+                        port,
+                        ssl=self._tls,
+                        server_hostname=name,
                     )
             except OSError as error:
                 last = error

@@ -51,22 +51,12 @@ class Load:
             raise UsageError(f"the window {self.window} is empty: its first second lies before its end", param="window")
 
 
-@dataclass(frozen=True)
-class LoadProgress:
-    """What all processes have done together, at `seconds` since the point's begin. firsts: first-token times of
-    requests that ended since the last progress, a sample of them. unfinished: of those that ended, cut off by us, which
-    is no failure."""
+class LoadProgress(WorkerProgress):
+    """What all processes have done together, at `seconds` since the point's begin. firsts: of those that ended since
+    the last progress. asked: requests of the whole load."""
 
     seconds: float
     asked: int
-    sent: int
-    ended: int
-    failed: int
-    unfinished: int
-    in_flight: int
-    events: int
-    output_tokens: int
-    firsts: list[float]
 
 
 @dataclass(frozen=True)
@@ -144,11 +134,9 @@ def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
 
 
 def together(asked: int, seconds: float, news: list[WorkerProgress], firsts: list[float]) -> LoadProgress:
-    totals = {
-        name: sum(getattr(each, name) for each in news)
-        for name in ("sent", "ended", "failed", "unfinished", "in_flight", "events", "output_tokens")
-    }
-    return LoadProgress(seconds=seconds, asked=asked, firsts=firsts, **totals)
+    counts = [name for name in WorkerProgress.__struct_fields__ if name != "firsts"]
+    totals = {name: sum(getattr(each, name) for each in news) for name in counts}
+    return LoadProgress(**totals, firsts=firsts, seconds=seconds, asked=asked)
 
 
 def _share(whole: int, at: int, count: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.almanac.arrow_columns import arrow_lists, arrow_numbers, arrow_texts
 from penstock.almanac.page.compact import QUANTILES, RATES, SAMPLE, SPREADS, Rows
 from penstock.almanac.record import Interval, Point, PointFailure, Record
 from penstock.almanac.samples import OUTCOMES, needs_pyarrow
@@ -98,13 +99,9 @@ class Downloads:
         import pyarrow as pa
 
         matrix = np.array(self._numbers, np.float64).reshape(-1, len(named))
-        columns = {name: pa.array([row[at] for row in self._texts], pa.string()) for at, name in enumerate(TEXTS)}
-        for at, name in enumerate(named):
-            columns[name] = pa.array(matrix[:, at], pa.float64(), mask=np.isnan(matrix[:, at]))
-        for name, samples in self._samples.items():
-            ends = np.cumsum([0, *(len(sample) for sample in samples)], dtype=np.int32)
-            values = np.concatenate(samples) if samples else np.empty(0, np.float32)
-            columns[f"sample_{name}"] = pa.ListArray.from_arrays(pa.array(ends), pa.array(values))
+        columns = {name: arrow_texts([row[at] for row in self._texts]) for at, name in enumerate(TEXTS)}
+        columns |= {name: arrow_numbers(matrix[:, at], ~np.isnan(matrix[:, at])) for at, name in enumerate(named)}
+        columns |= {f"sample_{name}": arrow_lists(samples) for name, samples in self._samples.items()}
         path = self._folder / "points.parquet"
         # Numbers hardly repeat: to look for those that do took more time than all else here.
         self._parquet.write_table(

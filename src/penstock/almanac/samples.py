@@ -6,7 +6,6 @@ far has NaN there. It knows columns; not what is computed of them (figures.py) n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,12 +100,16 @@ def write_parquet(samples: Samples, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    kinds: dict[str, Callable[[Any], Any]] = {"gaps": arrow_lists, "point": arrow_texts, "outcome": arrow_texts}
-    columns = {each.name: getattr(samples, each.name) for each in fields(samples)}
-    table = pa.table({name: kinds.get(name, arrow_numbers)(column) for name, column in columns.items()})
+    table = pa.table({each.name: _arrow(each.name, getattr(samples, each.name)) for each in fields(samples)})
     aside = path.with_name(path.name + ".part")
     pq.write_table(table, aside, compression="zstd")
     aside.replace(path)
+
+
+def _arrow(name: str, column: npt.NDArray[Any]) -> Any:
+    if name == "gaps":
+        return arrow_lists(column)
+    return arrow_texts(column) if column.dtype == object else arrow_numbers(column)
 
 
 def read_parquet(path: Path) -> Samples:
@@ -116,7 +119,7 @@ def read_parquet(path: Path) -> Samples:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(path).read()
+        table = pq.ParquetFile(path).read()  # read_table imports pandas
     except (OSError, pa.ArrowException) as error:
         why = str(error).split(str(path))[-1].strip("': .")[:200]
         raise RecordError(f"{path.name}: is no Parquet file of samples: {why}") from error

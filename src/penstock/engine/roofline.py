@@ -39,7 +39,7 @@ class Machine(Protocol):
         """Bytes a second of its memory, read and written together."""
 
     def layer_seconds(self, tokens: Float64, numbers: int) -> Float64:
-        """Returns the seconds of a layer's products, matrices of so many numbers, for each count of tokens; 0 for none."""
+        """Returns seconds of a layer's products, matrices of so many numbers, for each count of tokens; 0 for none."""
 
     def head_seconds(self, rows: Float64, numbers: int) -> Float64:
         """The same of the head's product."""

@@ -37,7 +37,7 @@ class GpuSpecs:
     flops: float
 
     def layer_seconds(self, tokens: NDArray[Any], numbers: int) -> NDArray[np.float64]:
-        """Returns the seconds of products with matrices of so many numbers: by the operations, or by reading the matrices once."""
+        """Returns the seconds of products with matrices of so many numbers: by operations, or by reading them once."""
         return np.where(tokens > 0, np.maximum(2.0 * numbers * tokens / self.flops, numbers * self.item / self.copy), 0)
 
     def head_seconds(self, rows: NDArray[Any], numbers: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from penstock.kernels.ops import Ops
 
 @dataclass(slots=True, frozen=True)
 class PrefixCostTimes:
-    """Holds the times of one layer's attention of one model, in seconds. The fields are `schedule.prefix_groups.SharingCosts`'s."""
+    """Holds times of one layer's attention, in seconds. The fields are `schedule.prefix_groups.SharingCosts`'s."""
 
     member_token: float  # a row reads a shared token by itself
     member: float  # a row carries on from what its group saw

@@ -26,7 +26,7 @@ class FeedForward(Protocol):
 
     @property
     def numbers(self) -> int | None:
-        """Counts numbers of the matrices that every token is multiplied by; None where that is not the same for each."""
+        """Counts what every token is multiplied by; None where that is not the same for each."""
 
 
 @dataclass(slots=True)

@@ -74,7 +74,6 @@ NAMED_TWICE: dict[str, str] = {
     "BatchLimits": "of a step's batch and of batch files: each is the only one of its room",
     "Attention": "the operation, and the layer that calls it",
     "TokenLogprobs": "what the operation gives on the device, and the step's contract on the host",
-    "KindPlan": "one a column of kernels, of one shape",
 }
 
 # Import name -> its name in pyproject.toml, where the two differ.

@@ -329,15 +329,16 @@ def no_utils(root: Path) -> list[str]:
 
 
 def names_stand_once(root: Path) -> list[str]:
-    """No class name twice in the package, and no file name twice outside kernels/, whose columns share theirs."""
+    """No class name twice in the package, and no file name; inside kernels/ columns share theirs."""
     places: dict[str, list[str]] = {}
     for path, text in sources(root):
-        file = path.split("/")[-1]
-        if file != "__init__.py" and not path.startswith("kernels/"):
-            places.setdefault(file, []).append(path)
-        for node in tree_of(text).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+        kernel, file = path.startswith("kernels/"), path.split("/")[-1]
+        names = {} if file == "__init__.py" or kernel else {file: path}
+        classes = [node for node in tree_of(text).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+        for name, place in (names | {node.name: f"{path}:{node.lineno}" for node in classes}).items():
+            found = places.setdefault(name, [])
+            if not (kernel and found and found[0].startswith("kernels/")):
+                found.append(place)
     return [
         f"{found[0]}: {name} is also in {', '.join(found[1:])}: give it a name of its own"
         for name, found in places.items()

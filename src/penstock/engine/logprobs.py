@@ -24,7 +24,7 @@ Columns = tuple[NDArray[Any], ...]  # tokens [t], chosen [t], rank [t], top_ids 
 
 
 class LazyLogprobs(Sequence[PositionLogprobs]):
-    """Holds the logprobs of t tokens. Equal to a list of the same dicts, also copied or pickled; a look makes new ones."""
+    """Holds the logprobs of t tokens. Equal to a list of the same dicts, copied or pickled as one; looks make new dicts."""
 
     def __init__(self, columns: Columns, spell: Callable[[int], str] | None) -> None:
         self._columns, self._spell = columns, spell

@@ -24,7 +24,7 @@ Columns = tuple[NDArray[Any], ...]  # tokens [t], chosen [t], rank [t], top_ids 
 
 
 class LazyLogprobs(Sequence[PositionLogprobs]):
-    """Holds the logprobs of t tokens. Equal to a list of the same dicts, copied or pickled as one; looks make new dicts."""
+    """Holds the logprobs of t tokens; equal to a list of the same dicts, and copied or pickled as one."""
 
     def __init__(self, columns: Columns, spell: Callable[[int], str] | None) -> None:
         self._columns, self._spell = columns, spell

@@ -57,13 +57,12 @@ def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> No
             assert http.get(MODELS, headers={**bearer("one-key"), **header}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "localhost.", "mine.example:1"]
-)
-def test_hosts_that_are_answered(tmp_path: Path, host: str) -> None:
+def test_hosts_that_are_answered(tmp_path: Path) -> None:
+    """To the letter: test_hosts_are_read_to_the_letter."""
     with running_server(make_tokenizer(tmp_path), access=AccessPolicy(hosts=("mine.example",))) as server:
-        for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
-            assert httpx.get(server.url + MODELS, headers=headers).status_code == 200
+        for host in ("LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "mine.example:1"):
+            for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
+                assert httpx.get(server.url + MODELS, headers=headers).status_code == 200
 
 
 def test_pages_of_others_are_refused(tmp_path: Path) -> None:
@@ -109,17 +108,11 @@ def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: boo
             keeper.authenticate(headers, may_lack_host=True)
 
 
-def test_two_hosts_are_no_host_and_a_page_of_none_is_nobodys() -> None:
+def test_two_hosts_are_no_host() -> None:
     keeper, host = Authenticator(AccessPolicy()), (b"host", b"localhost:8000")
     assert keeper.authenticate([host]) is None
     with pytest.raises(HttpError, match="Host header"):
         keeper.authenticate([host, host])
-    for strange in (b"", b".", b"[", b"[]", b":8000"):
-        with pytest.raises(HttpError, match="Host header"):
-            keeper.authenticate([(b"host", strange)])
-        for headers in ([host], []):
-            with pytest.raises(HttpError, match="pages of other"):
-                keeper.authenticate([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
 
 
 AUTHORITIES = [

@@ -11,11 +11,10 @@ from fuzz_inputs import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.openai import json_budget
 from penstock.server.openai.forms import read_chat, read_completion, read_object
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.openai.json_budget import check_values
+from penstock.server.openai.json_budget import PART, check_values
 
 MANY = 1 << 40
 TEXTS = st.text() | st.text('",[]{}\\:ab\n')
@@ -26,10 +25,10 @@ JSON = st.recursive(
 )
 
 
-def allows(body: bytes, **most: int) -> bool:
+def allows(body: bytes, part: int = PART, **most: int) -> bool:
     limits = HttpLimits(**{"max_values": MANY, "max_texts": MANY, "max_lists": MANY, **most})
     try:
-        check_values(body, limits)
+        check_values(body, limits, part)
     except HttpError as error:
         assert error.status == 400 and error.code is None
         return False
@@ -54,15 +53,13 @@ def test_the_count_is_exact(value: Any, tight: bool, ascii_only: bool, part: int
     separators = (",", ":") if tight else None
     body = json.dumps(value, ensure_ascii=ascii_only, separators=separators).encode("utf-8", "surrogatepass")
     commas, texts, lists = count(value)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_budget, "PART", part)
-        assert allows(body, max_values=commas + 1, max_texts=texts, max_lists=lists)
-        if commas:
-            assert not allows(body, max_values=commas)
-        if texts:
-            assert not allows(body, max_texts=texts - 1)
-        if lists:
-            assert not allows(body, max_lists=lists - 1)
+    assert allows(body, part, max_values=commas + 1, max_texts=texts, max_lists=lists)
+    if commas:
+        assert not allows(body, part, max_values=commas)
+    if texts:
+        assert not allows(body, part, max_texts=texts - 1)
+    if lists:
+        assert not allows(body, part, max_lists=lists - 1)
 
 
 @settings(max_examples=examples(100))

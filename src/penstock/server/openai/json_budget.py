@@ -15,26 +15,26 @@ from penstock.server.openai.http_limits import HttpLimits
 PART = 256 * 1024  # bytes that are looked at at once: they stay in the processor's cache
 
 
-def check_values(body: bytes | bytearray, limits: HttpLimits) -> None:
+def check_values(body: bytes | bytearray, limits: HttpLimits, part: int = PART) -> None:
     """Raises HttpError for a body of more values, texts or lists than are taken. Valid JSON is counted exactly; of
     anything else no less than a parser makes before it finds the fault."""
     if len(body) <= min(limits.max_values, limits.max_texts, limits.max_lists):
         return  # each takes a byte at least
-    if _excess(body, limits, in_texts=True) is None:
+    if _excess(body, limits, part, in_texts=True) is None:
         return
     # A backslash stands in texts alone. Pairs go first: what is left of them before a quote makes it part of its text.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    excess = _excess(plain, limits, in_texts=False)
+    excess = _excess(plain, limits, part, in_texts=False)
     if excess is not None:
         raise HttpError(f"the body holds more than {excess}: send it in parts")
 
 
-def _excess(body: bytes | bytearray, limits: HttpLimits, *, in_texts: bool) -> str | None:
+def _excess(body: bytes | bytearray, limits: HttpLimits, size: int, *, in_texts: bool) -> str | None:
     """What there is too much of. in_texts: what stands in texts counts as if it didn't; that is never less."""
     commas = quotes = openings = 0
     inside = False
-    for at in range(0, len(body), PART):
-        part = np.frombuffer(body, np.uint8, min(PART, len(body) - at), at)
+    for at in range(0, len(body), size):
+        part = np.frombuffer(body, np.uint8, min(size, len(body) - at), at)
         quote, comma = part == ord('"'), part == ord(",")
         opening = (part | 0x20) == ord("{")  # [ and { differ in that bit, and nothing else becomes {
         if not in_texts:

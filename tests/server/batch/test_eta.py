@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.server.batch import eta
-from penstock.server.batch.eta import Eta
+from penstock.server.batch import pipeline
+from penstock.server.batch.pipeline import Eta
 
 
 def test_an_end_is_expected_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], time=lambda: 50_000 + now[0])
-    monkeypatch.setattr(eta, "time", clock)
+    monkeypatch.setattr(pipeline, "time", clock)
     progress = Eta()
     assert progress.expected_end(100) is None
     assert progress.expected_end(100, 30.0, 50) == 51_060, "before anything is counted, too"

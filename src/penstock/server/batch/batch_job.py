@@ -23,13 +23,12 @@ from typing import Any
 from penstock.errors import EngineError
 from penstock.server.batch.database import BatchRow, FileRow
 from penstock.server.batch.disk_errors import FileDamagedError, describe, is_damage, is_disk_fault
-from penstock.server.batch.eta import Eta
 from penstock.server.batch.fair_semaphore import FairSemaphore
 from penstock.server.batch.file_store import check_content, new_file_id
 from penstock.server.batch.input_file import LineCheck, survey
 from penstock.server.batch.line_request import NO_FAULTS
 from penstock.server.batch.output_files import BatchOutput, adopt_output, error_list, lend_output, with_fault
-from penstock.server.batch.pipeline import BatchResources, Pipeline
+from penstock.server.batch.pipeline import BatchResources, Eta, Pipeline
 from penstock.server.batch.poison_lines import PoisonLines
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.openai.http_errors import ShuttingDownError

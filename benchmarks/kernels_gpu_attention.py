@@ -76,6 +76,7 @@ def decode_step(
     nothing = torch.zeros(rows, dtype=torch.int32, device="cuda")
     decode = DecodeInputs(
         rows=order,
+        position=lengths[order.long()] - 1,
         table=kv_table,
         length=lengths - 1,
         skip=nothing if skip is None else skip,

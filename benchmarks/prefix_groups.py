@@ -83,7 +83,7 @@ class Bench:
         ids = on(np.minimum(np.arange(size, dtype=np.int32), rows))
         groups = self._groups(parts, start, taken, size, chosen) if chosen else None
         bound = BOUND if self.gpu else int((length[:rows] + 1 - skip[:rows]).max())
-        decode = DecodeInputs(ids, taken, on(length), on(skip), bound, groups)
+        decode = DecodeInputs(ids, on(length)[ids.long()], taken, on(length), on(skip), bound, groups)
         fused = torch.randn(size, (self.heads + 2 * self.kv_heads) * self.width, device=self.device).to(self.kv.dtype)
         q = fused[:, : self.heads * self.width].view(size, self.heads, self.width)
         return q, StepInputs(ids, ids, size, decode, None)

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from kernels_naive import rotate
 
+from penstock.kernels.inputs import Queries
 from penstock.kernels.triton import activation, blocks, embedding, logprobs, norm, penalties, rotary
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
@@ -125,8 +126,9 @@ def small() -> None:
         ids = torch.arange(rows, device=GPU, dtype=torch.int32)
         slot_token = torch.zeros((rows + 1) * 64 + 2, 16, dtype=torch.int32, device=GPU)
         out = [torch.zeros(rows, dtype=torch.int64, device=GPU) for _ in range(3)]
-        tell(f"prepare {rows}", timed([lambda: step_rows.prepare(ids, cols, slot_token, 0, *out)]))
-        tell(f"advance {rows}", timed([lambda: step_rows.advance(ids, ids, cols)]))
+        queries = Queries(torch.zeros_like(ids), torch.zeros_like(ids))
+        tell(f"prepare {rows}", timed([lambda: step_rows.prepare(ids, queries, cols, slot_token, 0, *out)]))
+        tell(f"advance {rows}", timed([lambda: step_rows.advance(ids, queries, ids, cols)]))
     packed = torch.full((256, step_rows.JOIN_WORDS + 64), -1, dtype=torch.int32, device=GPU)
     packed[:, 0] = torch.arange(256, device=GPU)
     tell("join 256", timed([lambda: step_rows.join(packed, cols)]))
@@ -159,7 +161,8 @@ def sampling(sweep: bool, vocabulary: int = 128256) -> None:
 
             def run(name: str, cols: SimpleNamespace, filters: bool, of: int | None = None, **kinds: bool) -> None:
                 calls = [
-                    lambda x=x: sampler.sample_rows(x, ids, cols, scratch, filters=filters, adjusts=True) for x in many
+                    lambda x=x: sampler.sample_rows(x, ids, ids, cols, scratch, filters=filters, adjusts=True)
+                    for x in many
                 ]
                 tell(f"sample {n} {kind} {name}", timed(calls, least=8), of)
 
@@ -183,7 +186,7 @@ def sampling(sweep: bool, vocabulary: int = 128256) -> None:
                 for wants in (0, 2):
                     cols = asking(n, vocabulary, wants=wants)
                     calls = [
-                        lambda x=x, c=cols: penalties.adjust(x, ids, c, slot_token, pool, pool.float(), scratch)
+                        lambda x=x, c=cols: penalties.adjust(x, ids, ids, c, slot_token, pool, pool.float(), scratch)
                         for x in many
                     ]
                     tell(f"adjust {n} wants {wants}", timed(calls, least=8), size * 7 if wants else None)
@@ -211,7 +214,9 @@ def sweep_sampler(many: list[torch.Tensor], ids: torch.Tensor, scratch: sampler.
     for tiles, warps, programs in SUMS:
         sampler.TILES, sampler.SUM_WARPS, sampler.PROGRAMS = tiles, warps, programs * 132
         cols = asking(n, vocabulary)
-        ms = timed([lambda x=x, c=cols: sampler.sample_rows(x, ids, c, scratch, filters=False) for x in many], least=8)
+        ms = timed(
+            [lambda x=x, c=cols: sampler.sample_rows(x, ids, ids, c, scratch, filters=False) for x in many], least=8
+        )
         tell(f"  {kind} plain: {tiles} tiles, {warps} warps, {programs} programs/SM", ms, n * vocabulary * 2)
     sampler.TILES, sampler.SUM_WARPS, sampler.PROGRAMS = was
     before = sampler.SOME, sampler.FILTER_WARPS
@@ -219,7 +224,7 @@ def sweep_sampler(many: list[torch.Tensor], ids: torch.Tensor, scratch: sampler.
         sampler.SOME, sampler.FILTER_WARPS = some, warps
         for told in ({"top_p": 0.95}, {"top_k": 40}):
             cols = asking(n, vocabulary, **told)
-            ms = timed([lambda x=x, c=cols: sampler.sample_rows(x, ids, c, scratch) for x in many], least=8)
+            ms = timed([lambda x=x, c=cols: sampler.sample_rows(x, ids, ids, c, scratch) for x in many], least=8)
             tell(f"  {kind} {told}: {some} tiles, {warps} warps", ms)
     sampler.SOME, sampler.FILTER_WARPS = before
 
@@ -309,11 +314,11 @@ def warm(part: int, parts: int) -> None:
 
     def sums(tiles: int, warps: int) -> None:
         sampler.TILES, sampler.SUM_WARPS = tiles, warps
-        sampler.sample_rows(logits, ids, asking(16, 128256), scratch, filters=False)
+        sampler.sample_rows(logits, ids, ids, asking(16, 128256), scratch, filters=False)
 
     def lists(some: int, warps: int) -> None:
         sampler.SOME, sampler.FILTER_WARPS = some, warps
-        sampler.sample_rows(logits, ids, asking(16, 128256), scratch)
+        sampler.sample_rows(logits, ids, ids, asking(16, 128256), scratch)
 
     jobs += [lambda f=f: lists(*f) for f in LISTS]
     jobs += [lambda s=s: sums(*s) for s in sorted({s[:2] for s in SUMS})]

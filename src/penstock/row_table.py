@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 
 MAX_STOP_IDS = 8  # stop ids a row keeps on the device; further ones are looked at by the host
 
+MAX_DRAFTS = 4  # tokens that a row may be offered ahead of a step; each costs the rows' bookkeeping masked loads
+
 # Bits of `wants`: what a row asks of the sampler beyond temperature. A step carries the OR of its rows' bits.
 WANTS_FILTER = 1  # top_k, top_p or min_p
 WANTS_PENALTY = 2  # repetition, presence or frequency penalty

@@ -41,6 +41,7 @@ def only(case: Case, rows: list[int]) -> StepInputs:
         rows=len(rows),
         decode=DecodeInputs(
             rows=decode.rows[rows],
+            position=decode.position[rows],
             table=decode.table,
             length=decode.length,
             skip=torch.zeros(len(rows), dtype=torch.int32),

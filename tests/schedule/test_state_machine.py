@@ -37,9 +37,15 @@ def limits_of(rng: random.Random) -> SchedulerConfig:
 class Machine(RuleBasedStateMachine):
     """Whatever a client and a late device do; what must come of it is Drive's."""
 
-    @initialize(rng=RANDOMS, lag=st.integers(0, 3), bad_in=st.sampled_from([0, 0, 150]), misled=st.booleans())
-    def start(self, rng: random.Random, lag: int, bad_in: int, misled: bool) -> None:
-        self.drive, self.lag = Drive(limits_of(rng), bad_in, misled), lag
+    @initialize(
+        rng=RANDOMS,
+        lag=st.integers(0, 3),
+        bad_in=st.sampled_from([0, 0, 150]),
+        misled=st.booleans(),
+        drafts=st.none() | st.integers(0, 99),
+    )
+    def start(self, rng: random.Random, lag: int, bad_in: int, misled: bool, drafts: int | None) -> None:
+        self.drive, self.lag = Drive(limits_of(rng), bad_in, misled, drafts), lag
 
     @rule(rng=RANDOMS)
     def submit(self, rng: random.Random) -> None:
@@ -90,7 +96,8 @@ TestMachine.settings = settings(
 def random_replay(seed: int, lag: int) -> Drive:
     """A few hundred events of a fixed draw."""
     rng = random.Random(seed)
-    drive = Drive(limits_of(rng), rng.choice([0, 0, 200]), misled=rng.random() < 0.6)
+    drafts = seed if seed % 2 else None
+    drive = Drive(limits_of(rng), rng.choice([0, 0, 200]), misled=rng.random() < 0.6, drafts=drafts)
     for _ in range(rng.randrange(4, 12)):
         submit_random(drive, rng)
         for _ in range(rng.randrange(8)):
@@ -117,7 +124,7 @@ def tight_replay(seed: int, lag: int) -> Drive:
         eos_token_ids=tuple(EOS),
         prefix_caching=seed % 4 > 0,
     )
-    drive = Drive(limits, misled=True)
+    drive = Drive(limits, misled=True, drafts=seed if seed % 2 else None)
     for number in range(6):
         prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
         scored = rng.choice([None, 1])
@@ -141,6 +148,8 @@ def happened(drive: Drive) -> Counter[str]:
         cached=int(stats["prefix_hit_tokens"]),
         wasted=int(stats["wasted_tokens"]),
         grouped=drive.device.grouped,
+        drafted=int(stats["drafted_tokens"]) - drive.device.right,
+        drafted_right=drive.device.right,
         kept_back=drive.kept_back,
         carried=drive.carried,
     )
@@ -153,7 +162,17 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         seen += happened(random_replay(seed, lag))
     for seed in range(4):
         seen += happened(tight_replay(seed, lag))
-    for what in ("preempted", "forced", "requeued", "cached", "grouped", "kept_back", "carried"):
+    for what in (
+        "preempted",
+        "forced",
+        "requeued",
+        "cached",
+        "grouped",
+        "drafted",
+        "drafted_right",
+        "kept_back",
+        "carried",
+    ):
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"

@@ -105,6 +105,9 @@ class FakeDevice:
         self.results: deque[tuple[StepPlan, StepTokens]] = deque()
         self.prefilled = 0
         self.launched = 0
+        self.drafting = np.zeros(rows, bool)  # whether the row was ever offered a draft
+        self.positions: list[int] = []  # of the tokens that the last step's queries draw
+        self.right = 0  # drafts that were what was drawn
         self.grouped = 0  # rows that were attended in a prefix group
 
     def launch(self, plan: StepPlan) -> None:
@@ -120,7 +123,8 @@ class FakeDevice:
         assert len(set(plan.rows.tolist())) == plan.rows.size, "a row stands in a step twice"
         asked = int(np.bitwise_or.reduce(self.wants[plan.rows], initial=0))
         assert plan.wants == asked, "the step's wants are not its rows'"
-        tokens = [self._decode(row, length) for row, length in zip(plan.rows, plan.lengths, strict=True)]
+        self.positions = []
+        tokens = [token for i in range(plan.rows.size) for token in self._decode(plan, i)]
         result = StepTokens(np.array(tokens, np.int32), self._score(plan, tokens), self._score_prompts(plan))
         self.results.append((plan, result))
 
@@ -143,7 +147,7 @@ class FakeDevice:
             self.seed[row], self.sample[row] = told["seed"], told["sample"]
             self.ignore[row], self.logprobs[row], self.wants[row] = told["ignore_eos"], told["logprobs"], told["wants"]
             self.stops[int(row)] = set(told["stop_ids"].tolist()) - {-1}
-            self.done[row] = False
+            self.done[row] = self.drafting[row] = False
 
     def _store(self, plan: StepPlan) -> None:
         """All stores of a step come before any draw, as in a layer; chunks first, since joining rows build on them."""
@@ -155,9 +159,11 @@ class FakeDevice:
             for at, token in enumerate(tokens.tolist(), int(chunks.context[c])):
                 assert chunks.blocks[c, at // 16] != SCRATCH_BLOCK
                 self._put(chunks.blocks[c], at, token)
-        for row in plan.rows:
+        for i, row in enumerate(plan.rows):
             if not self.done[row]:
-                self._put(self.table[row], int(self.length[row]), int(self.last[row]))
+                for at, token in enumerate([int(self.last[row]), *drafts_of(plan, i)], int(self.length[row])):
+                    assert self.table[row, at // 16] != SCRATCH_BLOCK, "a draft beyond the row's blocks"
+                    self._put(self.table[row], at, token)
 
     def _put(self, table: np.ndarray, at: int, token: int) -> None:
         before = int(self.slots[table[(at - 1) // 16], (at - 1) % 16]) if at else _START
@@ -173,11 +179,23 @@ class FakeDevice:
                 assert (self.table[row, :n] == plan.group_blocks[g, :n]).all(), "a member doesn't share the prefix"
                 assert self.done[row] or self.length[row] >= length
 
-    def _decode(self, row: int, planned: int) -> int:
+    def _decode(self, plan: StepPlan, i: int) -> list[int]:
+        """What each query of the plan's i-th row brings: draws as long as the drafts are what was drawn."""
+        row, drafts, told = int(plan.rows[i]), drafts_of(plan, i), list[int]()
+        self.drafting[row] |= bool(drafts)
+        exact = self.done[row] or self.length[row] == plan.lengths[i]
+        assert exact or (self.drafting[row] and self.length[row] < plan.lengths[i]), "planned isn't its length"
+        for draft in [None, *drafts]:
+            self.positions.append(int(self.length[row]) + 1)
+            right = draft is None or (told[-1] == draft and told[-1] != NO_TOKEN)
+            told.append(self._draw(row) if right else NO_TOKEN)
+            self.right += right and draft is not None
+        return told
+
+    def _draw(self, row: int) -> int:
         if self.done[row]:
             return NO_TOKEN
         length = int(self.length[row])
-        assert length == planned, "the host's planned length is not the device's"
         blocks = self.table[row, : length // 16 + 1]
         slots = self.slots[blocks].reshape(-1)[: length + 1].tolist()
         ends = (set() if self.ignore[row] else self.eos) | self.stops[int(row)]
@@ -196,8 +214,8 @@ class FakeDevice:
     def _score(self, plan: StepPlan, tokens: list[int]) -> TokenLogprobs | None:
         if not plan.wants & WANTS_LOGPROBS:
             return None
-        where = [i for i, row in enumerate(plan.rows) if self.logprobs[row] >= 0 and tokens[i] >= 0]
-        return _scores(where, [int(plan.lengths[i]) + 1 for i in where], [tokens[i] for i in where])
+        where = [i for i, row in enumerate(plan.query_rows) if self.logprobs[row] >= 0 and tokens[i] >= 0]
+        return _scores(where, [self.positions[i] for i in where], [tokens[i] for i in where])
 
     def _score_prompts(self, plan: StepPlan) -> TokenLogprobs | None:
         chunks = plan.chunks
@@ -209,6 +227,12 @@ class FakeDevice:
             where += range(first, stop)
             positions += range(int(chunks.context[c]) + 1, int(chunks.context[c]) + 1 + stop - first)
         return _scores(where, positions, chunks.next_token[where].tolist())
+
+
+def drafts_of(plan: StepPlan, i: int) -> list[int]:
+    """What the plan's i-th row is offered."""
+    drafts = plan.drafts
+    return [] if drafts is None else drafts.tokens[drafts.start[i] : drafts.start[i + 1]].tolist()
 
 
 def _scores(where: list[int], positions: list[int], tokens: list[int]) -> TokenLogprobs:

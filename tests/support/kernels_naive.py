@@ -167,6 +167,7 @@ def _decode_inputs(
         return None
     return DecodeInputs(
         rows=torch.arange(len(lengths), dtype=torch.int32),
+        position=torch.tensor(lengths) - 1,
         table=padded(tables, extra),
         length=torch.tensor(lengths, dtype=torch.int32) - 1,
         skip=torch.tensor(skip, dtype=torch.int32),

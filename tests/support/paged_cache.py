@@ -48,6 +48,7 @@ class PagedCache:
     def _decode(self, sequences: list[int]) -> DecodeInputs:
         return DecodeInputs(
             rows=torch.tensor(sequences),
+            position=torch.tensor([self.lengths[s] for s in sequences]),
             table=self.tables,
             length=torch.tensor(self.lengths, dtype=torch.int32),
             skip=torch.zeros(len(sequences), dtype=torch.int32),

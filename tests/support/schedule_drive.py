@@ -13,11 +13,12 @@ import numpy as np
 from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
 
 from penstock.request import Request, SamplingParams
+from penstock.row_table import MAX_DRAFTS
 from penstock.schedule.deltas import ERROR, GOES_ON, Deltas, PromptNews
 from penstock.schedule.rows import DRAINED, ENDED, FREE, PREEMPTED, RUNNING
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import StepPlan
+from penstock.schedule.step import Drafts, StepPlan
 
 VOCAB = 200
 EOS = {3}
@@ -36,12 +37,38 @@ class Asked:
     told: bool = False  # PromptNews came
 
 
-class Drive:
-    """A scheduler, its device, and the truth."""
+class Guesser:
+    """A drafter that knows the truth and offers it, spoilt now and then: some of what it offers is right."""
 
-    def __init__(self, limits: SchedulerConfig, bad_in: int = 0, misled: bool = False) -> None:
+    def __init__(self, drive: Drive, seed: int) -> None:
+        self.drive, self.random = drive, random.Random(seed)
+
+    def offer(self, rows: np.ndarray, lengths: np.ndarray, most: np.ndarray) -> Drafts:
+        counts, tokens = [], []
+        for row, length, longest in zip(rows.tolist(), lengths.tolist(), most.tolist(), strict=True):
+            truth = self._truth(row)[length + 1 :]
+            some = [self._spoilt(token) for token in [*truth, 1, 2, 3, 4][: self.random.randrange(longest + 1)]]
+            counts.append(len(some))
+            tokens += some
+        return Drafts(np.cumsum([0, *counts], dtype=np.int32), np.array(tokens, np.int32))
+
+    def _truth(self, row: int) -> list[int]:
+        columns = self.drive.scheduler.rows
+        asked = self.drive.asked[int(columns.request[row])]
+        return asked.prompt + asked.alone[int(columns.sample[row])].tokens
+
+    def _spoilt(self, token: int) -> int:
+        return token if self.random.random() < 0.8 else self.random.randrange(VOCAB)
+
+
+class Drive:
+    """A scheduler, its device, and the truth. drafts: seed of what rows are offered; None: nothing."""
+
+    def __init__(
+        self, limits: SchedulerConfig, bad_in: int = 0, misled: bool = False, drafts: int | None = None
+    ) -> None:
         self.limits, self.bad_in = limits, bad_in
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(limits, None if drafts is None else Guesser(self, drafts))
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in)
         self.asked: dict[int, Asked] = {}
@@ -138,7 +165,7 @@ class Drive:
         """A row's planned length is what was read of it and its tokens in flight; after its end nothing is read."""
         rows, flying = self.scheduler.rows, np.zeros(self.limits.max_rows, np.int64)
         for plan, _ in self.device.results:
-            np.add.at(flying, plan.rows, 1)
+            np.add.at(flying, plan.query_rows, 1)
         alive = (rows.state == RUNNING) | (rows.state == DRAINED) | (rows.state == PREEMPTED)
         assert (rows.planned_length[alive] == (rows.read_length + flying)[alive]).all(), (
             "planned isn't read + in flight"
@@ -226,10 +253,11 @@ class Drive:
 
     def _check_delivery(self, asked: Asked, tokens: list[int], finish: int) -> None:
         if asked.request.stream:
-            assert len(tokens) == 1, "a streamed token was kept back"
+            assert len(tokens) == 1 or self.scheduler.drafter, "a streamed token was kept back"
         else:
-            assert not asked.watched & set(tokens[:-1]), "a watched token was kept back"
-            assert finish != GOES_ON or tokens[-1] in asked.watched, "tokens went up that nobody waits for"
+            last = 1 + MAX_DRAFTS * bool(self.scheduler.drafter)  # of one step
+            assert not asked.watched & set(tokens[:-last]), "a watched token was kept back"
+            assert finish != GOES_ON or asked.watched & set(tokens[-last:]), "tokens went up that nobody waits for"
 
     def _take_scores(self, asked: Asked, sample: int, tokens: list[int], finish: int, deltas: Deltas, at: int) -> None:
         """Every token that could be drawn has the score of its own position, however late it goes up."""

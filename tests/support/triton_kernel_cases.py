@@ -14,7 +14,7 @@ from kernels_naive import assert_close, naive_rms_norm, naive_rotate, rotate
 from sampler_oracle import asked, some_rows
 from torch import Tensor
 
-from penstock.kernels.inputs import SamplerInputs
+from penstock.kernels.inputs import Queries, SamplerInputs
 from penstock.kernels.reference import logprobs as plain_logprobs
 from penstock.kernels.reference import noise as plain_noise
 from penstock.kernels.reference import penalties as plain_penalties
@@ -210,32 +210,52 @@ def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) 
 
 
 def check_prepare_and_advance(device: str, rows: int) -> None:
+    """Rows of one to five queries, against a loop over them; drafts are often what is drawn before them."""
     cols = columns(rows, 50, 3, device, seed=rows)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(1)).tolist() + [rows] * 5
-    ids = torch.tensor(order, dtype=torch.int32, device=device)
+    rng = torch.Generator().manual_seed(1)
+    order = torch.randperm(rows, generator=rng).tolist()
+    room = [min(4, 46 - int(cols.length[row])) for row in order]
+    counts = [1 + max(0, min(int(torch.randint(-3, 5, (), generator=rng)), most)) for most in room] + [1] * 5
+    ids = torch.tensor([*order, *[rows] * 5]).repeat_interleave(torch.tensor(counts)).int()
+    offset = torch.cat([torch.arange(count) for count in counts]).int()
+    drew = torch.randint(-2, 50, ids.shape, generator=rng, dtype=torch.int32)
+    drew[drew == -1] = 3
+    draft = torch.randint(50, ids.shape, generator=rng).int()
+    right = (torch.rand(ids.shape, generator=rng) < 0.8) & (offset > 0) & (drew.roll(1) >= 0)
+    draft[right] = drew.roll(1)[right]
+    queries = Queries(offset.to(device), draft.to(device))
     slot_token = torch.full(((rows + 1) * 3 + 2, 16), -7, dtype=torch.int32, device=device)
     dump = slot_token.shape[0] - 1
-    out = [torch.zeros(len(order), dtype=torch.int64, device=device) for _ in range(3)]
-    step_rows.prepare(ids, cols, slot_token, dump, *out)
-    was = {name: value.cpu().clone() for name, value in vars(cols).items()}
-    drew = torch.randint(-2, 50, (len(order),), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
-    drew[drew == -1] = 3
-    told = step_rows.advance(ids, drew.to(device), cols).tolist()
-    for i, row in enumerate(order):
-        length, done = int(was["length"][row]), bool(was["done"][row])
-        block = dump if done else int(was["block_table"][row, length // 16])
-        token, slot = int(was["last_token"][row]), block * 16 + length % 16
-        assert [int(x[i]) for x in out] == [token, length, slot]
-        assert done or int(slot_token.view(-1)[slot]) == token
+    out = [torch.zeros(ids.shape[0], dtype=torch.int64, device=device) for _ in range(3)]
+    step_rows.prepare(ids.to(device), queries, cols, slot_token, dump, *out)
+    was = SimpleNamespace(**{name: value.cpu().clone() for name, value in vars(cols).items()})
+    told = step_rows.advance(ids.to(device), queries, drew.to(device), cols).tolist()
+    seen, taken = (
+        SimpleNamespace(length=was.length.clone(), last_token=was.last_token.clone(), done=was.done.clone()),
+        0,
+    )
+    for i, row in enumerate(ids.tolist()):
+        at, ahead = int(was.length[row]) + int(offset[i]), int(offset[i])
+        block = dump if was.done[row] else int(was.block_table[row, at // 16])
+        token, slot = int(draft[i] if ahead else was.last_token[row]), block * 16 + at % 16
+        assert [int(x[i]) for x in out] == [token, at, slot]
+        assert bool(was.done[row]) or int(slot_token.view(-1)[slot]) == token
         x = int(drew[i])
-        assert told[i] == (-1 if done else x)
-        moved = not done and x >= 0
-        ends = moved and bool(was["is_end"][x]) and not bool(was["ignore_eos"][row])
-        ends |= moved and (x in was["stop_ids"][row].tolist() or length + 2 >= int(was["limit"][row]))
-        assert int(cols.last_token[row]) == (x if moved else token)
-        assert int(cols.length[row]) == length + moved
-        assert bool(cols.done[row]) == (done or x == -2 or ends)
-    written = {int(out[2][i]) for i in range(len(order))}
+        if seen.done[row] or (ahead and told[i - 1] != draft[i]):
+            assert told[i] == -1
+            continue
+        assert told[i] == x
+        taken += ahead > 0
+        if x < 0:
+            seen.done[row] = 1
+            continue
+        seen.length[row], seen.last_token[row] = at + 1, x
+        ends = (bool(was.is_end[x]) and not was.ignore_eos[row]) or x in was.stop_ids[row].tolist()
+        seen.done[row] = ends or at + 2 >= int(was.limit[row])
+    assert taken or rows < 20
+    for name, column in vars(seen).items():
+        assert getattr(cols, name).cpu().tolist() == column.tolist(), name
+    written = {int(x) for x in out[2]}
     assert int((slot_token != -7).sum()) == len(written)
 
 
@@ -320,13 +340,13 @@ def check_sample(device: str, logits: Tensor, inputs: SamplerInputs, near: float
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(9)).int()
     for name in COLUMNS[:-1]:
         getattr(cols, name)[order.long()] = getattr(inputs, name)
-    cols.length[order.long()] = inputs.position - 1
+    position = inputs.position - 1
     cols.done[:], cols.wants[:] = False, 0
     cols.done[order[0]] = True
     cols = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
     scratch = fast_sample.SampleScratch.allocate(rows + 3, logits.shape[1], torch.device(device), adjusts=True)
     by_row = fast_sample.sample_rows(
-        logits.to(device).contiguous(), order.to(device), cols, scratch, adjusts=True
+        logits.to(device).contiguous(), order.to(device), position.to(device), cols, scratch, adjusts=True
     ).cpu()
     assert by_row[0] == -1 and torch.equal(by_row[1:], got[1:])
     differ = int((got != wanted).sum())
@@ -405,7 +425,7 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     cols.repetition[off], cols.presence[off], cols.frequency[off] = 1.0, 0.0, 0.0
     there = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
     adjusted = torch.full((rows + 2, vocabulary), 5.0, device=device)
-    penalties.adjust(logits.to(device), ids.int().to(device), there, slot_token.to(device), bias_ids.to(device),
+    penalties.adjust(logits.to(device), ids.int().to(device), there.length[ids.to(device)], there, slot_token.to(device), bias_ids.to(device),
                      bias_values.to(device), SimpleNamespace(adjusted=adjusted))  # fmt: skip
     got = adjusted.cpu()
     assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.kernels.inputs import Queries
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
@@ -49,8 +50,11 @@ class DeviceSampler:
         self.bias_ids[first:last].copy_(ids)
         self.bias_values[first:last].copy_(values)
 
-    def launch(self, row_ids: Tensor, hidden: Tensor, wants: int, most: int = 0) -> tuple[Tensor, Tensor]:
-        """row_ids [S] int32, hidden [S or more, d] -> sampled_ids[:S]; chosen[:S], rank[:S] with WANTS_LOGPROBS.
+    def launch(
+        self, row_ids: Tensor, queries: Queries | None, position: Tensor, hidden: Tensor, wants: int, most: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """row_ids [S] int32 and positions [S] of queries, hidden [S or more, d] -> sampled_ids[:S], and with
+        WANTS_LOGPROBS chosen[:S], rank[:S].
 
         wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is known of
         them is given, ids and logprobs [S, most].
@@ -61,19 +65,29 @@ class DeviceSampler:
         top = torch.empty((count, most), dtype=torch.float32, device=device)
         for first in range(0, count, self.slice_rows):
             last = min(first + self.slice_rows, count)
-            self._slice(row_ids[first:last], hidden[first:last], first, wants, most, ids[first:last], top[first:last])
-        self._ops.advance(row_ids, self._drawn[:count], self._rows, self.sampled_ids[:count])
+            part = slice(first, last)
+            self._slice(row_ids[part], position[part], hidden[part], first, wants, most, ids[part], top[part])
+        self._ops.advance(row_ids, queries, self._drawn[:count], self._rows, self.sampled_ids[:count])
         return ids, top
 
     def _slice(
-        self, row_ids: Tensor, hidden: Tensor, first: int, wants: int, most: int, ids: Tensor, top: Tensor
+        self,
+        row_ids: Tensor,
+        position: Tensor,
+        hidden: Tensor,
+        first: int,
+        wants: int,
+        most: int,
+        ids: Tensor,
+        top: Tensor,
     ) -> None:
         ops, rows, last = self._ops, self._rows, first + row_ids.shape[0]
         logits = self._model.logits(hidden)
         drawn, scratch, adjusts = self._drawn[first:last], self._scratch, bool(wants & WANTS_ADJUST)
         if adjusts:
-            ops.adjust(logits, row_ids, rows, self._slot_token, self.bias_ids, self.bias_values, scratch)
-        ops.sample_rows(logits, row_ids, rows, scratch, drawn, filters=bool(wants & WANTS_FILTER), adjusts=adjusts)
+            ops.adjust(logits, row_ids, position, rows, self._slot_token, self.bias_ids, self.bias_values, scratch)
+        filters = bool(wants & WANTS_FILTER)
+        ops.sample_rows(logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts)
         if wants & WANTS_LOGPROBS:
             out = (self.chosen[first:last], self.rank[first:last], ids, top)
             ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch, out)

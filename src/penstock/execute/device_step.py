@@ -32,7 +32,7 @@ from penstock.execute.padding import CHUNK_GRAPHS, EXACT, GRAPH_ROWS, PADDED, ch
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import Staging
-from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StepInputs
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
@@ -88,6 +88,7 @@ class DeviceStep:
         )
         self._copier = ops.block_copier([*kv.layers, kv.slot_token])
         self.graphs: Graphs | None = None
+        self._drafting = False  # whether the step has drafts
 
     def capture(self, grouping: bool) -> dict[str, Any]:
         """Compiles and captures every decode step up to GRAPH_ROWS rows -> what that was, for describe().
@@ -108,7 +109,8 @@ class DeviceStep:
 
     def step(self, plan: StepPlan) -> Outcome:
         """Launches a step and gives what it leaves on the device."""
-        rows, size = plan.rows.size, self._size(plan)
+        rows, size = plan.query_rows.size, self._size(plan)
+        self._drafting = plan.drafts is not None
         packing.without_groups_past(plan, self.sizes.groups(size, plan.group_length.size))
         tokens = self._graph_tokens(plan, size)
         packed = self._pack(plan, size, tokens)
@@ -142,10 +144,10 @@ class DeviceStep:
 
     def _size(self, plan: StepPlan) -> int:
         """What the step's rows run as."""
-        size = self.sizes.rows(plan.rows.size)
+        size = self.sizes.rows(plan.query_rows.size)
         if self.graphs is None or plan.chunks is not None:
             return size
-        return self.graphs.size_for(plan.rows.size) or size
+        return self.graphs.size_for(plan.query_rows.size) or size
 
     def _graph_tokens(self, plan: StepPlan, size: int) -> int:
         """Tokens of the graph that a step of one row and one chunk runs as; 0: none."""
@@ -232,7 +234,7 @@ class DeviceStep:
         tokens = size if chunks is None else self.sizes.tokens(size + chunks.tokens)
         if size:
             self.ops.prepare(
-                self.staging.rows[:size], self.rows, self.kv.slot_token, self.kv.dump_block,
+                self.staging.rows[:size], self.queries(size), self.rows, self.kv.slot_token, self.kv.dump_block,
                 columns.tokens, columns.positions, columns.slots,
             )  # fmt: skip
         decode = self._decode(size, groups) if size else None
@@ -241,23 +243,35 @@ class DeviceStep:
             inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
         return self.model.forward(columns.tokens[:tokens], inputs, self.kv.layers)
 
+    def queries(self, size: int) -> Queries | None:
+        """Returns what the step's queries are of their rows; None where each is its row's only one, as far as kernels
+        needn't be the same for both."""
+        if not self.ops.compiled and not self._drafting:
+            return None
+        return Queries(self.staging.offset[:size], self.staging.draft[:size])
+
+    def launch_draw(self, size: int, hidden: Tensor, wants: int, most: int = 0) -> tuple[Tensor, Tensor]:
+        """Draws for the step's queries, and takes what was drawn into the rows: as `DeviceSampler.launch`."""
+        position = self.columns.positions[:size]
+        return self.draw.launch(self.staging.rows[:size], self.queries(size), position, hidden, wants, most)
+
     def _draw_for_graph(self, size: int, hidden: Tensor, every: bool) -> None:
-        self.draw.launch(self.staging.rows[:size], hidden, EVERY if every else PLAIN)
+        self.launch_draw(size, hidden, EVERY if every else PLAIN)
 
     def _drawn(self, plan: StepPlan, size: int, hidden: Tensor, captured: Captured | None) -> Logprobs | None:
         """Draws a token for each row into `sampled_ids`, and takes it into the rows."""
         where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if plan.wants & WANTS_LOGPROBS:
-            where = np.flatnonzero(self.asked.wants[plan.rows] & WANTS_LOGPROBS)
-            k = self.asked.logprobs[plan.rows[where]]
+            where = np.flatnonzero(self.asked.wants[plan.query_rows] & WANTS_LOGPROBS)
+            k = self.asked.logprobs[plan.query_rows[where]]
         most = (MOST if self.ops.compiled else int(k.max())) if k.any() else 0
-        every, rows = bool(plan.wants), plan.rows.size
+        every, rows = bool(plan.wants), plan.query_rows.size
         ids = top = self.draw.nothing
         if captured is not None and not most and not (every and self.draw.pool_moved):
             captured.draw[every].replay()
         else:
             wants = (EVERY if every else PLAIN) if self.ops.compiled else plan.wants
-            ids, top = self.draw.launch(self.staging.rows[:size], hidden, wants, most)
+            ids, top = self.launch_draw(size, hidden, wants, most)
         if not where.size:
             return None
         return Logprobs(where, k, self.draw.chosen[:rows], self.draw.rank[:rows], ids[:rows], top[:rows], where)
@@ -270,6 +284,7 @@ class DeviceStep:
             groups = GroupInputs(start, self.group_blocks[:count], length)
         return DecodeInputs(
             rows=staging.rows[:size],
+            position=self.columns.positions[:size],
             table=rows.block_table,
             length=rows.length,
             skip=staging.skip[:size],

@@ -18,6 +18,8 @@ from penstock.kernels.row_state import pack_joins
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, Int64, Joins, StepPlan
 
+_NONE: Int32 = np.zeros(0, np.int32)
+
 
 @dataclass(slots=True)
 class PackedChunks:
@@ -56,14 +58,24 @@ class Packed:
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
-    """The step's rows, padded to `size` with the dead row, and the tokens that each skips as its group's prefix."""
-    staging.write("rows", plan.rows, dead_row, size)
-    staging.write("skip", np.repeat(plan.group_length, np.diff(plan.group_start)), 0, size)
+    """The step's queries: rows, padded to `size` with the dead row, the tokens that each skips as its group's prefix,
+    and the drafts, where there are any."""
+    skip, offset, draft = np.repeat(plan.group_length, np.diff(plan.group_start)), _NONE, _NONE
+    if (drafts := plan.drafts) is not None:
+        offset = drafts.offset
+        draft = np.zeros(offset.size, np.int32)
+        draft[offset > 0] = drafts.tokens
+        skip = np.repeat(skip, drafts.counts[: skip.size] + 1)
+    staging.write("rows", plan.query_rows, dead_row, size)
+    staging.write("skip", skip, 0, size)
+    staging.write("offset", offset, 0, size)
+    staging.write("draft", draft, 0, size)
 
 
 def pack_groups(staging: Staging, plan: StepPlan, capacity: int) -> None:
-    """The groups' CSR, padded with empty groups."""
-    staging.write("group_start", plan.group_start, int(plan.group_start[-1]), capacity + 1)
+    """The groups' CSR over queries, padded with empty groups."""
+    start = plan.group_start if plan.drafts is None else plan.drafts.query_start[plan.group_start]
+    staging.write("group_start", start, int(start[-1]), capacity + 1)
     staging.write("group_length", plan.group_length, 0, capacity)
 
 

@@ -1,6 +1,6 @@
 """Staging: what a step needs from the host, as int32 words in one pinned buffer, sent by one asynchronous copy.
 
-    fixed part, at one address for ever (graphs read it):   rows | skip | group start | group length
+    fixed part, at one address for ever (graphs read it):   rows | skip | offset | draft | group start | group length
     loose part, packed anew each step (launched one by one): group blocks, copies, new blocks, joins, chunks
 
 What the fixed part holds already isn't sent again: a step of the same rows as the last sends nothing.
@@ -22,6 +22,7 @@ from penstock.schedule.step import Int32
 
 RING = 6  # pinned buffers: more than flights that the engine leaves unread (`steps_ahead` is at most 3)
 LOOSE_WORDS = 1 << 20  # of the loose part; a step that brings more takes memory of its own
+_FIXED = ("rows", "skip", "offset", "draft", "group_start", "group_length")
 _ALIGN = 4  # words: 16 bytes, which kernels' wide loads and int64 views want
 
 
@@ -44,19 +45,19 @@ class Place:
 
 
 class Staging:
-    """`capacity`: rows, padding included; `groups`: prefix groups of one step."""
+    """`capacity`: queries of rows, padding included; `groups`: prefix groups of one step."""
 
     def __init__(self, capacity: int, groups: int, device: torch.device) -> None:
         self.device = device
-        sizes = (capacity, capacity, groups + 1, groups)
+        sizes = (capacity, capacity, capacity, capacity, groups + 1, groups)
         starts = np.cumsum([0, *(_aligned(size) for size in sizes)]).tolist()
         self._fixed: int = starts[-1]
         self._words = self._fixed + (LOOSE_WORDS if device.type == "cuda" else LOOSE_WORDS >> 4)
         self._device = torch.zeros(self._words, dtype=torch.int32, device=device)
-        self.rows, self.skip, self.group_start, self.group_length = (
+        self.rows, self.skip, self.offset, self.draft, self.group_start, self.group_length = (
             self._device[first : first + size] for first, size in zip(starts, sizes, strict=False)
         )
-        self._places = dict(zip(("rows", "skip", "group_start", "group_length"), starts, strict=False))
+        self._places = dict(zip(_FIXED, starts, strict=False))
         # On the CPU a copy is done when it returns: one buffer will do.
         self._ring = [_Buffer.of(self._words, device) for _ in range(RING if device.type == "cuda" else 1)]
         self._turn = 0

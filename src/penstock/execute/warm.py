@@ -62,7 +62,7 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> 
         with torch.inference_mode(), torch.cuda.stream(stream):
             for size in sizes:
                 for wants in (PLAIN, EVERY):
-                    step.draw.launch(step.staging.rows[:size], hidden[:size], wants)
+                    step.launch_draw(size, hidden[:size], wants)
 
     step.launch_forward(sizes[0], False)  # Triton's driver is set up by one thread alone
     with ThreadPoolExecutor(1, "penstock-warm") as beside:

@@ -40,16 +40,18 @@ class GroupInputs:
 
 @dataclass(slots=True)
 class DecodeInputs:
-    """S rows with one query each. A row attends to its stored tokens and its own new one (stored by then too).
+    """S queries of rows: a row's newest token, and behind it the drafts that it is offered, one query each. A query
+    attends to the tokens up to its own, which is stored by then.
 
     `table` and `length` are the device's whole columns, which `rows` picks from: nothing is gathered to tell a step.
     """
 
-    rows: Tensor  # [S] int32 or int64: the rows' numbers
+    rows: Tensor  # [S] int32 or int64: the queries' rows; those of one row are neighbours
+    position: Tensor  # [S] of any integer dtype: the queries' positions, as `prepare` left them
     table: Tensor  # [rows, width] int32: every row's table
-    length: Tensor  # [rows] int32: tokens stored before the step
+    length: Tensor  # [rows] int32: tokens stored before the step; a lone row's kernel reads it ahead of `position`
     skip: Tensor  # [S] int32: tokens of the group's prefix that a row's own part skips (0 where it stands alone)
-    max_own: int  # host: max(length[rows] + 1 - skip), or a bound of it
+    max_own: int  # host: max(position + 1 - skip), or a bound of it
     groups: GroupInputs | None
 
 
@@ -89,6 +91,15 @@ class StepInputs:
         """Whether the step is one row that stands alone."""
         lone = self.rows == 1 and self.prefill is None and self.positions.shape[0] == 1
         return lone and self.decode is not None and self.decode.groups is None
+
+
+@dataclass(slots=True)
+class Queries:
+    """Which token of its row each of a step's S queries feeds, and where the drafts are: a row's queries are
+    neighbours, offset 0, 1, ..."""
+
+    offset: Tensor  # [S] int32: 0 for the row's newest token
+    draft: Tensor  # [S] int32: the token, where offset > 0
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, TokenScores
 from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.rows import EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Int32, Int64, StepPlan, StepTokens
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Drafts, Int32, Int64, StepPlan, StepTokens
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
 
@@ -45,7 +45,11 @@ class OutputProcessor:
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused before this."""
-        rows, tokens, positions = plan.rows, result.tokens, plan.lengths + np.int32(1)
+        rows, tokens = plan.query_rows, result.tokens
+        positions = self.rows.read_length.take(rows) + np.int32(1)
+        if plan.drafts is not None:
+            positions += plan.drafts.offset
+            self._settle(plan.rows, plan.drafts, tokens)
         lives = self.rows.state.take(rows)
         distrusted = rows[(tokens == BAD_LOGITS) & (lives != FREE)]
         accepted = (tokens != NO_TOKEN) & (lives != ENDED) & (lives != FREE)
@@ -59,17 +63,29 @@ class OutputProcessor:
         slots = self.rows.slots(rows, positions)
         self.slot_token.reshape(-1)[slots] = tokens
         if result.logprobs is not None:
-            every = np.full(plan.rows.size, -1, np.int64)
+            every = np.full(lives.size, -1, np.int64)
             every[slice(None) if where is None else where] = slots
             self.scores.put(every[result.logprobs.where], result.logprobs)
         if bad.any():
             self.scores.blank(slots[bad])
-        self.rows.read_length[rows] = positions
         finish, stop_id = self._ends(rows, tokens, positions, bad)
+        taken, hits = rows.size, self._watched(rows, tokens)
+        if plan.drafts is not None:
+            last, hits = _last_of_each(rows, finish, hits)
+            rows, positions, finish, stop_id = rows[last], positions[last], finish[last], stop_id[last]
+        self.rows.read_length[rows] = positions
         ended = rows[finish != GOES_ON]
-        news = self._news(rows, tokens, finish)
+        goes_up = hits | (finish != GOES_ON) | (self.rows.deliver.take(rows) == EACH_TOKEN)
+        news = np.flatnonzero(goes_up).astype(np.int32)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
-        return Read(ended, distrusted, deltas, rows.size, plan.rows.size - rows.size)
+        return Read(ended, distrusted, deltas, taken, lives.size - taken)
+
+    def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> None:
+        """Brings planned lengths to what the drafts of a read flight came to."""
+        offered = drafts.counts
+        told = np.add.reduceat((tokens != NO_TOKEN).astype(np.int32), drafts.query_start[:-1])
+        self.rows.planned_length[rows] -= offered - np.maximum(told - 1, 0)
+        self.rows.drafted[rows] -= offered
 
     def _ends(self, rows: Int32, tokens: Int32, positions: Int32, bad: Bool) -> tuple[NDArray[np.int8], Int32]:
         """Why each row ends with this token, as in Deltas.finish, and the stop id that did it."""
@@ -90,14 +106,13 @@ class OutputProcessor:
         finish[bad], stop_id[bad] = ERROR, NO_STOP_ID
         return finish, stop_id
 
-    def _news(self, rows: Int32, tokens: Int32, finish: NDArray[np.int8]) -> Int32:
-        """Indices of rows whose tokens go up now."""
-        deliver = self.rows.deliver.take(rows)
-        goes_up = (finish != GOES_ON) | (deliver == EACH_TOKEN)
-        watched = np.flatnonzero(deliver == ON_WATCH)
+    def _watched(self, rows: Int32, tokens: Int32) -> Bool:
+        """Whether each token may end a stop string of its row's."""
+        hits: Bool = np.zeros(rows.size, np.bool_)
+        watched = np.flatnonzero(self.rows.deliver.take(rows) == ON_WATCH)
         if watched.size:
-            goes_up[watched] |= self.watch.hits(self.rows.watch[rows[watched]], tokens[watched])
-        return np.flatnonzero(goes_up).astype(np.int32)
+            hits[watched] = self.watch.hits(self.rows.watch[rows[watched]], tokens[watched])
+        return hits
 
     def _deltas(self, rows: Int32, positions: Int32, finish: NDArray[np.int8], stop_id: Int32) -> Deltas:
         if not rows.size:
@@ -145,3 +160,17 @@ class OutputProcessor:
         np.cumsum(counts, out=start[1:])
         positions = np.repeat(first - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
         return start, self.rows.slots(np.repeat(rows, counts), positions)
+
+
+def _last_of_each(rows: Int32, finish: NDArray[np.int8], hits: Bool) -> tuple[Int64, Bool]:
+    """Queries [Q], a row's side by side -> the last that counts of each row [rows], and whether any up to it hit: what
+    comes after an end that only the host sees counts for nothing."""
+    if not rows.size:
+        return np.zeros(0, np.int64), hits
+    first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+    row = np.repeat(np.arange(first.size), np.diff(np.append(first, rows.size)))
+    ends = (finish != GOES_ON).astype(np.int32)
+    before = np.cumsum(ends) - ends
+    counts = before == before[first][row]
+    last = first + np.add.reduceat(counts.astype(np.int64), first) - 1
+    return last, np.logical_or.reduceat(hits & counts, first)

@@ -36,7 +36,8 @@ class Rows:
         self.group: Int32 = ints()  # slot of its fork group
         self.request: Int64 = np.zeros(count, np.int64)  # id of its request
         self.sample: Int32 = ints()  # index within the request
-        self.planned_length: Int32 = ints()  # stored tokens once all launched steps have run: read + those in flight
+        self.planned_length: Int32 = ints()  # stored tokens once all launched steps have run: read + in flight, at most
+        self.drafted: Int32 = ints()  # drafts launched and not read: planned_length may be too far by so many
         self.read_length: Int32 = ints()  # stored tokens as far as was read: the position of the last token known
         self.prompt: Int32 = ints()  # tokens of the request's prompt
         self.limit: Int32 = ints()  # prompt + max_tokens
@@ -92,6 +93,7 @@ class Rows:
         live = np.flatnonzero(self.state != FREE)
         assert (self.planned_length[live] < self.limit[live]).all(), "a row ran past its limit"
         assert (self.read_length[live] <= self.planned_length[live]).all(), "a row was read past what was launched"
+        assert (self.read_length[live] <= self.planned_length[live] - self.drafted[live]).all(), "a draft counts twice"
         running = np.flatnonzero(self.state == RUNNING)
         assert (self.blocks[running] * BLOCK_SIZE >= self.planned_length[running]).all(), "a row outgrew its table"
 

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, check_request
-from penstock.row_table import WANTS_ANY
+from penstock.row_table import MAX_DRAFTS, WANTS_ANY
 from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.blocks import BlockPool
@@ -29,7 +29,7 @@ from penstock.schedule.prompt_outputs import PromptOutputs
 from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import DRAINED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import Bool, Int32, Joins, StepPlan, StepTokens
+from penstock.schedule.step import Bool, Drafter, Drafts, Int32, Joins, StepPlan, StepTokens
 from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
@@ -37,8 +37,8 @@ from penstock.schedule.stop_token_masks import StopTokenMasks
 class Scheduler:
     """One engine's scheduler."""
 
-    def __init__(self, limits: SchedulerConfig) -> None:
-        self.limits = limits
+    def __init__(self, limits: SchedulerConfig, drafter: Drafter | None = None) -> None:
+        self.limits, self.drafter = limits, drafter
         width = -(-limits.max_model_len // BLOCK_SIZE)
         if limits.num_blocks - 1 < width + 2:
             raise UsageError(
@@ -70,7 +70,7 @@ class Scheduler:
         self._read = -1  # the last flight read
         self._idle_plans = 0
         self.counts: dict[str, int] = dict.fromkeys(
-            ("requests", "prompt_tokens", "generation_tokens", "wasted_tokens", "steps"), 0
+            ("requests", "prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens", "steps"), 0
         )
 
     # --- in ---------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Scheduler:
             self.preempter.preempt(1)
         if self.admission.starved:
             self.preempter.preempt_background()
-        rows, growth, stalled = self._grow(self.batch_order.running(), self._short_of_blocks())
+        rows, growth, stalled = self._grow(self._running(), self._short_of_blocks())
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
         joins = joins_of(admitted.pieces, self.rows)
         if joins is not None:
@@ -163,7 +163,10 @@ class Scheduler:
         lengths = self.rows.planned_length.take(rows)
         self.rows.planned_length[rows] = lengths + 1
         self.rows.last_flight[rows] = number
+        drafts = self._drafts(rows, lengths)
         drained = rows[lengths + 2 >= self.rows.limit.take(rows)]  # their last step is this: known without reading
+        if self.drafter is not None:
+            drained = drained[self.rows.drafted[drained] == 0]  # the others may be shorter than planned
         if drained.size:
             self.rows.state[drained] = DRAINED
             self.batch_order.changed = True
@@ -185,11 +188,42 @@ class Scheduler:
             new_blocks=growth,
             joins=joins,
             chunks=chunks_of(admitted.chunks),
+            drafts=drafts,
         )
+
+    def _drafts(self, rows: Int32, lengths: Int32) -> Drafts | None:
+        """What the drafter offers the rows of a step; their lengths are planned as if all of it were right.
+
+        A row is offered no more than its last block has room for, so that drafts never take a block, and the step no
+        more queries than there are rows at most, so that it needs no other sizes.
+        """
+        if self.drafter is None or not rows.size:
+            return None
+        columns = self.rows
+        ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
+        most = np.clip(ends - lengths - 2, 0, MAX_DRAFTS).astype(np.int32)
+        room = columns.count - rows.size
+        most = np.minimum(most, np.maximum(room - (np.cumsum(most) - most), 0)).astype(np.int32)
+        drafts = self.drafter.offer(rows, lengths, most)
+        if not drafts.tokens.size:
+            return None
+        columns.planned_length[rows] += drafts.counts
+        columns.drafted[rows] += drafts.counts
+        self.counts["drafted_tokens"] += drafts.tokens.size
+        return drafts
 
     def _note_chunks(self, number: int, chunks: list[Chunk]) -> None:
         if any(chunk.group.live.prompt_logprobs >= 0 for chunk in chunks):
             self.news.launched(number, chunks)
+
+    def _running(self) -> Int32:
+        """The rows that this step takes on. Those whose drafts would end them, were they right, wait to be read."""
+        rows = self.batch_order.running()
+        return rows if self.drafter is None else rows[~self._full(rows)]
+
+    def _full(self, rows: Int32) -> Bool:
+        full: Bool = self.rows.planned_length.take(rows) + 1 >= self.rows.limit.take(rows)
+        return full
 
     def _need_block(self) -> Bool:
         """Of all rows, those whose coming token needs a block more. Whole columns: gathering costs ten times as much.
@@ -201,7 +235,8 @@ class Scheduler:
 
     def _short_of_blocks(self) -> Int32:
         """The running rows whose coming token needs a block more."""
-        return np.flatnonzero(self._need_block() & (self.rows.state == RUNNING)).astype(np.int32)
+        short = np.flatnonzero(self._need_block() & (self.rows.state == RUNNING)).astype(np.int32)
+        return short if self.drafter is None else short[~self._full(short)]
 
     def _grow(self, rows: Int32, needy: Int32) -> tuple[Int32, Int32, bool]:
         """Gives `needy` of the rows a block each; those that get none stall: (rows, new blocks, stalled)."""

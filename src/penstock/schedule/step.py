@@ -14,6 +14,10 @@ A step on the device, in this order:
     3. new blocks   table entries of rows that grow
     4. forward      of `rows` (one token each) and then of the chunks' tokens, in one batch
     5. sample       one token for each of `rows`; last_token, length and done are updated on the device
+
+A row may be offered drafts: tokens that are guessed to come next. The step feeds them behind the row's last token, a
+query each, and draws after every one. A draw depends on what is before it and on counters alone, so a draft is right if
+it equals the draw before it, and the row's tokens are those that it makes without drafts, in fewer steps.
 """
 
 from __future__ import annotations
@@ -74,12 +78,40 @@ class Chunks:
 
 
 @dataclass(slots=True)
+class Drafts:
+    """Tokens that rows are offered; a CSR over the step's rows, at most MAX_DRAFTS each."""
+
+    start: Int32  # [S + 1]
+    tokens: Int32  # [start[S]]
+
+    @property
+    def counts(self) -> Int32:
+        """Returns how many each row is offered [S]."""
+        counts: Int32 = self.start[1:] - self.start[:-1]
+        return counts
+
+    @property
+    def query_start(self) -> Int32:
+        """Returns where each row's queries begin [S + 1]: its last token, then its drafts."""
+        start: Int32 = np.arange(self.start.size, dtype=np.int32)
+        start += self.start
+        return start
+
+    @property
+    def offset(self) -> Int32:
+        """Returns which of its row's queries each query is [Q], counted from 0."""
+        start = self.query_start
+        offset: Int32 = np.arange(start[-1], dtype=np.int32) - np.repeat(start[:-1], np.diff(start))
+        return offset
+
+
+@dataclass(slots=True)
 class StepPlan:
     """One step. Rows of a prefix group are neighbours in `rows`; rows that stand alone come after all groups."""
 
     number: int  # the flight's number, counted from 0
     rows: Int32  # [S]
-    lengths: Int32  # [S]  stored tokens of each row before this step, as the host planned them (exact for live rows)
+    lengths: Int32  # [S]  stored tokens of each row before this step as planned: at most so many, exact without drafts
     wants: int  # OR of the rows' WANTS_* bits
     group_start: (
         Int32  # [G + 1]  rows group_start[g] : group_start[g+1] share group g's prefix; rows from [-1] on: alone
@@ -90,13 +122,19 @@ class StepPlan:
     new_blocks: Int32  # [m, 3]  row, index in its table, block
     joins: Joins | None
     chunks: Chunks | None
+    drafts: Drafts | None = None  # None: a query a row
+
+    @property
+    def query_rows(self) -> Int32:
+        """Returns the row of each query [Q]; a row's queries are neighbours."""
+        return self.rows if self.drafts is None else np.repeat(self.rows, self.drafts.counts + 1)
 
 
 @dataclass(slots=True)
 class TokenLogprobs:
     """Logprobs of m tokens under the raw logits; `top_*` are padded with id -1."""
 
-    where: Int32  # [m]  index into StepPlan.rows (decode) or into Chunks.tokens (prompt)
+    where: Int32  # [m]  index into StepPlan.query_rows (decode) or into Chunks.tokens (prompt)
     chosen: Float32  # [m]
     rank: Int32  # [m]  1 is the most likely
     top_ids: Int32  # [m, k]
@@ -105,11 +143,19 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class StepTokens:
-    """What a flight brings back, in the order of its plan's `rows`."""
+    """What a flight brings back, in the order of its plan's queries."""
 
-    tokens: Int32  # [S]  the token drawn for position lengths + 1, or NO_TOKEN, or BAD_LOGITS
+    tokens: Int32  # [Q]  the token drawn after each query, or NO_TOKEN (done before, or not the draft), or BAD_LOGITS
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
+
+
+class Drafter(Protocol):
+    """Guesses what rows will say next. Whatever it offers, the tokens are the same: a good guess saves a step."""
+
+    def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
+        """Returns drafts for rows [S], at most most[i] for each: guesses of the tokens at positions lengths[i] + 1 and
+        on. lengths: as planned; where drafts are in flight the row may be shorter."""
 
 
 class Flight(Protocol):

@@ -21,6 +21,7 @@ _PIECE = 1 << 22  # counts held at once
 def adjust(
     logits: Tensor,
     row_ids: Tensor,
+    position: Tensor,
     rows: RowState,
     slot_token: Tensor,
     bias_ids: Tensor,
@@ -28,7 +29,7 @@ def adjust(
     scratch: SampleScratch,
 ) -> None:
     """Raw logits [n, vocabulary] of rows row_ids [n] int32 -> scratch.adjusted: a float32 copy with each row's bias,
-    penalties and bars, in this order.
+    penalties and bars, in this order, as of position [n]: tokens past it are none of theirs yet.
 
     bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
     """
@@ -39,7 +40,7 @@ def adjust(
         _bias(adjusted, place, row[place], rows, bias_ids, bias_values)
     if (place := (wants & WANTS_PENALTY).nonzero()[:, 0]).shape[0]:
         mine = row[place]
-        length = rows.length[mine] + 1
+        length = position[place].to(torch.int32) + 1
         width = -(-int(length.max()) // BLOCK_SIZE)
         apply_penalties(
             adjusted, place, slot_token, rows.block_table[:, :width].index_select(0, mine), length,
@@ -49,7 +50,7 @@ def adjust(
         mine = row[place]
         ends = rows.end_ids.expand(mine.shape[0], -1)
         ids = torch.cat((ends, rows.stop_ids[mine].to(torch.int64)), dim=1)
-        bar_ids(adjusted, place, ids, rows.length[mine] + 1 < rows.min_length[mine])
+        bar_ids(adjusted, place, ids, position[place] + 1 < rows.min_length[mine])
 
 
 def _bias(logits: Tensor, place: Tensor, row: Tensor, rows: RowState, bias_ids: Tensor, bias_values: Tensor) -> None:

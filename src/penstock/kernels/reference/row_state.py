@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import Queries
 from penstock.kernels.reference.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.row_table import JOIN_WORDS
@@ -36,6 +37,7 @@ def grow(new_blocks: Tensor, rows: RowState) -> None:
 
 def prepare(
     row_ids: Tensor,
+    queries: Queries | None,
     rows: RowState,
     slot_token: Tensor,
     dump_block: int,
@@ -43,14 +45,17 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """row_ids [S] int32 -> the first S entries of token_ids, positions, slots (int64), and each row's token stored
-    beside its K and V, slot_token [blocks, 16] int32.
+    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (int64), and each query's
+    token stored beside its K and V, slot_token [blocks, 16] int32.
 
-    Rows that are done go to the dump block, at their own offset.
+    queries: None where each is its row's newest token. Rows that are done go to the dump block, at their own offset.
     """
     count, row = row_ids.shape[0], row_ids.to(torch.int64)
     token = rows.last_token.index_select(0, row)
     position = rows.length.index_select(0, row).to(torch.int64)
+    if queries is not None:
+        position += queries.offset
+        token = torch.where(queries.offset > 0, queries.draft, token)
     over = rows.done.index_select(0, row) != 0
     # Flat, and with shifts: at 8,192 rows on a CPU 17 us; table[row, position // BLOCK_SIZE] takes 49.
     table = rows.block_table
@@ -61,12 +66,29 @@ def prepare(
     slot_token.view(-1).index_copy_(0, slot, token)
 
 
-def advance(row_ids: Tensor, drawn: Tensor, rows: RowState, told: Tensor | None = None) -> Tensor:
-    """Takes a step's draw into the rows. row_ids [S], drawn [S] int32 -> what the host is told, [S] int32.
+def advance(
+    row_ids: Tensor, queries: Queries | None, drawn: Tensor, rows: RowState, told: Tensor | None = None
+) -> Tensor:
+    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host is told, [S] int32.
 
-    A row that was done before tells NO_TOKEN and stays as it is; one with BAD_LOGITS is done from now on.
+    A row takes the draw of its first query, and each further one whose draft is the draw before it, up to its end; the
+    rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS is done from now on.
+    queries: None where no row has more than one.
     """
-    row = row_ids.to(torch.int64)
+    told = torch.empty_like(drawn) if told is None else told
+    if queries is None:
+        return told.copy_(_take(row_ids.to(torch.int64), drawn, rows))
+    told.fill_(NO_TOKEN)
+    for offset in range(int(queries.offset.max()) + 1 if row_ids.shape[0] else 0):
+        at = (queries.offset == offset).nonzero()[:, 0]
+        if offset:
+            at = at[told[at - 1] == queries.draft[at]]  # a draft is no negative number: what told nothing ends here
+        told[at] = _take(row_ids[at].to(torch.int64), drawn[at], rows)
+    return told
+
+
+def _take(row: Tensor, drawn: Tensor, rows: RowState) -> Tensor:
+    """One draw a row: row [S] int64, drawn [S] int32 -> what the host is told, [S] int32."""
     done = rows.done.index_select(0, row) != 0
     drawn = torch.where(done, NO_TOKEN, drawn)
     moved = drawn >= 0
@@ -78,4 +100,4 @@ def advance(row_ids: Tensor, drawn: Tensor, rows: RowState, told: Tensor | None 
     rows.last_token.index_copy_(0, row, torch.where(moved, drawn, rows.last_token[row]))
     rows.length.index_copy_(0, row, length)
     rows.done.index_copy_(0, row, (done | (drawn == BAD_LOGITS) | (moved & over)).to(torch.int32))
-    return drawn if told is None else told.copy_(drawn)
+    return drawn

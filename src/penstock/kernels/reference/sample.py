@@ -73,6 +73,7 @@ class SampleScratch:
 def sample_rows(
     logits: Tensor,
     row_ids: Tensor,
+    position: Tensor,
     rows: RowState,
     scratch: SampleScratch,
     tokens: Tensor,
@@ -80,9 +81,10 @@ def sample_rows(
     filters: bool,
     adjusts: bool,
 ) -> Tensor:
-    """logits [n, vocabulary] of rows row_ids [n] int32 -> tokens [n] int32, BAD_LOGITS where they are not finite.
+    """logits [n, vocabulary] of rows row_ids [n] int32 at position [n] -> tokens [n] int32, BAD_LOGITS where they
+    are not finite.
 
-    The token is that of position length + 1. adjusts: they are drawn from what `penalties.adjust` has left. filters,
+    The token is that of position + 1. adjusts: they are drawn from what `penalties.adjust` has left. filters,
     adjusts: False only where the host knows that no row asks.
     """
     row = row_ids.to(torch.int64)
@@ -94,7 +96,7 @@ def sample_rows(
         min_p=rows.min_p[row],
         seed=rows.seed[row],
         sample=rows.sample[row],
-        position=rows.length[row] + 1,
+        position=position.to(torch.int32) + 1,
         any_filter=filters,
         any_random=bool((temperature > 0).any()),
     )

@@ -57,7 +57,7 @@ class _Part:
 def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None, exact: bool) -> list[Tile]:
     """The tiles of a step. `exact`: fp32 sums; pad own tokens only to lengths that leave each bit of them alone."""
     row_ids = decode.rows.to(torch.int64)
-    lengths = decode.length.index_select(0, row_ids).cpu().numpy().astype(np.int64) + 1
+    lengths = decode.position.cpu().numpy().astype(np.int64) + 1
     skip = decode.skip.cpu().numpy().astype(np.int64)
     first = skip if window is None else np.maximum(skip, lengths - window)
     first_block = first // BLOCK_SIZE

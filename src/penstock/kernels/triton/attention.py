@@ -53,7 +53,7 @@ def attention(q: Tensor, kv: Tensor, inputs: StepInputs, kind: AttentionKind, pl
         if (groups := decode.groups) is not None and plan.prefix is not None:
             attend_prefixes(q[:rows], kv, groups.start, groups.blocks, groups.length, scale, plan.prefix)
         attend_rows(
-            q[:rows], kv, decode.rows, decode.table, decode.length, decode.skip, plan.prefix, scale, window,
+            q[:rows], kv, decode.rows, decode.table, decode.position, decode.skip, plan.prefix, scale, window,
             decode.max_own, out[:rows],
         )  # fmt: skip
     if inputs.prefill is not None and q.shape[0] > rows:

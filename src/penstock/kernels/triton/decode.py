@@ -20,9 +20,9 @@ MOST_SPLITS = 64  # programs that share a row
 
 
 @triton.jit
-def _extent(length, skip, row, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
+def _extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
     """First and one past the last token that a row's own part sees."""
-    end = tl.minimum(tl.load(length + row) + 1, capacity)
+    end = tl.minimum(tl.load(position + item).to(tl.int32) + 1, capacity)
     first = 0
     if SKIPS:
         first = tl.load(skip + item)
@@ -33,7 +33,7 @@ def _extent(length, skip, row, item, capacity, window, SKIPS: tl.constexpr, WIND
 
 @triton.jit(
     do_not_specialize=["capacity", "window", "splits", "split_tokens", "prefix_splits", "stride_blocks"],
-    do_not_specialize_on_alignment=["rows", "blocks", "length", "skip"],
+    do_not_specialize_on_alignment=["rows", "blocks", "position", "skip"],
 )
 def _own(
     q,  # [S, H, D]
@@ -45,7 +45,7 @@ def _own(
     part_lse,  # [S, H, splits] float32
     blocks,  # [rows, W]
     rows,  # [S]
-    length,  # [rows]
+    position,  # [S]
     skip,  # [S]
     capacity,
     window,
@@ -75,7 +75,7 @@ def _own(
     head = tl.program_id(0) % KV_HEADS
     item = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
-    first, end = _extent(length, skip, row, item, capacity, window, SKIPS, WINDOWED)
+    first, end = _extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
     begin = first // 16 * 16
     last = end
     split = 0
@@ -130,14 +130,13 @@ def _own(
 
 @triton.jit(
     do_not_specialize=["capacity", "window", "splits", "split_tokens"],
-    do_not_specialize_on_alignment=["rows", "length", "skip"],
+    do_not_specialize_on_alignment=["position", "skip"],
 )
 def _join(
     out,  # [S, H, D]
     part,  # [S, H, splits, D] float32
     part_lse,  # [S, H, splits] float32
-    rows,
-    length,
+    position,
     skip,
     capacity,
     window,
@@ -156,8 +155,7 @@ def _join(
     """A row and head that more than one program took: their parts, weighted by what each of them saw."""
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
-    row = tl.load(rows + item).to(tl.int64)
-    first, end = _extent(length, skip, row, item, capacity, window, SKIPS, WINDOWED)
+    first, end = _extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
     tokens = end - first // 16 * 16
     part_tokens = span(tokens, splits, split_tokens, TOKENS)
     if part_tokens < tokens:
@@ -188,7 +186,7 @@ def attend_rows(
     kv: Tensor,
     rows: Tensor,
     block_table: Tensor,
-    length: Tensor,
+    position: Tensor,
     skip: Tensor | None,
     prefix: PrefixState | None,
     scale: float,
@@ -198,8 +196,8 @@ def attend_rows(
 ) -> None:
     """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into out [S, H, D]: item i is row rows[i] of the tables.
 
-    rows [S], block_table [rows, W] int32, length [rows] int32: a row sees length + 1 tokens, at most W * 16, less
-    the first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
+    rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W * 16, less the
+    first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
     max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.
     """
     count, heads, width = q.shape
@@ -214,11 +212,11 @@ def attend_rows(
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
     answer, lse, prefix_splits = (out, out, 1) if prefix is None else (prefix.answer, prefix.lse, prefix.splits)
     skips = skip is not None and prefix is not None
-    step = (rows, length, skip if skips else rows)
+    step = (position, skip if skips else rows)
     sizes = (block_table.shape[1] * 16, window or 0)
     pad = max(16, triton.next_power_of_2(width))
     _own[(count * kv_heads, splits)](
-        q, kv, out, answer, lse, part, part_lse, block_table, *step, *sizes, scale * LOG2_E, splits, split_tokens,
+        q, kv, out, answer, lse, part, part_lse, block_table, rows, *step, *sizes, scale * LOG2_E, splits, split_tokens,
         prefix_splits, q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
         max(16, triton.next_power_of_2(heads // kv_heads)), skips, 1 if prefix_splits == 1 else MOST_PARTS,
         PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens,

@@ -71,7 +71,7 @@ def draw_kernel(
             token = won * TILE + tl.argmax(logit, axis=0)
         else:
             first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
-            place = tl.load(position + row) + ADDED
+            place = tl.load(position + i).to(tl.int32) + ADDED
             token, _ = draw_once(
                 logits, adjusted, line, tile, log_mass, top, scale, first, second, place, 0, vocabulary, use_adjusted,
                 HAS_ADJUSTED, TILE,

@@ -247,7 +247,7 @@ def filter_kernel(
                     left = tl.sum(tl.exp(log_mass), axis=0)
                 allowed = left * p
             first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
-            place = tl.load(position + row) + ADDED
+            place = tl.load(position + i).to(tl.int32) + ADDED
             # What was turned down for the mass above it is the lowest end of the search, and turns down all below it.
             no_value, no_token = tl.full((), _LOWEST, tl.float32), tl.full((), _ALL_IDS, tl.int32)
             value = load_tiles(logits, adjusted, line, x, x >= 0, use_adjusted, HAS_ADJUSTED)

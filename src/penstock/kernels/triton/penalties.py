@@ -40,8 +40,8 @@ def _penalized(logit, count, repetition, presence, frequency):
 
 @triton.jit
 def _adjust(
-    logits, adjusted, counts, row_ids, done, wants, length, prompt_length, min_length, repetition, presence, frequency,
-    block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,
+    logits, adjusted, counts, row_ids, position, done, wants, prompt_length, min_length, repetition, presence,
+    frequency, block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,
     vocabulary, stride,
     ADJUSTS: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr, BARS: tl.constexpr, SLOTS: tl.constexpr,
     STOPS: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
@@ -55,7 +55,7 @@ def _adjust(
         line = logits + i.to(tl.int64) * stride
         values = adjusted + i.to(tl.int64) * vocabulary
         numbers = counts + i.to(tl.int64) * vocabulary
-        stored = tl.load(length + row)
+        stored = tl.load(position + i).to(tl.int32)
         repeat, flat, rate = tl.load(repetition + row), tl.load(presence + row), tl.load(frequency + row)
         for first in range(0, vocabulary, BLOCK):
             ident = first + tl.arange(0, BLOCK)
@@ -103,15 +103,17 @@ def _adjust(
 def adjust(
     logits: Tensor,
     row_ids: Tensor,
+    position: Tensor,
     rows: RowState,
     slot_token: Tensor,
     bias_ids: Tensor,
     bias_values: Tensor,
     scratch: SampleScratch,
 ) -> None:
-    """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST.
+    """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST, as
+    of position [n]: tokens past it are none of theirs yet.
 
-    logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the row's newest token too, at `length`.
+    logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the tokens up to it.
     bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
     """
     (n, vocabulary), adjusted = logits.shape, scratch.adjusted
@@ -119,7 +121,7 @@ def adjust(
     if n:
         early = has_pdl(logits.device)
         _adjust[(n,)](
-            logits, adjusted, adjusted.view(torch.int32), row_ids, rows.done, rows.wants, rows.length,
+            logits, adjusted, adjusted.view(torch.int32), row_ids, position, rows.done, rows.wants,
             rows.prompt_length, rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,
             rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
             rows.is_end, rows.stop_ids, vocabulary, logits.stride(0),

@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import Queries
 from penstock.kernels.reference.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.kernels.triton.pdl import has_pdl, release, wait
-from penstock.row_table import JOIN_WORDS
+from penstock.row_table import JOIN_WORDS, MAX_DRAFTS
 
 _BLOCK = 256
 NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is padding
@@ -22,7 +23,7 @@ NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is paddin
 
 @triton.jit(do_not_specialize=["count"])
 def _prepare(
-    row_ids, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots,
+    row_ids, offset, draft, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots,
     count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
@@ -30,8 +31,10 @@ def _prepare(
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < count
     row = tl.load(row_ids + i, mask=there, other=0).to(tl.int64)
-    token = tl.load(last_token + row, mask=there, other=0)
-    stored = tl.load(length + row, mask=there, other=0)
+    ahead = tl.load(offset + i, mask=there, other=0)
+    token = tl.load(last_token + row, mask=there & (ahead == 0), other=0)
+    token += tl.load(draft + i, mask=there & (ahead > 0), other=0)
+    stored = tl.load(length + row, mask=there, other=0) + ahead
     over = tl.load(done + row, mask=there, other=1) != 0
     entry = tl.minimum(stored // SLOTS, table_width - 1)
     block = tl.load(block_table + row * table_width + entry, mask=there, other=0).to(tl.int64)
@@ -44,6 +47,7 @@ def _prepare(
 
 def prepare(
     row_ids: Tensor,
+    queries: Queries,
     rows: RowState,
     slot_token: Tensor,
     dump_block: int,
@@ -51,8 +55,8 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """row_ids [S] int32 -> the first S entries of token_ids, positions, slots (of any integer dtype that holds them),
-    and each row's token stored beside its K and V, slot_token [blocks, 16] int32.
+    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (of any integer dtype that
+    holds them), and each query's token stored beside its K and V, slot_token [blocks, 16] int32.
 
     Rows that are done go to the dump block, at their own offset.
     """
@@ -60,51 +64,62 @@ def prepare(
     if count:
         early = has_pdl(row_ids.device)
         _prepare[(triton.cdiv(count, _BLOCK),)](
-            row_ids, rows.last_token, rows.length, rows.done, rows.block_table, rows.block_table.stride(0), slot_token,
-            token_ids, positions, slots, count, dump_block, SLOTS=BLOCK_SIZE, BLOCK=_BLOCK, EARLY=early,
-            num_warps=4, launch_pdl=bool(early),
+            row_ids, queries.offset, queries.draft, rows.last_token, rows.length, rows.done, rows.block_table,
+            rows.block_table.stride(0), slot_token, token_ids, positions, slots, count, dump_block, SLOTS=BLOCK_SIZE,
+            BLOCK=_BLOCK, EARLY=early, num_warps=4, launch_pdl=bool(early),
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count"])
 def _advance(
-    row_ids, drawn, last_token, length, done, limit, ignore_eos, stop_ids, is_end, told, count,
-    NONE: tl.constexpr, BAD: tl.constexpr, STOPS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    row_ids, offset, draft, drawn, last_token, length, done, limit, ignore_eos, stop_ids, is_end, told, count,
+    NONE: tl.constexpr, BAD: tl.constexpr, STOPS: tl.constexpr, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     wait(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = i < count
-    row = tl.load(row_ids + i, mask=there, other=0).to(tl.int64)
-    live = there & (tl.load(done + row, mask=there, other=1) == 0)
-    drew = tl.load(drawn + i, mask=live, other=NONE)
-    tl.store(told + i, drew, mask=there)
-    moved = live & (drew >= 0)
-    stored = tl.load(length + row, mask=moved, other=0) + 1
-    over = tl.load(is_end + drew, mask=moved, other=0) != 0
-    over = over & (tl.load(ignore_eos + row, mask=moved, other=1) == 0)
-    for j in tl.static_range(STOPS):
-        over = over | (tl.load(stop_ids + row * STOPS + j, mask=moved, other=-1) == drew)
-    over = over | (stored + 1 >= tl.load(limit + row, mask=moved, other=0))
-    tl.store(last_token + row, drew, mask=moved)
-    tl.store(length + row, stored, mask=moved)
-    tl.store(done + row, (over | (drew == BAD)).to(tl.int32), mask=live)
+    first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)  # a row's queries follow its first one
+    row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
+    was = tl.load(length + row, mask=first, other=0)
+    most = tl.load(limit + row, mask=first, other=0)
+    ends = tl.load(ignore_eos + row, mask=first, other=1) == 0
+    live = first & (tl.load(done + row, mask=first, other=1) == 0)
+    here, going, drew = first, live, tl.full((BLOCK,), NONE, tl.int32)
+    for j in tl.static_range(DRAFTS + 1):
+        if j > 0:
+            at = (i + j < count) & first
+            here = here & at & (tl.load(offset + i + j, mask=at, other=0) == j)
+            going = going & here & (tl.load(draft + i + j, mask=here, other=NONE) == drew)
+        drew = tl.where(going, tl.load(drawn + i + j, mask=going, other=NONE), drew)
+        tl.store(told + i + j, tl.where(going, drew, NONE), mask=here)
+        moved = going & (drew >= 0)
+        over = (tl.load(is_end + drew, mask=moved, other=0) != 0) & ends
+        for k in tl.static_range(STOPS):
+            over = over | (tl.load(stop_ids + row * STOPS + k, mask=moved, other=-1) == drew)
+        over = over | (was + j + 2 >= most)
+        tl.store(last_token + row, drew, mask=moved)
+        tl.store(length + row, was + j + 1, mask=moved)
+        tl.store(done + row, (over | (drew == BAD)).to(tl.int32), mask=going)
+        going = moved & (over == 0)
 
 
-def advance(row_ids: Tensor, drawn: Tensor, rows: RowState, told: Tensor | None = None) -> Tensor:
-    """Takes a step's draw into the rows. row_ids [S], drawn [S] int32 -> what the host is told, [S] int32.
+def advance(row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None) -> Tensor:
+    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host is told, [S] int32.
 
-    A row that was done before tells NO_TOKEN and stays as it is; one with BAD_LOGITS is done from now on. A live row
-    comes once; the dead row as often as padding needs it.
+    A row takes the draw of its first query, and each further one whose draft is the draw before it, up to its end; the
+    rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS is done from now on. A live row's
+    queries come once; the dead row as often as padding needs it.
     """
     told = torch.empty_like(drawn) if told is None else told
     count = row_ids.shape[0]
     if count:
         early = has_pdl(row_ids.device)
         _advance[(triton.cdiv(count, _BLOCK),)](
-            row_ids, drawn, rows.last_token, rows.length, rows.done, rows.limit, rows.ignore_eos, rows.stop_ids,
-            rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS, STOPS=rows.stop_ids.shape[1], BLOCK=_BLOCK,
-            EARLY=early, num_warps=4, launch_pdl=bool(early),
+            row_ids, queries.offset, queries.draft, drawn, rows.last_token, rows.length, rows.done, rows.limit,
+            rows.ignore_eos, rows.stop_ids, rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS,
+            STOPS=rows.stop_ids.shape[1], DRAFTS=MAX_DRAFTS, BLOCK=_BLOCK, EARLY=early, num_warps=4,
+            launch_pdl=bool(early),
         )  # fmt: skip
     return told
 

@@ -67,6 +67,7 @@ def sample(logits: Tensor, inputs: SamplerInputs) -> Tensor:
 def sample_rows(
     logits: Tensor,
     row_ids: Tensor,
+    position: Tensor,
     rows: RowState,
     scratch: SampleScratch,
     tokens: Tensor | None = None,
@@ -74,10 +75,10 @@ def sample_rows(
     filters: bool = True,
     adjusts: bool = False,
 ) -> Tensor:
-    """logits [n, vocabulary] of rows row_ids [n] int32 -> tokens [n] int32: BAD_LOGITS where they are not finite,
-    NO_TOKEN where the row is done.
+    """logits [n, vocabulary] of rows row_ids [n] int32 at position [n] -> tokens [n] int32: BAD_LOGITS where they
+    are not finite, NO_TOKEN where the row is done.
 
-    The token is that of position length + 1. adjusts: rows whose `wants` have a bit of WANTS_ADJUST are drawn from
+    The token is that of position + 1. adjusts: rows whose `wants` have a bit of WANTS_ADJUST are drawn from
     scratch.adjusted, which `penalties.adjust` has filled. filters=False leaves that launch out. Both are False only
     where the host knows that no row asks.
     """
@@ -87,7 +88,7 @@ def sample_rows(
     assert n <= scratch.peaks.shape[0] and scratch.peaks.shape[1] == -(-vocabulary // TILE)
     assert not adjusts or (scratch.adjusted is not None and logits.stride(0) == vocabulary)
     if n:
-        _launch(logits, row_ids, rows, rows.length, 1, rows.done, rows.wants, scratch, tokens, filters, adjusts)
+        _launch(logits, row_ids, rows, position, 1, rows.done, rows.wants, scratch, tokens, filters, adjusts)
     return tokens
 
 

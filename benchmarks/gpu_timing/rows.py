@@ -214,9 +214,8 @@ def sweep_sampler(many: list[torch.Tensor], ids: torch.Tensor, scratch: sampler.
     for tiles, warps, programs in SUMS:
         sampler.TILES, sampler.SUM_WARPS, sampler.PROGRAMS = tiles, warps, programs * 132
         cols = asking(n, vocabulary)
-        ms = timed(
-            [lambda x=x, c=cols: sampler.sample_rows(x, ids, ids, c, scratch, filters=False) for x in many], least=8
-        )
+        calls = [lambda x=x, c=cols: sampler.sample_rows(x, ids, ids, c, scratch, filters=False) for x in many]
+        ms = timed(calls, least=8)
         tell(f"  {kind} plain: {tiles} tiles, {warps} warps, {programs} programs/SM", ms, n * vocabulary * 2)
     sampler.TILES, sampler.SUM_WARPS, sampler.PROGRAMS = was
     before = sampler.SOME, sampler.FILTER_WARPS

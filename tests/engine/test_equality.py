@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine_model import CONTEXT, END, VOCABULARY, Comparison, Twin, logits_of, make_folder
+from oracle_drafter import Oracle
 
 from penstock import LLM, SamplingParams
 from penstock.request import RequestOutput
@@ -181,6 +182,19 @@ def test_a_fork_group_gives_what_its_samples_give_one_by_one(
             compared.sample(name, HEADER, params_of(name, n=n), output.index, want, output.token_ids)
     compared.close(variant)
     assert len({tuple(tokens) for tokens in singles["plain", 64]}) > 32
+
+
+@pytest.mark.parametrize("knobs", [{}, {"preempt_every": 2, "steps_ahead": 3}, {"kv_cache_tokens": CONTEXT + 32}])
+def test_drafts_change_no_token(knobs: dict[str, Any], folder: Path, twin: Twin, alone: list[RequestOutput]) -> None:
+    """And save steps: several tokens of a row come of one."""
+    with open_llm(folder, **knobs) as llm:
+        scheduler = llm._engine.scheduler
+        scheduler.drafter = Oracle(scheduler, alone)
+        outs = llm.generate(prompts(), [params_of(name) for name in SETTINGS], use_tqdm=False)
+        check_same(f"drafts, {knobs}", twin, alone, outs)
+        assert scheduler.counts["drafted_tokens"] > 0
+        if not knobs:
+            assert scheduler.counts["steps"] < 24, "no draft was taken"
 
 
 def test_near_ties_are_told_from_faults(twin: Twin) -> None:

@@ -425,8 +425,10 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     cols.repetition[off], cols.presence[off], cols.frequency[off] = 1.0, 0.0, 0.0
     there = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
     adjusted = torch.full((rows + 2, vocabulary), 5.0, device=device)
-    penalties.adjust(logits.to(device), ids.int().to(device), there.length[ids.to(device)], there, slot_token.to(device), bias_ids.to(device),
-                     bias_values.to(device), SimpleNamespace(adjusted=adjusted))  # fmt: skip
+    penalties.adjust(
+        logits.to(device), ids.int().to(device), there.length[ids.to(device)], there, slot_token.to(device),
+        bias_ids.to(device), bias_values.to(device), SimpleNamespace(adjusted=adjusted),
+    )  # fmt: skip
     got = adjusted.cpu()
     assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()
     for i in range(rows):

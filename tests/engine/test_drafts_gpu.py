@@ -1,0 +1,33 @@
+"""Drafts on a GPU, by graphs and by launches: the tokens are those without them, in fewer steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_model import make_folder
+from oracle_drafter import Oracle
+
+from penstock import LLM, SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+
+def test_drafts_change_no_token(tmp_path: Path) -> None:
+    prompts = [[2 + (i * 7 + k * k) % 280 for i in range(40 + 3 * k)] for k in range(48)]
+    asks = [
+        SamplingParams(
+            temperature=k % 3 * 0.5, top_p=(1.0, 0.8)[k % 2], repetition_penalty=(1.0, 1.2)[k % 5 == 0], seed=k,
+            max_tokens=30, logprobs=(None, 1)[k % 4 == 0], detokenize=False,
+        )
+        for k in range(48)
+    ]  # fmt: skip
+    knobs = {"device": "cuda", "dtype": "float32", "max_num_seqs": 128, "max_model_len": 160, "steps_ahead": 2}
+    with LLM(str(make_folder(tmp_path)), enable_prefix_caching=False, prefix_groups="always", **knobs) as llm:
+        alone = [llm.generate([p], [a], use_tqdm=False)[0] for p, a in zip(prompts, asks, strict=True)]
+        scheduler = llm._engine.scheduler
+        scheduler.drafter = Oracle(scheduler, alone)
+        steps = scheduler.counts["steps"]
+        outs = llm.generate(prompts, asks, use_tqdm=False)
+        assert [out.outputs[0].token_ids for out in outs] == [out.outputs[0].token_ids for out in alone]
+        assert scheduler.counts["drafted_tokens"] > 0 and scheduler.counts["steps"] - steps < 30

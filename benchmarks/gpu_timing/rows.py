@@ -183,10 +183,13 @@ def sampling(sweep: bool, vocabulary: int = 128256) -> None:
             if kind == "peaked":
                 pool = torch.zeros(9, dtype=torch.int32, device=GPU)
                 slot_token = torch.randint(vocabulary, ((n + 1) * 64 + 2, 16), dtype=torch.int32, device=GPU)
-                for wants in (0, 2):
-                    cols = asking(n, vocabulary, wants=wants)
+                masks = torch.full((8, -(-vocabulary // 32)), -1, dtype=torch.int32, device=GPU)
+                for wants in (0, 2, 32):
+                    cols = asking(n, vocabulary, wants=wants, mask_slot=0)
                     calls = [
-                        lambda x=x, c=cols: penalties.adjust(x, ids, ids, c, slot_token, pool, pool.float(), scratch)
+                        lambda x=x, c=cols: penalties.adjust(
+                            x, ids, ids, c, slot_token, pool, pool.float(), masks, scratch
+                        )
                         for x in many
                     ]
                     tell(f"adjust {n} wants {wants}", timed(calls, least=8), size * 7 if wants else None)

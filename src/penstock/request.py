@@ -38,7 +38,7 @@ class SamplingParams:
     top_p, top_k (0 or -1: off), min_p: filters, applied in the order penalties, temperature, min_p, top_k, top_p.
     repetition_penalty: > 1 makes tokens of prompt and output less likely (CTRL, arXiv:1909.05858).
     presence_penalty, frequency_penalty: OpenAI's, over output tokens.
-    logit_bias: token id -> value added to its logit.
+    logit_bias: token id -> value added to its logit.      allowed_token_ids: only these may come.
     min_tokens: no end id, stop id or stop string within that many tokens.   max_tokens: None is up to the context.
     stop: strings that end a sample, up to 64 with 2,048 characters together; the text is cut before them unless
         include_stop_str_in_output.
@@ -56,6 +56,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
     min_tokens: int = 0
     max_tokens: int | None = 16
     stop: list[str] | str | None = None
@@ -75,6 +76,7 @@ class SamplingParams:
         self._check_counts()
         self._check_numbers()
         self._check_stops()
+        self._check_allowed()
         self._check_switches()
 
     @property
@@ -125,6 +127,15 @@ class SamplingParams:
             _whole("stop_token_ids", token, 0, 2**31 - 1)
         if self.stop and not self.detokenize:
             raise UsageError("stop strings need text: use stop_token_ids, or leave detokenize on", param="stop")
+
+    def _check_allowed(self) -> None:
+        ids = self.allowed_token_ids
+        if ids is None:
+            return
+        if not isinstance(ids, (list, tuple)) or not ids:
+            raise _wrong("allowed_token_ids", "a list of at least one token id", ids)
+        for token in ids:
+            _whole("allowed_token_ids", token, 0, 2**31 - 1)
 
     def _check_switches(self) -> None:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
@@ -204,7 +215,8 @@ def check_request(
         )
     if span[0] < 0 or span[1] >= vocabulary:
         raise UsageError(f"the prompt names a token outside 0 to {vocabulary - 1}", param="prompt")
-    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        ids = getattr(params, name)
         if ids and max(ids) >= vocabulary:
             raise UsageError(f"{name} names a token outside 0 to {vocabulary - 1}", param=name)
 

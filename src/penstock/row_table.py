@@ -20,7 +20,8 @@ WANTS_PENALTY = 2  # repetition, presence or frequency penalty
 WANTS_BIAS = 4  # logit_bias
 WANTS_MIN_TOKENS = 8  # end and stop ids are barred while length + 1 < min_length
 WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logprobs > 0)
-WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS  # other logits than the model's
+WANTS_MASK = 32  # only tokens whose bit is set in the row's mask slot may come, where it has one
+WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS | WANTS_MASK  # other logits than the model's
 WANTS_ANY = WANTS_FILTER | WANTS_ADJUST | WANTS_LOGPROBS
 
 
@@ -76,6 +77,7 @@ FIELDS = (
     Field("bias_start", "i4"),  # where the row's logit_bias lies in the device's pool
     Field("bias_count", "i4"),
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # -1 is none
+    Field("mask_slot", "i4", dead=-1),  # of the device's pool of token masks; -1: any token may come
 )
 RANGES = {field.param: field.range for field in FIELDS if field.param is not None and field.range is not None}
 RANGES["logit_bias"] = Range(-100.0, 100.0)

@@ -34,7 +34,7 @@ FULL = SamplingParams(
     n=7, temperature=0.25, top_p=0.5, top_k=-1, min_p=0.125, repetition_penalty=1.5, presence_penalty=-0.5,
     frequency_penalty=0.75, logit_bias={0: -100.0, 5: 1.5}, min_tokens=2, max_tokens=None, stop=["é", "Question:"],
     stop_token_ids=[1, 2, 3], ignore_eos=True, seed=-(2**63), logprobs=3, prompt_logprobs=0,
-    include_stop_str_in_output=True, skip_special_tokens=False,
+    include_stop_str_in_output=True, skip_special_tokens=False, allowed_token_ids=[9, 2, 9],
 )  # fmt: skip
 FACTS = EngineFacts(
     model="m", folder="/a b/c", max_model_len=9, max_num_seqs=3, vocab_size=11, eos_token_ids=(0, 5),

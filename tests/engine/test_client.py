@@ -224,6 +224,7 @@ def test_news_of_what_is_over_is_passed_by(tokenizer: Tokenizer) -> None:
         ([VOCABULARY], {}, UsageError, "prompt"),
         ([-1], {}, UsageError, "prompt"),
         ([5], {"logit_bias": {VOCABULARY: 1.0}}, UsageError, "logit_bias"),
+        ([5], {"allowed_token_ids": [4, VOCABULARY]}, UsageError, "allowed_token_ids"),
         ([5], {"stop_token_ids": [4, VOCABULARY], "min_tokens": 3}, UsageError, "stop_token_ids"),
     ],
 )

@@ -36,6 +36,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "logprobs": 1,
         "presence_penalty": 0.2, "frequency_penalty": -0.3, "logit_bias": {7: 1.5}, "ignore_eos": True,
     },
+    "allowed ids": {"temperature": 1.0, "allowed_token_ids": [*range(90, 50, -1), END], "top_k": 50, "top_p": 0.95},
+    "allowed ids, greedy": {"temperature": 0.0, "allowed_token_ids": [5, 70, 71, 299], "repetition_penalty": 1.5},
 }  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def prompts() -> list[list[int]]:
     """One a setting: of 1 to 90 tokens, some with the same beginning, one twice, one a block long."""
     rng = random.Random(3)
     drawn = [[rng.randrange(2, VOCABULARY) for _ in range(n)] for n in (1, 16, 17, 33, 90, 5, 8)]
-    return [*drawn, HEADER + drawn[5], HEADER + drawn[6], HEADER + drawn[1], HEADER + drawn[5]]
+    return [*drawn, HEADER + drawn[5], HEADER + drawn[6], HEADER + drawn[1], HEADER + drawn[5], drawn[2], drawn[3]]
 
 
 @pytest.fixture(scope="module")

@@ -127,6 +127,7 @@ def _work(llm: LLM) -> None:
         SamplingParams(temperature=0.5, max_tokens=12, logprobs=5, prompt_logprobs=2),
         SamplingParams(temperature=0.9, repetition_penalty=1.2, frequency_penalty=0.2, max_tokens=12, n=3),
         SamplingParams(temperature=0.9, logit_bias={5: 2.0, 77: -3.0}, min_tokens=4, max_tokens=12),
+        SamplingParams(temperature=0.9, allowed_token_ids=[*range(9, 400, 3)], top_p=0.9, max_tokens=12, n=2),
     ]
     for count in (1, 2, 3, 7, 30):
         llm.generate(PROMPTS[:count], mixes[0], use_tqdm=False)
@@ -182,6 +183,7 @@ def test_memory_is_enough_for_the_worst_mix() -> None:
     every = SamplingParams(
         temperature=1.0, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1, logprobs=20,
         prompt_logprobs=20, min_tokens=2, logit_bias={7: 1.0}, max_tokens=24, n=4, ignore_eos=True,
+        allowed_token_ids=list(range(500)),
     )  # fmt: skip
     total = torch.cuda.mem_get_info()[1]
     with LLM("demo", device="cuda", max_num_seqs=1024, max_model_len=2048) as llm:

@@ -32,6 +32,8 @@ ASKS = [
     Ask(temperature=1.5, seed=-3, top_p=0.7, logprobs=0),
     Ask(temperature=1.0, seed=2, top_k=9, repetition=1.3, frequency=0.3),
     Ask(temperature=0.7, seed=5, presence=1.0, bias={9: 4.0, 30: -5.0}, min_tokens=3),
+    Ask(temperature=0.9, seed=8, top_k=20, top_p=0.9, allowed=[*range(3, 100, 9), 159]),
+    Ask(allowed=[158], logprobs=0),
 ]
 
 

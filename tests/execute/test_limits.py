@@ -26,7 +26,7 @@ def test_batch_knobs_left_open() -> None:
     assert batch_limits(Config.of(), 4096, CPU) == BatchLimits(1024, 2048, 4096)
     assert batch_limits(Config.of(), 4096, torch.device("cuda")) == BatchLimits(8192, 16384, 4096)
     assert batch_limits(Config.of(max_num_seqs=5000, max_model_len=100), 4096, CPU) == BatchLimits(5000, 5000, 100)
-    assert batch_limits(Config.of(max_num_batched_tokens=64), 4096, CPU) == BatchLimits(64, 64, 4096)
+    assert batch_limits(Config.of(max_num_batched_tokens=64), 4096, CPU) == BatchLimits(64, 64, 4096, mask_slots=64)
 
 
 def test_batch_knobs_that_contradict() -> None:

@@ -1,4 +1,4 @@
-"""Bias, penalties and barred ids against loops over Python lists; rows that ask for nothing stay as they are."""
+"""Bias, penalties, barred ids and masks against loops over Python lists; rows that ask for nothing stay as they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from sampler_oracle import asked, chi_square_p, probabilities
 
-from penstock.kernels.reference.penalties import apply_bias, apply_penalties, bar_ids
+from penstock.kernels.reference.penalties import apply_bias, apply_masks, apply_penalties, bar_ids
 from penstock.kernels.reference.sample import sample
 
 pytestmark = pytest.mark.torch
@@ -84,3 +84,18 @@ def test_frequencies_with_bias_penalties_bars_and_filters() -> None:
     for filters in ({}, {"top_p": 0.8}, {"top_k": 6, "min_p": 0.05}):
         drawn = sample(logits, asked(n, temperature=0.9, **filters))
         assert chi_square_p(drawn.numpy(), probabilities(expected, temperature=0.9, **filters)) > 1e-4
+
+
+@pytest.mark.parametrize("vocabulary", [1, 32, 40, 5000])
+def test_masks_leave_the_tokens_whose_bit_is_set(vocabulary: int) -> None:
+    """Slots in any order, one twice; rows that aren't named stay as they are."""
+    rng = np.random.default_rng(vocabulary)
+    words = rng.integers(-(2**31), 2**31, (3, -(-vocabulary // 32)), dtype=np.int32)
+    logits = torch.randn(4, vocabulary)
+    before = logits.clone()
+    apply_masks(logits, torch.tensor([3, 0, 1]), torch.from_numpy(words), torch.tensor([2, 0, 2]))
+    for row, slot in ((3, 2), (0, 0), (1, 2)):
+        for token in range(vocabulary):
+            may = words[slot, token // 32] >> (token % 32) & 1
+            assert logits[row, token] == (before[row, token] if may else -torch.inf)
+    assert torch.equal(logits[2], before[2])

@@ -8,7 +8,15 @@ from schedule_drive import EOS, VOCAB, Drive
 
 from penstock.errors import ContextLengthError, UsageError
 from penstock.request import Request, SamplingParams
-from penstock.row_table import FIELDS, WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.row_table import (
+    FIELDS,
+    WANTS_BIAS,
+    WANTS_FILTER,
+    WANTS_LOGPROBS,
+    WANTS_MASK,
+    WANTS_MIN_TOKENS,
+    WANTS_PENALTY,
+)
 from penstock.schedule.request_state import RequestState, wants_of
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -47,6 +55,7 @@ def submit(prompt: list[int], **fields: object) -> Drive:
         ({"logit_bias": {3: 1.0}}, WANTS_BIAS),
         ({"logit_bias": {}}, 0),
         ({"min_tokens": 1}, WANTS_MIN_TOKENS),
+        ({"allowed_token_ids": [0]}, WANTS_MASK),
         ({"logprobs": 0}, WANTS_LOGPROBS),
         ({"logprobs": 3, "min_p": 0.2, "logit_bias": {1: 2.0}}, WANTS_LOGPROBS | WANTS_FILTER | WANTS_BIAS),
     ],

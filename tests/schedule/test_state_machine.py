@@ -26,6 +26,7 @@ def limits_of(rng: random.Random) -> SchedulerConfig:
         max_rows=rows,
         max_model_len=longest,
         max_batched_tokens=rows + rng.choice([8, 16, 40]),
+        mask_slots=rng.choice([1, 2, rows]),
         vocab_size=VOCAB,
         eos_token_ids=tuple(EOS),
         prefix_caching=rng.random() < 0.7,
@@ -152,6 +153,7 @@ def happened(drive: Drive) -> Counter[str]:
         drafted_right=drive.device.right,
         kept_back=drive.kept_back,
         carried=drive.carried,
+        constrained=drive.constrained,
     )
 
 
@@ -172,6 +174,7 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         "drafted_right",
         "kept_back",
         "carried",
+        "constrained",
     ):
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far

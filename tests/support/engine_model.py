@@ -18,6 +18,7 @@ from torch import Tensor
 from penstock.kernels.inputs import SamplerInputs
 from penstock.kernels.reference.sample import sample
 from penstock.request import SamplingParams
+from penstock.schedule.constraint import Constraint
 
 VOCABULARY = 300
 CONTEXT = 160
@@ -100,6 +101,8 @@ class Twin:
             row[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
         if len(output) < params.min_tokens:
             row[[END, *(params.stop_token_ids or [])]] = -torch.inf
+        if params.allowed_token_ids:
+            row[list(set(range(VOCABULARY)) - set(params.allowed_token_ids))] = -torch.inf
         return row
 
     def draw(self, rows: Tensor, params: SamplingParams, index: int, position: int) -> list[int]:
@@ -122,16 +125,23 @@ class Twin:
         )
         return sample(rows, inputs).tolist()
 
-    def run(self, prompt: list[int], params: SamplingParams, index: int = 0) -> list[int]:
+    def run(
+        self, prompt: list[int], params: SamplingParams, index: int = 0, constraint: Constraint | None = None
+    ) -> list[int]:
         """The tokens of one sample, end or stop token included."""
         output: list[int] = []
         stops = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else {END})
         most = min(params.max_tokens or CONTEXT, CONTEXT - len(prompt))
         while len(output) < most:
             row = self.adjusted(prompt, output, params)
+            words = constraint.mask() if constraint is not None else None
+            if words is not None:
+                row[[t for t in range(VOCABULARY) if not words[t // 32] >> (t % 32) & 1]] = -torch.inf
             output += self.draw(row[None], params, index, len(prompt) + len(output))
             if output[-1] in stops:
                 break
+            if constraint is not None:
+                constraint.accept(output[-1])
         return output
 
     def is_near_tie(

@@ -17,8 +17,8 @@ from penstock.kernels.choose import choose
 from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
-from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MIN_TOKENS, WANTS_PENALTY
-from penstock.schedule.step import JOIN_RECORD, Chunks, Flight, Int32, Joins, StepPlan
+from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.schedule.step import JOIN_RECORD, Chunks, Flight, Int32, Joins, Masks, StepPlan
 
 VOCABULARY = 160
 END = 7
@@ -67,12 +67,14 @@ class Ask:
     logprobs: int = -1
     bias: dict[int, float] = field(default_factory=dict)
     min_tokens: int = 0
+    allowed: list[int] = field(default_factory=list)  # its mask lies in the slot with the row's number
 
     def wants(self) -> int:
         wants = WANTS_FILTER if self.top_p < 1 or self.top_k or self.min_p else 0
         wants |= WANTS_PENALTY if self.repetition != 1 or self.presence or self.frequency else 0
         wants |= WANTS_BIAS if self.bias else 0
         wants |= WANTS_MIN_TOKENS if self.min_tokens else 0
+        wants |= WANTS_MASK if self.allowed else 0
         return wants | (WANTS_LOGPROBS if self.logprobs >= 0 else 0)
 
 
@@ -138,6 +140,7 @@ class Host:
             new_blocks=np.array(new, np.int32).reshape(-1, 3),
             joins=_joins(joins) if joins else None,
             chunks=chunks,
+            masks=_masks(joins or []),
         )
         self.number += 1
         return plan
@@ -177,6 +180,17 @@ class Host:
         return np.stack(read, axis=1)
 
 
+def _masks(rows: list[Row]) -> Masks | None:
+    rows = [row for row in rows if row.ask.allowed]
+    if not rows:
+        return None
+    bits = np.zeros((len(rows), -(-VOCABULARY // 32) * 32), np.bool_)
+    for at, row in enumerate(rows):
+        bits[at, row.ask.allowed] = True
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    return Masks(np.array([row.number for row in rows], np.int32), words)
+
+
 def _joins(rows: list[Row]) -> Joins:
     def ints(values: list[int]) -> Int32:
         return np.array(values, np.int32)
@@ -188,6 +202,7 @@ def _joins(rows: list[Row]) -> Joins:
         records[name] = [getattr(ask, name) for ask in asks]
     records["ignore_eos"], records["wants"] = [ask.ignore_eos for ask in asks], [ask.wants() for ask in asks]
     records["stop_ids"] = [(ask.stop_ids + [-1] * 8)[:8] for ask in asks]
+    records["mask_slot"] = [row.number if row.ask.allowed else -1 for row in rows]
     records["bias_count"] = [len(ask.bias) for ask in asks]
     records["row"], records["sample"] = [r.number for r in rows], [r.sample for r in rows]
     records["length"], records["last_token"] = [r.planned for r in rows], [r.tokens[-1] for r in rows]

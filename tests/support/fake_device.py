@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.request import SamplingParams
-from penstock.row_table import MAX_STOP_IDS, WANTS_LOGPROBS, WANTS_MIN_TOKENS
+from penstock.row_table import MAX_STOP_IDS, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS
+from penstock.schedule.constraint import Constraint
 from penstock.schedule.deltas import ERROR, LENGTH, NO_STOP_ID, STOP
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, SCRATCH_BLOCK, StepPlan, StepTokens, TokenLogprobs
+from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, SCRATCH_BLOCK, Int32, StepPlan, StepTokens, TokenLogprobs
 
 Slots = list[int]
 _START = 0x5EED
@@ -44,6 +45,11 @@ def next_token(slots: Slots, seed: int, sample: int, vocab: int, barred: frozens
     return draw % vocab
 
 
+def left_out(words: Int32 | None, vocab: int) -> frozenset[int]:
+    """Tokens that a mask's words bar; None: none."""
+    return frozenset(t for t in range(vocab) if words is not None and not words[t // 32] >> (t % 32) & 1)
+
+
 def logprob_of(position: int, token: int) -> float:
     """A number that tells of its token and its position."""
     return -(position + token / 1024)
@@ -59,7 +65,14 @@ class Alone:
 
 
 def sample_alone(
-    prompt: list[int], params: SamplingParams, sample: int, vocab: int, longest: int, eos: set[int], bad_in: int = 0
+    prompt: list[int],
+    params: SamplingParams,
+    sample: int,
+    vocab: int,
+    longest: int,
+    eos: set[int],
+    bad_in: int = 0,
+    constraint: Constraint | None = None,
 ) -> Alone:
     """One sample by itself, token by token, without rows or blocks. `params` brings its seed."""
     limit = min(len(prompt) + (params.max_tokens or longest), longest)
@@ -67,10 +80,13 @@ def sample_alone(
     ends = set() if params.ignore_eos else eos
     stop_ids = params.stop_token_ids or []
     barred = frozenset(ends | set(stop_ids[:MAX_STOP_IDS]))
+    outside = frozenset(range(vocab)) - set(params.allowed_token_ids or range(vocab))
     tokens, slots = list(prompt), slots_of(prompt)
     while True:
         at = len(tokens)
-        token = next_token(slots, params.seed or 0, sample, vocab, barred if at < first_end else frozenset(), bad_in)
+        bars = outside | (barred if at < first_end else frozenset())
+        bars |= left_out(constraint.mask() if constraint is not None else None, vocab)
+        token = next_token(slots, params.seed or 0, sample, vocab, bars, bad_in)
         tokens.append(max(token, 0))
         slots.append(stored(slots[-1], tokens[-1]))
         output = tokens[len(prompt) :]
@@ -82,6 +98,8 @@ def sample_alone(
             return Alone(output, STOP, token)
         if len(tokens) >= limit:
             return Alone(output, LENGTH, NO_STOP_ID)
+        if constraint is not None:
+            constraint.accept(token)
 
 
 class FakeDevice:
@@ -100,6 +118,8 @@ class FakeDevice:
         self.logprobs = np.full(rows, -1, np.int64)
         self.wants = np.zeros(rows, np.int64)
         self.stops: dict[int, set[int]] = {}
+        self.mask_slot = np.full(rows, -1, np.int64)
+        self.masks: dict[int, frozenset[int]] = {}  # slot -> what it bars
         self.done = np.ones(rows, bool)
         self.vocab, self.eos, self.bad_in = vocab, eos, bad_in
         self.results: deque[tuple[StepPlan, StepTokens]] = deque()
@@ -118,6 +138,10 @@ class FakeDevice:
         for row, index, block in plan.new_blocks:
             assert block != SCRATCH_BLOCK
             self.table[row, index] = block
+        if plan.masks is not None:
+            slots = plan.masks.slots.tolist()
+            assert len(set(slots)) == len(slots), "a mask slot is written twice"
+            self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, plan.masks.words, strict=True)}
         self._store(plan)
         self._check_groups(plan)
         assert len(set(plan.rows.tolist())) == plan.rows.size, "a row stands in a step twice"
@@ -147,6 +171,7 @@ class FakeDevice:
             self.seed[row], self.sample[row] = told["seed"], told["sample"]
             self.ignore[row], self.logprobs[row], self.wants[row] = told["ignore_eos"], told["logprobs"], told["wants"]
             self.stops[int(row)] = set(told["stop_ids"].tolist()) - {-1}
+            self.mask_slot[row] = told["mask_slot"]
             self.done[row] = self.drafting[row] = False
 
     def _store(self, plan: StepPlan) -> None:
@@ -202,6 +227,8 @@ class FakeDevice:
         early = length + 1 < self.first_end[row]
         assert not early or self.wants[row] & WANTS_MIN_TOKENS
         barred = frozenset(ends if early else ())
+        if self.wants[row] & WANTS_MASK and self.mask_slot[row] >= 0:
+            barred |= self.masks[int(self.mask_slot[row])]
         token = next_token(slots, int(self.seed[row]), int(self.sample[row]), self.vocab, barred, self.bad_in)
         if token == BAD_LOGITS:
             self.done[row] = True

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from fake_device import Alone, FakeDevice, logprob_of, sample_alone, stored
+from toy_constraint import Alternating
 
 from penstock.request import Request, SamplingParams
 from penstock.row_table import MAX_DRAFTS
@@ -32,6 +33,7 @@ class Asked:
     prompt: list[int]
     alone: dict[int, Alone]
     watched: set[int]
+    constraints: dict[int, Alternating] = field(default_factory=dict)  # of samples that had a row
     got: dict[int, list[int]] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)  # came to their end, or were cancelled
     told: bool = False  # PromptNews came
@@ -74,9 +76,10 @@ class Drive:
         self.asked: dict[int, Asked] = {}
         self.requeued = self.stalled = self.taken = 0
         self.scored = self.kept_back = 0  # tokens with scores; those that did not go up when they were read
+        self.constrained = 0  # tokens of constrained samples that came to their end
         self.carried = 0  # scores that were brought to a resumed row's blocks
         self._count_carried()
-        self._named: deque[tuple[set[int], set[int]]] = deque()  # rows and blocks of each flight that is not read
+        self._named: deque[tuple[set[int], ...]] = deque()  # rows, blocks, mask slots of each flight that is not read
         self._count_requeues()
         if misled:  # the forecast expects short outputs, so that too much is admitted and blocks run out
             self.scheduler.lengths.observe(np.ones(200, np.int32))
@@ -92,6 +95,7 @@ class Drive:
         background: bool = False,
         tenant: int = 0,
         salt: int = 0,
+        constrained: bool = False,
     ) -> int:
         number = len(self.asked)
         watch = np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes() if watched is not None else None
@@ -100,13 +104,31 @@ class Drive:
             request_id=number, prompt=packed, sampling=params, stream=stream, watch=watch, samples=samples,
             background=background, tenant=tenant, salt=salt,
         )  # fmt: skip
-        self.scheduler.submit(request)
+        made: dict[int, Alternating] = {}
+
+        def constrain(sample: int) -> Alternating | None:
+            """Each third sample is free."""
+            if sample % 3 == 2:
+                return None
+            assert sample not in made, "a sample's constraint was made twice"
+            return made.setdefault(sample, Alternating(VOCAB))
+
+        self.scheduler.submit(request, constrain if constrained else None)
         longest = self.limits.max_model_len
         alone = {
-            k: sample_alone(prompt, params, k, VOCAB, longest, EOS, self.bad_in)
+            k: sample_alone(
+                prompt,
+                params,
+                k,
+                VOCAB,
+                longest,
+                EOS,
+                self.bad_in,
+                Alternating(VOCAB) if constrained and k % 3 < 2 else None,
+            )
             for k in (range(params.n) if samples is None else samples)
         }
-        self.asked[number] = Asked(request, prompt, alone, watched or set())
+        self.asked[number] = Asked(request, prompt, alone, watched or set(), made)
         return number
 
     def cancel(self, number: int, sample: int | None = None) -> None:
@@ -116,7 +138,8 @@ class Drive:
         self.check()
 
     def step(self) -> StepPlan | None:
-        running = np.flatnonzero(self.scheduler.rows.state == RUNNING).tolist()
+        columns = self.scheduler.rows
+        running = np.flatnonzero((columns.state == RUNNING) & ~columns.constrained).tolist()
         plan = self.scheduler.plan()
         if plan is not None:
             self._check_reuse(plan)
@@ -183,19 +206,21 @@ class Drive:
             for block in blocks.tolist():
                 assert salt_of.setdefault(block, salt) == salt, "two salts share a block"
 
-    def _names(self, plan: StepPlan) -> tuple[set[int], set[int]]:
+    def _names(self, plan: StepPlan) -> tuple[set[int], ...]:
         blocks = {0}
         for row, length in zip(plan.rows.tolist(), plan.lengths.tolist(), strict=True):
             blocks |= set(self.device.table[row, : length // 16 + 1].tolist())
         if plan.chunks is not None:
             blocks |= set(plan.chunks.blocks.reshape(-1).tolist())
-        return set(plan.rows.tolist()), blocks - {0}
+        return set(plan.rows.tolist()), blocks - {0}, set(self.device.mask_slot[plan.rows].tolist())
 
     def _check_reuse(self, plan: StepPlan) -> None:
-        """The rule of flights: rows and blocks go to somebody new once every flight that names them has been read."""
+        """The rule of flights: rows, blocks, mask slots are used anew once every flight that names them was read."""
         joined = set() if plan.joins is None else set(plan.joins.rows.tolist())
         fresh = {*plan.new_blocks[:, 2].tolist(), *plan.copies[:, 1].tolist()}
-        for rows, blocks in self._named:
+        written = set() if plan.masks is None else set(plan.masks.slots.tolist())
+        for rows, blocks, slots in self._named:
+            assert not written & slots, "a mask was written before the flights that name its slot were read"
             assert not joined & rows, "a row was used again before its flights were read"
             assert not fresh & blocks, "a block was used again before its flights were read"
 
@@ -247,6 +272,9 @@ class Drive:
             why = (alone.finish, alone.stop_id)
             assert (finish, stop_id) == why, "a sample ended for another reason than alone"
             asked.ended.add(sample)
+            if sample in asked.constraints:
+                assert asked.constraints[sample].tokens == got[:-1], "a constraint was told other tokens"
+                self.constrained += len(got)
         else:
             assert finish == GOES_ON, "a sample ended early"
         self._check_delivery(asked, tokens, finish)
@@ -300,6 +328,7 @@ class Drive:
         assert scheduler.pool.held == 0, "blocks were kept"
         assert not list(scheduler.groups) and not scheduler.admission.pending
         assert not scheduler.watch._users, "a watch table was kept"
+        assert len(scheduler.mask_slots._free) == self.limits.mask_slots, "a mask slot was kept"
         stats = scheduler.stats()
         assert stats["prefilled_tokens"] == self.device.prefilled
         assert stats["generation_tokens"] >= self.taken
@@ -326,6 +355,7 @@ def random_params(rng: random.Random, rows: int, longest: int) -> SamplingParams
         top_p=rng.choice([1.0, 1.0, 0.5]),
         presence_penalty=rng.choice([0.0, 0.0, 1.0]),
         logit_bias=rng.choice([None, None, {1: 2.0, 4: -1.0}]),
+        allowed_token_ids=rng.choice([None, None, list(range(50)), list(range(120, 40, -1)), [*range(60), 5]]),
         max_tokens=most,
         min_tokens=rng.choice([0, 0, rng.randrange(0, 1 + min(most or longest, 20))]),
         stop_token_ids=stops,
@@ -343,7 +373,8 @@ def submit_random(drive: Drive, rng: random.Random) -> int:
     watched = set(rng.sample(range(VOCAB), 6)) if rng.random() < 0.3 else None
     prompt = random_prompt(rng, longest)
     stream, background = rng.random() < 0.3, rng.random() < 0.3
-    tenant, salt = rng.choice([0, 0, 1, 2]), rng.choice([0, 0, 0, 7])
+    tenant, salt, constrained = rng.choice([0, 0, 1, 2]), rng.choice([0, 0, 0, 7]), rng.random() < 0.3
     return drive.submit(
-        prompt, params, stream=stream, watched=watched, samples=samples, background=background, tenant=tenant, salt=salt
-    )
+        prompt, params, stream=stream, watched=watched, samples=samples, background=background, tenant=tenant,
+        salt=salt, constrained=constrained,
+    )  # fmt: skip

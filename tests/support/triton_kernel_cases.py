@@ -35,7 +35,7 @@ from penstock.kernels.triton import (
 )
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as fast_sample
-from penstock.row_table import FIELDS, JOIN_WORDS, RANGES
+from penstock.row_table import FIELDS, JOIN_WORDS, RANGES, WANTS_ADJUST
 from penstock.schedule.step import JOIN_RECORD, Joins
 
 COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "sample", "position")
@@ -202,8 +202,8 @@ def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) 
         repetition=pick(1.0, 1.3), presence=pick(0.0, 0.7), frequency=pick(0.0, 0.21), ignore_eos=(ints(2) == 0).int(),
         stop_ids=torch.randint(-1, vocabulary, (rows + 1, 8), generator=rng, dtype=torch.int32),
         block_table=(torch.randperm((rows + 1) * width, generator=rng) + 1).view(rows + 1, width).int(),
-        is_end=torch.randint(4, (vocabulary,), generator=rng) == 0, wants=ints(32), logprobs=ints(4, -1),
-        bias_start=ints(1), bias_count=ints(1),
+        is_end=torch.randint(4, (vocabulary,), generator=rng) == 0, wants=ints(64), logprobs=ints(4, -1),
+        bias_start=ints(1), bias_count=ints(1), mask_slot=ints(4, -1),
     )  # fmt: skip
     made.done[-1] = 1
     return SimpleNamespace(**{name: value.to(device) for name, value in vars(made).items()})
@@ -420,6 +420,11 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     ends = torch.nonzero(cols.is_end)[:, 0].expand(place.shape[0], -1)
     early = cols.length[row] + 1 < cols.min_length[row]
     plain_penalties.bar_ids(wanted, place, torch.cat((ends, cols.stop_ids[row].long()), dim=1), early)
+    allowed = torch.rand((4, vocabulary), generator=torch.Generator().manual_seed(6)) < 0.5
+    words = np.packbits(np.pad(allowed.numpy(), ((0, 0), (0, -vocabulary % 32))), axis=1, bitorder="little")
+    masks = torch.from_numpy(words.view(np.int32))
+    for i in torch.nonzero((asks & 32 != 0) & (cols.mask_slot[ids] >= 0))[:, 0].tolist():
+        wanted[i, ~allowed[int(cols.mask_slot[ids[i]])]] = -torch.inf
     # What a row doesn't ask for is off in its columns, as the scheduler's bits promise.
     off = (cols.wants & 2) == 0
     cols.repetition[off], cols.presence[off], cols.frequency[off] = 1.0, 0.0, 0.0
@@ -427,12 +432,12 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     adjusted = torch.full((rows + 2, vocabulary), 5.0, device=device)
     penalties.adjust(
         logits.to(device), ids.int().to(device), there.length[ids.to(device)], there, slot_token.to(device),
-        bias_ids.to(device), bias_values.to(device), SimpleNamespace(adjusted=adjusted),
+        bias_ids.to(device), bias_values.to(device), masks.to(device), SimpleNamespace(adjusted=adjusted),
     )  # fmt: skip
     got = adjusted.cpu()
     assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()
     for i in range(rows):
-        want = wanted[i] if int(asks[i]) & 14 else torch.full((vocabulary,), 5.0)
+        want = wanted[i] if int(asks[i]) & WANTS_ADJUST else torch.full((vocabulary,), 5.0)
         torch.testing.assert_close(got[i], want, rtol=1e-6, atol=1e-6)
 
 

@@ -62,6 +62,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
                 max_rows=runner.max_rows,
                 max_model_len=runner.max_model_len,
                 max_batched_tokens=runner.max_batched_tokens,
+                mask_slots=runner.mask_slots,
                 vocab_size=runner.vocab_size,
                 eos_token_ids=runner.eos_token_ids,
                 prefix_caching=config.memory.enable_prefix_caching,

@@ -1,6 +1,6 @@
 """DeviceSampler: hidden states of a step's rows -> their tokens, in slices, by kernels that read the rows' columns.
 
-    a slice    head -> adjust (bias, penalties, bars) -> sample -> filters -> logprobs of the chosen and the most likely
+    a slice    head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of chosen and most likely
     at last    advance: the tokens go into the rows, and what the host gets into `sampled_ids`
 
 The same launches for every mix of rows: programs of rows that ask for nothing return at once. It knows the head, the
@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.execute.kv_cache import zeros
 from penstock.kernels.inputs import Queries
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
@@ -23,10 +24,17 @@ BIAS_POOL = 1 << 18  # biases of all rows that graphs know the place of; more of
 
 
 class DeviceSampler:
-    """capacity: rows of a step; slice_rows: how many rows of logits exist at once."""
+    """capacity: rows of a step; slice_rows: how many rows of logits exist at once; mask_slots: token masks."""
 
     def __init__(
-        self, model: Decoder, ops: RowOps, rows: RowState, slot_token: Tensor, slice_rows: int, capacity: int
+        self,
+        model: Decoder,
+        ops: RowOps,
+        rows: RowState,
+        slot_token: Tensor,
+        slice_rows: int,
+        capacity: int,
+        mask_slots: int,
     ) -> None:
         self._model, self._ops, self._rows, self._slot_token = model, ops, rows, slot_token
         self.slice_rows = min(slice_rows, capacity)
@@ -34,6 +42,8 @@ class DeviceSampler:
         self._scratch = ops.sample_scratch(self.slice_rows, vocabulary, device)
         self.bias_ids = torch.zeros(BIAS_POOL, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
+        # [slots, W]: bit t % 32 of word t // 32 set: token t may come. Graphs know its place: it never moves.
+        self.masks = zeros((mask_slots, -(-vocabulary // 32)), torch.int32, device)
         self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.sampled_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(capacity, dtype=torch.float32, device=device)
@@ -85,7 +95,8 @@ class DeviceSampler:
         logits = self._model.logits(hidden)
         drawn, scratch, adjusts = self._drawn[first:last], self._scratch, bool(wants & WANTS_ADJUST)
         if adjusts:
-            ops.adjust(logits, row_ids, position, rows, self._slot_token, self.bias_ids, self.bias_values, scratch)
+            biases = self.bias_ids, self.bias_values
+            ops.adjust(logits, row_ids, position, rows, self._slot_token, *biases, self.masks, scratch)
         filters = bool(wants & WANTS_FILTER)
         ops.sample_rows(logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts)
         if wants & WANTS_LOGPROBS:

@@ -66,6 +66,7 @@ class DeviceStep:
         scorer: PromptScorer,
         slice_rows: int,
         max_tokens: int,
+        mask_slots: int,
     ) -> None:
         self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = model, ops, rows, asked, kv, scorer
         self.max_rows = rows.length.shape[0] - 1
@@ -74,7 +75,7 @@ class DeviceStep:
         most_groups = self.sizes.groups(capacity, capacity)
         self.staging = Staging(capacity, most_groups, device)
         self.columns = StepTensors.of(self.sizes.tokens(capacity + max_tokens), device)
-        self.draw = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity)
+        self.draw = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity, mask_slots)
         width = rows.block_table.shape[1]
         self.group_blocks = torch.zeros(most_groups, width, dtype=torch.int32, device=device)
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
@@ -178,6 +179,8 @@ class DeviceStep:
         if plan.joins is not None and plan.joins.rows.size:
             packed.biases = packing.pack_biases(staging, self.asked, plan.joins)
             packed.joined = packing.pack_rows_that_join(staging, plan.joins, self.asked.bias_first[plan.joins.rows])
+        if plan.masks is not None:
+            packed.masks = staging.add(plan.masks.slots.astype(np.int64)), staging.add(plan.masks.words)
         if plan.new_blocks.size:
             packed.new_blocks = packing.pack_new_blocks(staging, plan.new_blocks)
         if plan.group_length.size and not (self.ops.compiled and np.array_equal(plan.group_blocks, self._sent_groups)):
@@ -202,6 +205,9 @@ class DeviceStep:
                 self.rows.bias_start.copy_(view(new.start))
         if packed.joined is not None:
             self.ops.join(view(packed.joined), self.rows)
+        if packed.masks is not None:
+            slots, words = packed.masks
+            self.draw.masks.index_copy_(0, view(slots), view(words))
         if packed.new_blocks is not None:
             self.ops.grow(view(packed.new_blocks), self.rows)
         if packed.group_blocks is not None:

@@ -28,9 +28,9 @@ class KvCache:
     """
 
     def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device) -> None:
-        self.layers: list[Tensor] = [_zeros(shape, dtype, device) for shape in shapes]
+        self.layers: list[Tensor] = [zeros(shape, dtype, device) for shape in shapes]
         blocks = shapes[0][0]
-        self.slot_token = _zeros((blocks, BLOCK_SIZE), torch.int32, device)
+        self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
         self.poisoned = False  # set by whoever reads BAD_LOGITS
 
@@ -63,7 +63,7 @@ def _past(tables: Int32, stored: Int32) -> Int32:
     return past
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, since what is masked out of attention is multiplied by 0, and 0 times what lay there before may be no 0.
 
     On the CPU they are calloc's: pages come from the system when they are first written, so a large pool costs nothing

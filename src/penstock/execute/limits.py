@@ -6,7 +6,7 @@ It knows Config, sizes and memory; it allocates nothing.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from penstock.errors import CapacityError, UsageError
 
 ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
+MASK_SLOTS = 1024  # of ceil(vocabulary / 32) words: 16 MB at 128k tokens
 CPU_SHARE = 0.25  # of free memory: other programs live on a CPU's
 GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so much of its memory
 # Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last block, and its next
@@ -30,6 +31,7 @@ class BatchLimits:
     max_rows: int
     max_batched_tokens: int
     max_model_len: int
+    mask_slots: int = field(default=MASK_SLOTS, kw_only=True)  # token masks on the device
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,7 +61,7 @@ def batch_limits(config: Config, context: int, device: torch.device) -> BatchLim
             f"max_model_len ({length}) is above the model's context of {context}: lower it to {context} or less",
             param="max_model_len",
         )
-    return BatchLimits(rows, tokens, length)
+    return BatchLimits(rows, tokens, length, mask_slots=min(rows, MASK_SLOTS))
 
 
 def with_kv(
@@ -95,6 +97,7 @@ def with_kv(
         longest,
         kv_tokens=tokens,
         num_blocks=-(-tokens // BLOCK_SIZE) + SPARE_BLOCKS,
+        mask_slots=limits.mask_slots,
     )
 
 

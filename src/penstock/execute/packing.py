@@ -52,6 +52,7 @@ class Packed:
     target: Place | None = None  # [c]
     biases: PackedBiases | None = None
     joined: Place | None = None  # [k, words]
+    masks: tuple[Place, Place] | None = None  # slots [m] int64, words [m, W]
     new_blocks: Place | None = None  # [m, 3], padded with row -1
     group_blocks: Place | None = None  # [G, width]
     chunks: PackedChunks | None = None

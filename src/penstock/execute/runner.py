@@ -54,6 +54,7 @@ class TorchRunner:
         self.grouping = grouping  # whether steps may have prefix groups
         self.max_model_len = limits.max_model_len
         self.max_batched_tokens = limits.max_batched_tokens
+        self.mask_slots = limits.mask_slots
         self.vocab_size = config.vocab_size
         self.eos_token_ids = end_ids
         self.sampling_defaults = sampling_defaults
@@ -105,7 +106,8 @@ def _step(model: Decoder, ops: Ops, limits: BatchLimits, end_ids: tuple[int, ...
     slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
     slice_rows = max(16, min(MAX_SLICE, slice_logits // vocabulary) // 16 * 16)
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
-    return DeviceStep(model, choose_rows(ops), rows, mirror, kv, scorer, slice_rows, limits.max_batched_tokens)
+    row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
+    return DeviceStep(model, row_ops, rows, mirror, kv, scorer, slice_rows, tokens, limits.mask_slots)
 
 
 def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:

@@ -112,7 +112,7 @@ class RowOps:
     prepare: Callable[..., None]  # row_ids, queries, rows, slot_token, dump block, -> token_ids, positions, slots
     advance: Callable[..., Tensor]  # row_ids, queries, drawn, rows, told -> told
     sample_scratch: Callable[..., Any]  # rows, vocabulary, device -> scratch of the three below
-    adjust: Callable[..., None]  # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, scratch
+    adjust: Callable[..., None]  # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, masks, scratch
     sample_rows: Callable[..., Tensor]  # logits, row_ids, position, rows, scratch, tokens, filters=, adjusts= -> tokens
     logprobs_rows: Callable[..., None]  # logits, row_ids, rows, tokens, most, scratch, out
     block_copier: Callable[[list[Tensor]], Any]  # layers -> an object with copy(src [c], dst [c])

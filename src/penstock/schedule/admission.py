@@ -18,6 +18,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.forecast import Forecast, LengthModel
+from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.prefix_tree import PrefixTree, root_of
 from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
 from penstock.schedule.rows import BACKGROUND, RUNNING, Rows
@@ -65,9 +66,16 @@ class Admission:
     """The line before the rows."""
 
     def __init__(
-        self, limits: SchedulerConfig, rows: Rows, pool: BlockPool, tree: PrefixTree, lengths: LengthModel
+        self,
+        limits: SchedulerConfig,
+        rows: Rows,
+        pool: BlockPool,
+        tree: PrefixTree,
+        lengths: LengthModel,
+        mask_slots: MaskSlots,
     ) -> None:
         self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
+        self.mask_slots = mask_slots
         self.waiting = FairQueue()
         self.behind = FairQueue()  # waiting too, in the background
         self.prefilling: list[ForkGroup] = []
@@ -181,7 +189,8 @@ class Admission:
             own = int(group.has_partial and group.samples.size > 1)
             need = own + group.grows
             expected = self._expected(group)
-            most = min(group.pending, self._free_rows(group), budget - out.tokens)
+            rows = min(self._free_rows(group), self.mask_slots.room(group.live))
+            most = min(group.pending, rows, budget - out.tokens)
             if need:
                 most = min(most, (self.pool.available - out.growing) // need)
             count = min(most, forecast.room(self._capacity(group), own + 1, expected))
@@ -240,6 +249,7 @@ class Admission:
         if live.record["stop_ids"][0, 0] >= 0:
             columns.stop_ids[rows] = live.record["stop_ids"][0]
         live.row_of[samples] = rows
+        self.mask_slots.join(live, rows, samples)
         self.order += rows.size
 
     def _prefill(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:

@@ -26,6 +26,9 @@ class Read:
     """What one flight brought: rows that ended, and the news."""
 
     ended: Int32  # rows
+    rows: Int32  # that a token reached
+    tokens: Int32  # theirs
+    goes_on: Bool  # which of them have not ended
     bad: Int32  # rows whose logits were not finite, those that had been cancelled included
     deltas: Deltas
     taken: int  # tokens that reached a sample
@@ -70,6 +73,7 @@ class OutputProcessor:
             self.scores.blank(slots[bad])
         finish, stop_id = self._ends(rows, tokens, positions, bad)
         taken, hits = rows.size, self._watched(rows, tokens)
+        given = rows, tokens, finish == GOES_ON
         if plan.drafts is not None:
             last, hits = _last_of_each(rows, finish, hits)
             rows, positions, finish, stop_id = rows[last], positions[last], finish[last], stop_id[last]
@@ -78,7 +82,7 @@ class OutputProcessor:
         goes_up = hits | (finish != GOES_ON) | (self.rows.deliver.take(rows) == EACH_TOKEN)
         news = np.flatnonzero(goes_up).astype(np.int32)
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
-        return Read(ended, distrusted, deltas, taken, lives.size - taken)
+        return Read(ended, *given, distrusted, deltas, taken, lives.size - taken)
 
     def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> None:
         """Brings planned lengths to what the drafts of a read flight came to."""

@@ -22,9 +22,11 @@ from penstock.row_table import (
     WANTS_BIAS,
     WANTS_FILTER,
     WANTS_LOGPROBS,
+    WANTS_MASK,
     WANTS_MIN_TOKENS,
     WANTS_PENALTY,
 )
+from penstock.schedule.constraint import Constraint, ConstraintFactory
 from penstock.schedule.logprob_store import TokenScores
 from penstock.schedule.prefix_tree import ROOT, root_of
 from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
@@ -45,6 +47,8 @@ def wants_of(params: SamplingParams) -> int:
         wants |= WANTS_BIAS
     if params.min_tokens > 0:
         wants |= WANTS_MIN_TOKENS
+    if params.allowed_token_ids:
+        wants |= WANTS_MASK
     if params.logprobs is not None:
         wants |= WANTS_LOGPROBS
     return wants
@@ -64,6 +68,7 @@ def row_record(params: SamplingParams, seed: int, prompt_length: int, limit: int
     record["seed"], record["wants"] = seed, wants_of(params)
     record["limit"], record["prompt_length"], record["min_length"] = limit, prompt_length, min_length
     record["bias_count"] = len(params.logit_bias or ())
+    record["mask_slot"] = -1
     return record
 
 
@@ -88,28 +93,41 @@ class RequestState:
     background: bool = False
     tenant: int = 0
     salt: int = 0
+    allowed: bytes = b""  # allowed_token_ids: int32, each once, in order; none: all may come
+    constrain: ConstraintFactory | None = None
     news: bool = True  # PromptNews still to be sent
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
+    _constraints: dict[int, Constraint | None] = field(default_factory=dict)  # sample -> its own, once it had a row
     came: float = field(default_factory=time.monotonic)
     waited: float = -1.0  # seconds until a step first took it up
 
     @classmethod
-    def of(cls, request: Request, arrival: int, seed: int, max_len: int, watch: int) -> RequestState:
+    def of(
+        cls,
+        request: Request,
+        arrival: int,
+        seed: int,
+        max_len: int,
+        watch: int,
+        constrain: ConstraintFactory | None = None,
+    ) -> RequestState:
         params = request.sampling
         prompt_length = len(request.prompt) // 4
         most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
         bias = params.logit_bias or {}
         samples = request.samples
         limit, min_length = min(prompt_length + most, max_len), min(prompt_length + params.min_tokens, max_len)
+        record = row_record(params, seed, prompt_length, limit, min_length)
+        record["wants"] |= WANTS_MASK if constrain is not None else 0
         return cls(
             request_id=request.request_id,
             arrival=arrival,
             prompt_length=prompt_length,
             limit=limit,
             min_length=min_length,
-            record=row_record(params, seed, prompt_length, limit, min_length),
+            record=record,
             bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
             bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
             more_stop_ids=np.array((params.stop_token_ids or [])[MAX_STOP_IDS:], np.int32),
@@ -121,12 +139,20 @@ class RequestState:
             background=request.background,
             tenant=request.tenant,
             salt=request.salt,
+            allowed=np.unique(np.array(params.allowed_token_ids or (), np.int32)).tobytes(),
+            constrain=constrain,
         )
 
     def begin(self) -> None:
         """A step takes it up: its prompt, or its first tail."""
         if self.waited < 0:
             self.waited = time.monotonic() - self.came
+
+    def constraint_of(self, sample: int) -> Constraint | None:
+        """Returns the constraint of a sample: made once, and what it was when a row was preempted."""
+        if self.constrain is not None and sample not in self._constraints:
+            self._constraints[sample] = self.constrain(sample)
+        return self._constraints.get(sample)
 
     @property
     def flags(self) -> int:

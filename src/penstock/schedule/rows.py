@@ -17,7 +17,7 @@ from penstock.schedule.step import Bool, Int32, Int64
 FREE, RUNNING, DRAINED, PREEMPTED, ENDED = range(5)
 AT_END, EACH_TOKEN, ON_WATCH = range(3)  # when a sample's tokens go up
 
-MORE_STOP_IDS = 1 << 5  # in the `flags` column: stop ids beyond the device's, looked at by the host
+MORE_STOP_IDS = 1 << 7  # in the `flags` column: stop ids beyond the device's, looked at by the host
 
 
 BACKGROUND = 2**40  # added to the `order` of rows in the background: all others are older than they
@@ -49,6 +49,8 @@ class Rows:
         self.deliver: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.watch: Int32 = ints()  # slot of its watch table
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.mask_slot: Int32 = np.full(count, -1, np.int32)  # of its token mask; -1: any token may come
+        self.constrained: Bool = np.zeros(count, np.bool_)  # a constraint says what may come after each token
         self.top: Int32 = np.full(count, -1, np.int32)  # logprobs asked for: of so many likely tokens; -1: none
         self.single: Bool = np.zeros(count, np.bool_)  # its request's only sample
         self.ignore_eos: Bool = np.zeros(count, np.bool_)

@@ -18,10 +18,12 @@ from penstock.row_table import MAX_DRAFTS, WANTS_ANY
 from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.blocks import BlockPool
+from penstock.schedule.constraint import ConstraintFactory
 from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.finish import Finisher
 from penstock.schedule.forecast import LengthModel
+from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.preemption import Preempter
 from penstock.schedule.prefix_tree import PrefixTree
@@ -51,7 +53,8 @@ class Scheduler:
         self.tree = PrefixTree(self.pool, self.slot_token, limits.prefix_caching)
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
-        self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths)
+        self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size)
+        self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots)
         self.watch = StopTokenMasks(limits.vocab_size)
         self.outputs = OutputProcessor(limits, self.rows, self.groups, self.slot_token, self.watch)
         sharing = limits.sharing if limits.prefix_groups else None
@@ -75,14 +78,14 @@ class Scheduler:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
-        """Takes a request; raises UsageError where it can never run."""
+    def submit(self, request: Request, constrain: ConstraintFactory | None = None) -> None:
+        """Takes a request; raises UsageError where it can never run. constrain: makes its samples' constraints."""
         tokens = np.frombuffer(request.prompt, np.int32)
         self._check(request, tokens)
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
         drawn = int(self._seeds.integers(0, 2**63 - 1))  # drawn for each request, so that one's seed moves no other's
         seed = drawn if request.sampling.seed is None else request.sampling.seed
-        live = RequestState.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch)
+        live = RequestState.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch, constrain)
         samples = np.arange(request.sampling.n) if request.samples is None else np.array(request.samples)
         self.live[request.request_id] = live
         self.outputs.scores.ask(int(live.record["logprobs"][0]))
@@ -152,6 +155,7 @@ class Scheduler:
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
         self.finisher.invalidate(read.bad)
+        self.mask_slots.accept(read.rows, read.tokens, read.goes_on)
         self._forget(self.finisher.ended(read.ended))
         self._free_read()
         read.deltas.prompts = self.news.take(plan.number)
@@ -189,6 +193,7 @@ class Scheduler:
             joins=joins,
             chunks=chunks_of(admitted.chunks),
             drafts=drafts,
+            masks=self.mask_slots.masks(rows),
         )
 
     def _drafts(self, rows: Int32, lengths: Int32) -> Drafts | None:
@@ -202,6 +207,7 @@ class Scheduler:
         columns = self.rows
         ends = np.minimum(columns.limit.take(rows), columns.blocks.take(rows) * BLOCK_SIZE)
         most = np.clip(ends - lengths - 2, 0, MAX_DRAFTS).astype(np.int32)
+        most[columns.constrained.take(rows)] = 0  # a mask behind each draft would have to be known
         room = columns.count - rows.size
         most = np.minimum(most, np.maximum(room - (np.cumsum(most) - most), 0)).astype(np.int32)
         drafts = self.drafter.offer(rows, lengths, most)
@@ -217,8 +223,9 @@ class Scheduler:
             self.news.launched(number, chunks)
 
     def _running(self) -> Int32:
-        """The rows that this step takes on. Those whose drafts would end them, were they right, wait to be read."""
-        rows = self.batch_order.running()
+        """The rows that this step takes on. Those whose mask needs a token in flight, and those whose drafts would end
+        them, were they right, wait to be read."""
+        rows = self.mask_slots.launchable(self.batch_order.running(), self._read)
         return rows if self.drafter is None else rows[~self._full(rows)]
 
     def _full(self, rows: Int32) -> Bool:
@@ -236,6 +243,7 @@ class Scheduler:
     def _short_of_blocks(self) -> Int32:
         """The running rows whose coming token needs a block more."""
         short = np.flatnonzero(self._need_block() & (self.rows.state == RUNNING)).astype(np.int32)
+        short = self.mask_slots.launchable(short, self._read)
         return short if self.drafter is None else short[~self._full(short)]
 
     def _grow(self, rows: Int32, needy: Int32) -> tuple[Int32, Int32, bool]:
@@ -274,6 +282,7 @@ class Scheduler:
     def _free_read(self) -> None:
         """Frees what no flight to be read names; preempted rows go back into the queue."""
         rows, blocks = self.deferred.take(self._read)
+        self.mask_slots.leave(rows)
         self.preempter.resume(rows[self.rows.state[rows] == PREEMPTED])
         self.finisher.free(rows, blocks)
 
@@ -308,3 +317,4 @@ class Scheduler:
         self.pool.check()
         self.tree.check()
         self.finisher.check()
+        self.mask_slots.check()

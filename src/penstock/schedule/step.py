@@ -12,8 +12,9 @@ A step on the device, in this order:
     1. copies       block -> block, all layers (a tail's own copy of a prompt's last, partial block)
     2. joins        rows come to life: their columns are written, their tables filled
     3. new blocks   table entries of rows that grow
-    4. forward      of `rows` (one token each) and then of the chunks' tokens, in one batch
-    5. sample       one token for each of `rows`; last_token, length and done are updated on the device
+    4. masks        which tokens may come, for rows whose mask is new
+    5. forward      of `rows` (one token each) and then of the chunks' tokens, in one batch
+    6. sample       one token for each of `rows`; last_token, length and done are updated on the device
 
 A row may be offered drafts: tokens that are guessed to come next. The step feeds them behind the row's last token, a
 query each, and draws after every one. A draw depends on what is before it and on counters alone, so a draft is right if
@@ -63,6 +64,15 @@ class Joins:
         """Returns the row numbers [k]."""
         rows: Int32 = self.records["row"]
         return rows
+
+
+@dataclass(slots=True)
+class Masks:
+    """Token masks for slots of the device's pool, written before the step's draw. Bit t % 32 of word t // 32 is set
+    where token t may come."""
+
+    slots: Int32  # [m]  distinct
+    words: Int32  # [m, ceil(vocabulary / 32)]
 
 
 @dataclass(slots=True)
@@ -123,6 +133,7 @@ class StepPlan:
     joins: Joins | None
     chunks: Chunks | None
     drafts: Drafts | None = None  # None: a query a row
+    masks: Masks | None = None
 
     @property
     def query_rows(self) -> Int32:

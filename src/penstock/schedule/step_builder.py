@@ -23,6 +23,7 @@ def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
     records["sample"] = np.concatenate([piece.samples for piece in pieces])
     records["length"] = np.repeat([piece.group.target for piece in pieces], counts)
     records["last_token"] = np.repeat([int(piece.group.tokens[-1]) for piece in pieces], counts)
+    records["mask_slot"] = rows.mask_slot[joined]
     width = int(rows.blocks[joined].max())
     table = rows.table[joined, :width]
     table[np.arange(width) >= rows.blocks[joined, None]] = SCRATCH_BLOCK

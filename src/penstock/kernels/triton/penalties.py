@@ -1,4 +1,4 @@
-"""adjust: bias, penalties and barred ids of the rows that ask, into a float32 copy of their logits. One launch.
+"""adjust: bias, penalties, bars and token masks of rows that ask, into a float32 copy of their logits. One launch.
 
 A program is a row; one that asks for nothing returns at once. It counts the row's tokens from the pool, in the place
 where the row's adjusted logits are about to lie (docs/design/penalties.md says why no counts are kept):
@@ -6,9 +6,10 @@ where the row's adjusted logits are about to lie (docs/design/penalties.md says 
     1. zeros
     2. each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is output
     3. each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more, counts are less
-    4. every number becomes a logit: final ones stay, counts say what penalty the raw logit gets; barred ids get -inf
+    4. every number becomes a logit: final ones stay, counts say what penalty the raw logit gets; barred ids get -inf,
+       and so do ids that the row's mask has no bit for
 
-It knows logits, columns and the pool of tokens. The order (bias, penalties, bars) is the reference's.
+It knows logits, columns and the pool of tokens. The order (bias, penalties, bars, mask) is the reference's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.sample import SampleScratch
 from penstock.kernels.triton.tile_sums import row_of
 from penstock.row_table import WANTS_ADJUST as ADJUSTS
-from penstock.row_table import WANTS_BIAS, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.row_table import WANTS_BIAS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
 
 _BLOCK, _WARPS = 8192, 16
 _SOME = 512  # tokens and biases at once
@@ -42,9 +43,9 @@ def _penalized(logit, count, repetition, presence, frequency):
 def _adjust(
     logits, adjusted, counts, row_ids, position, done, wants, prompt_length, min_length, repetition, presence,
     frequency, block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,
-    vocabulary, stride,
-    ADJUSTS: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr, BARS: tl.constexpr, SLOTS: tl.constexpr,
-    STOPS: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
+    mask_slot, masks, mask_words, vocabulary, stride,
+    ADJUSTS: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr, BARS: tl.constexpr, MASK: tl.constexpr,
+    SLOTS: tl.constexpr, STOPS: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     wait(EARLY)
@@ -85,6 +86,8 @@ def _adjust(
                 tl.store(values + ident, value, mask=place < many)
             tl.debug_barrier()
         barred = ((asks & BARS) != 0) & (stored + 1 < tl.load(min_length + row))
+        slot = tl.load(mask_slot + row)
+        masked = ((asks & MASK) != 0) & (slot >= 0)
         for first in range(0, vocabulary, BLOCK):
             ident = first + tl.arange(0, BLOCK)
             there = ident < vocabulary
@@ -97,6 +100,9 @@ def _adjust(
                 for j in tl.static_range(STOPS):
                     bars = bars | (ident == tl.load(stop_ids + row * STOPS + j))
                 value = tl.where(bars, float("-inf"), value)
+            if masked:
+                word = tl.load(masks + slot.to(tl.int64) * mask_words + ident // 32, mask=there, other=0)
+                value = tl.where(((word >> (ident % 32)) & 1) != 0, value, float("-inf"))
             tl.store(values + ident, value, mask=there)
 
 
@@ -108,6 +114,7 @@ def adjust(
     slot_token: Tensor,
     bias_ids: Tensor,
     bias_values: Tensor,
+    masks: Tensor,
     scratch: SampleScratch,
 ) -> None:
     """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST, as
@@ -115,6 +122,7 @@ def adjust(
 
     logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the tokens up to it.
     bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
+    masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1: none.
     """
     (n, vocabulary), adjusted = logits.shape, scratch.adjusted
     assert adjusted is not None and adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
@@ -124,8 +132,8 @@ def adjust(
             logits, adjusted, adjusted.view(torch.int32), row_ids, position, rows.done, rows.wants,
             rows.prompt_length, rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,
             rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
-            rows.is_end, rows.stop_ids, vocabulary, logits.stride(0),
-            ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, SLOTS=BLOCK_SIZE,
-            STOPS=rows.stop_ids.shape[1], BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS,
+            rows.is_end, rows.stop_ids, rows.mask_slot, masks, masks.shape[1], vocabulary, logits.stride(0),
+            ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, MASK=WANTS_MASK,
+            SLOTS=BLOCK_SIZE, STOPS=rows.stop_ids.shape[1], BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS,
             launch_pdl=bool(early),
         )  # fmt: skip

@@ -1,0 +1,29 @@
+"""Constraint: what may come next in one sample, said by somebody who knows a grammar; the scheduler sees numbers.
+
+A row with a constraint is launched only when all of its tokens have been read, since its mask needs the last one. It
+keeps its constraint through preemption. It knows no text, no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.schedule.step import Int32
+
+
+class Constraint(Protocol):
+    """The state of one sample. Once only its end may follow, the mask names end ids alone."""
+
+    def mask(self) -> Int32 | None:
+        """Returns the words of a token mask [ceil(vocabulary / 32)]: bit t % 32 of word t // 32 set: token t may come.
+        None: any token may. The scheduler copies it at once. A mask of no token ends the sample with an error."""
+
+    def accept(self, token: int) -> None:
+        """Takes the next token of the sample in; the sample goes on behind it."""
+
+    def rollback(self, tokens: int) -> None:
+        """Takes so many of the last accepted tokens back."""
+
+
+ConstraintFactory = Callable[[int], Constraint | None]  # sample index within its request -> its constraint, if any

@@ -1,0 +1,107 @@
+"""A constraint over a toy grammar holds for every token of a real model's samples, beside free rows that are what they
+are alone: forked and preempted, results 0 to 3 steps late, with fewer mask slots than samples want."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_model import CONTEXT, END, VOCABULARY, logits_of, make_folder
+from toy_constraint import Alternating, holds
+
+from penstock.config import Config
+from penstock.engine.build_engine import build_engine
+from penstock.engine.engine import Engine
+from penstock.request import Request, SamplingParams
+from penstock.schedule.scheduler import Scheduler
+
+pytestmark = pytest.mark.torch
+
+PROMPTS = [[40 + i * 7 % 200 for i in range(37)], [5], [40 + i * 7 % 200 for i in range(33)], [9] * 16]
+ASKED = [
+    SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=30, detokenize=False),
+    SamplingParams(n=2, temperature=0.8, seed=2, max_tokens=20, top_p=0.9, detokenize=False),
+    SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=24, allowed_token_ids=[*range(60, 120), END], logprobs=1),
+    SamplingParams(n=1, temperature=0.0, seed=4, max_tokens=24, min_tokens=5, logit_bias={7: 3.0}, detokenize=False),
+]
+CONSTRAINED = (0, 2)  # of the requests
+
+
+def _run(engine: Engine) -> list[dict[int, list[int]]]:
+    """All requests at once -> tokens by sample, of each."""
+    for number, (prompt, params) in enumerate(zip(PROMPTS, ASKED, strict=True)):
+        request = Request(request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=replace(params))
+        constrain = (lambda sample: Alternating(VOCABULARY, (END,))) if number in CONSTRAINED else None
+        engine.scheduler.submit(request, constrain)
+    out: list[dict[int, list[int]]] = [{} for _ in PROMPTS]
+    while engine.has_work:
+        deltas = engine.step()
+        for i in range(deltas.count if deltas is not None else 0):
+            assert deltas is not None
+            tokens = deltas.tokens[deltas.start[i] : deltas.start[i + 1]].tolist()
+            out[int(deltas.request[i])].setdefault(int(deltas.sample[i]), []).extend(tokens)
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[dict[int, list[int]]]:
+    twin = logits_of(folder)
+    return [
+        {
+            k: twin.run(prompt, params, k, Alternating(VOCABULARY, (END,)) if number in CONSTRAINED else None)
+            for k in range(params.n)
+        }
+        for number, (prompt, params) in enumerate(zip(PROMPTS, ASKED, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    "knobs, slots",
+    [
+        ({"steps_ahead": 0}, None),
+        ({"steps_ahead": 1}, None),
+        ({"steps_ahead": 2, "preempt_every": 3}, None),
+        ({"steps_ahead": 3, "preempt_every": 2, "max_num_seqs": 5}, None),
+        ({"steps_ahead": 3, "kv_cache_tokens": CONTEXT + 32}, None),
+        ({"steps_ahead": 1, "preempt_every": 4}, 2),
+    ],
+    ids=str,
+)
+def test_a_grammar_holds_beside_free_rows(
+    knobs: dict[str, Any], slots: int | None, folder: Path, alone: list[dict[int, list[int]]]
+) -> None:
+    defaults = {"max_num_seqs": 16, "kv_cache_tokens": 4096, "prefix_groups": "always", "dtype": "float32"}
+    engine, _ = build_engine(Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", **defaults | knobs))
+    if slots is not None:
+        engine.scheduler = Scheduler(replace(engine.scheduler.limits, mask_slots=slots))
+    try:
+        for _ in range(2):  # the second time prompts are cached, and slots are used anew
+            assert _run(engine) == alone
+        if "preempt_every" in knobs:
+            assert engine.scheduler.stats()["preemptions"] > 0
+        engine.scheduler.check()
+    finally:
+        engine.runner.close()
+    constrained = [tokens for number in CONSTRAINED for tokens in alone[number].values()]
+    assert sum(map(len, constrained)) > 60 and all(holds(tokens, (END,)) for tokens in constrained)
+    free = [tokens for number in range(len(PROMPTS)) if number not in CONSTRAINED for tokens in alone[number].values()]
+    assert not all(holds(tokens, (END,)) for tokens in free)
+
+
+def test_a_grammar_takes_tokens_back() -> None:
+    """What drafts that did not hold will ask for."""
+    grammar = Alternating(VOCABULARY)
+    grammar.accept(4)
+    before = grammar.mask()
+    grammar.accept(7)
+    grammar.accept(8)
+    grammar.rollback(2)
+    assert before is not None and (grammar.mask() == before).all()

@@ -114,6 +114,7 @@ FIELDS: dict[str, list[Any]] = {
         {CANARY: 1}, {"256": 1}, {"-1": 1}, {"1": 101}, {"٣": 1}, {"9" * 5000: 1}, [], {" 1": 1}, {"1_0": 1}, {"": 1},
         {str(NUMBER): 1}, {"1": NUMBER},
     ],
+    "allowed_token_ids": [[], [-1], [256], [NUMBER], [1] * 257, 7, CANARY, {}],
     "logprobs": [21, -1, True, CANARY, NUMBER],
     "prompt_logprobs": [21, -NUMBER],
     "best_of": [2, NUMBER],
@@ -133,7 +134,7 @@ UNSERVED: dict[str, Any] = {
     "use_beam_search": True,
     "response_format": {"type": CANARY}, "service_tier": CANARY, "store": True, "priority": 1,
     "bad_words": [CANARY], "vllm_xargs": {CANARY: 1}, "kv_transfer_params": {CANARY: {}}, "request_id": CANARY,
-    "allowed_token_ids": [], "truncation_side": "right", "thinking_token_budget": 0, "watermarking": 0,
+    "truncation_side": "right", "thinking_token_budget": 0, "watermarking": 0,
 }  # fmt: skip
 UNSERVED_IN_CHAT: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": CANARY}}], "tool_choice": "required", "functions": [{}],
@@ -370,6 +371,7 @@ def _served() -> list[Case]:
         _completion(200, ..., stop=[]),
         _completion(200, ..., stop=["\x00" * 32] * 64),
         _completion(200, ..., logit_bias={}),
+        _completion(200, ..., allowed_token_ids=[7, 255, 7]),
         _completion(200, ..., logit_bias={"0": -100}),
         _completion(200, ..., user=CANARY),
         _completion(200, ..., metadata={"a": [[[[[]]]]]}),

@@ -28,6 +28,8 @@ ASKED: list[dict[str, Any]] = [
     {"url": COMPLETIONS, "prompt": [1, 2, 3], "logit_bias": {"5": -1}, "stop": "x", "logprobs": 2, "seed": 5},
     {"url": COMPLETIONS, "user": "me", "metadata": {"a": "b"}, "bad_words": [], "guided_json": None, "best_of": 1},
     {"url": CHAT},
+    {"url": CHAT, "allowed_token_ids": [5, 6]},
+    {"url": COMPLETIONS, "allowed_token_ids": []},
     {"url": CHAT, "max_tokens": None, "top_p": 0.5, "logprobs": True, "top_logprobs": 1, "store": False},
     {"url": CHAT, "max_tokens": None, "max_completion_tokens": 4, "messages": [{"role": "user", "content": "hi"}]},
     {"url": COMPLETIONS, "temprature": 1},

@@ -180,6 +180,8 @@ def test_a_text_counts_in_the_queue_however_short() -> None:
         assert size_of(read_completion(json.dumps(body).encode())) == size
         body["logit_bias"] = {str(token): 1 for token in range(7)}
         assert size_of(read_completion(json.dumps(body).encode())) == (size[0], size[1] + 7)
+        body["allowed_token_ids"] = [1, 2]
+        assert size_of(read_completion(json.dumps(body).encode())) == (size[0], size[1] + 9)
 
 
 # -- whole answers

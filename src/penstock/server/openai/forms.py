@@ -49,6 +49,7 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Int] | None = None
     min_tokens: Int | None = None
     max_tokens: Int | None = None
     stop: str | list[str] | None = None

@@ -86,15 +86,15 @@ class Call:
     @property
     def size(self) -> int:
         """What request limits count as prompt tokens."""
-        return self.prompt_tokens + len(self.sampling.logit_bias or ())
+        return self.prompt_tokens + len(self.sampling.logit_bias or ()) + len(self.sampling.allowed_token_ids or ())
 
 
 def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
     """Returns the choices that a form asks for, and about how many prompt tokens it has, before anything is checked or
     tokenised. Four characters are a token, about, in any language that has words; an entry of logit_bias takes more
-    memory than a token, and counts as one."""
+    memory than a token, and counts as one, as an allowed id does."""
     choices, tokens = _prompts_size(form)
-    return choices, tokens + len(form.logit_bias or ())
+    return choices, tokens + len(form.logit_bias or ()) + len(form.allowed_token_ids or ())
 
 
 def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
@@ -175,8 +175,9 @@ def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> S
         raise HttpError(message, param="min_tokens")
     if knobs.get("top_k", 0) > facts.vocab_size:
         knobs["top_k"] = 0
-    for token in knobs.get("stop_token_ids") or ():
-        check_id(token, facts.vocab_size, "stop_token_ids")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for token in knobs.get(name) or ():
+            check_id(token, facts.vocab_size, name)
     try:
         return SamplingParams(**knobs)
     except UsageError as error:
@@ -197,8 +198,9 @@ def _check_sizes(form: BaseForm, vocab_size: int) -> None:
     """What the body's own limit leaves room for, and no answer needs."""
     if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOP_TOKENS:
         raise HttpError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids: send fewer", param="stop_token_ids")
-    if form.logit_bias is not None and len(form.logit_bias) > vocab_size:
-        raise HttpError("logit_bias names more ids than the vocabulary has: name each once", param="logit_bias")
+    for name in ("logit_bias", "allowed_token_ids"):
+        if len(getattr(form, name) or ()) > vocab_size:
+            raise HttpError(f"{name} names more ids than the vocabulary has: name each once", param=name)
 
 
 async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:

@@ -2,8 +2,8 @@
 
 A value is accepted here where it asks for nothing, or for what is done anyway: null always, and for most fields the
 default that its API documents, which clients spell out. The note says why. Everything else is a 400 that names the
-field and the way out; an empty list of what alone may come (`allowed_token_ids`, `guided_choice`) too, for it cannot be
-met. It knows names and values, no form and no engine. A field is said as an argument of vLLM's is (vllm_arguments.py).
+field and the way out; an empty list of what alone may come (`guided_choice`) too, for it cannot be met.
+It knows names and values, no form and no engine. A field is said as an argument of vLLM's is (vllm_arguments.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAVE = "not served: leave it out"
 _TEXT_ALONE = "only text is served"
 _IN_TEXT = "reasoning is not parsed apart; put it in content as the model's template wants it"
 _AS_SAMPLING = (
-    "use_beam_search", "early_stopping", "length_penalty", "bad_words", "allowed_token_ids",
+    "use_beam_search", "early_stopping", "length_penalty", "bad_words",
     "spaces_between_special_tokens", "thinking_token_budget",
 )  # fmt: skip
 

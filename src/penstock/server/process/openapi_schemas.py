@@ -73,6 +73,12 @@ def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
             "additionalProperties": _real(*RANGES["logit_bias"]),
             "maxProperties": vocabulary,
         },
+        "allowed_token_ids": {
+            "type": "array",
+            "items": _whole(0, vocabulary - 1),
+            "minItems": 1,
+            "maxItems": vocabulary,
+        },
         "min_tokens": _whole(0, longest - 1),
         "max_tokens": _whole(1),
         "stop": _one_or_more({**_TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}, maxItems=MAX_STOPS),

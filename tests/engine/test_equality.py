@@ -50,7 +50,8 @@ def prompts() -> list[list[int]]:
     """One a setting: of 1 to 90 tokens, some with the same beginning, one twice, one a block long."""
     rng = random.Random(3)
     drawn = [[rng.randrange(2, VOCABULARY) for _ in range(n)] for n in (1, 16, 17, 33, 90, 5, 8)]
-    return [*drawn, HEADER + drawn[5], HEADER + drawn[6], HEADER + drawn[1], HEADER + drawn[5], drawn[2], drawn[3]]
+    more = [HEADER + drawn[at] for at in (5, 6, 1, 5)]
+    return [*drawn, *more, [*drawn[2], 7], [*drawn[3], 9]]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_drafts_change_no_token(tmp_path: Path) -> None:
-    prompts = [[2 + (i * 7 + k * k) % 280 for i in range(40 + 3 * k)] for k in range(48)]
+    prompts = [[2 + (i * 7 + k * k) % 280 for i in range(30 + 2 * k)] for k in range(48)]
     asks = [
         SamplingParams(
             temperature=k % 3 * 0.5, top_p=(1.0, 0.8)[k % 2], repetition_penalty=(1.0, 1.2)[k % 5 == 0], seed=k,

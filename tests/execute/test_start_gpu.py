@@ -84,8 +84,8 @@ def test_a_cache_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     @triton.jit
     def broken(
-        row_ids, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots,
-        count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+        row_ids, offset, draft, last_token, length, done, block_table, table_width, slot_token, token_ids, positions,
+        slots, count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
     ):  # fmt: skip
         tl.static_assert(SLOTS > BLOCK, "a kernel that nobody can compile")
 

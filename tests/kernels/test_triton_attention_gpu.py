@@ -145,7 +145,7 @@ def test_a_captured_launch_follows_the_columns():
 def _copy(held: Case, step: Case) -> None:
     pairs = [(held.q, step.q), (held.kv, step.kv)]
     ours, theirs = held.inputs.decode, step.inputs.decode
-    pairs += [(getattr(ours, n), getattr(theirs, n)) for n in ("rows", "table", "length", "skip")]
+    pairs += [(getattr(ours, n), getattr(theirs, n)) for n in ("rows", "position", "table", "length", "skip")]
     pairs += [(getattr(ours.groups, n), getattr(theirs.groups, n)) for n in ("start", "blocks", "length")]
     for to, what in pairs:
         to.copy_(what)

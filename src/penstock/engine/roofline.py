@@ -55,7 +55,7 @@ _OF_A_WINDOW = ("own", "chunk_pairs", "chunk_context")
 class Steps:
     """Columns of the steps that were launched, one entry a step.
 
-    rows: drawn for.   own: stored tokens that rows read by themselves.   shared: tokens of prefixes, read once a group.
+    rows: tokens drawn.   own: stored tokens that rows read by themselves.   shared: tokens of prefixes, read once a group.
     shared_pairs: (row, prefix token) pairs.   chunk: prompt tokens prefilled.   chunk_pairs: (token, token before it).
     chunk_context: stored tokens that chunks read.   Layers with a window share nothing: `own 4096` is theirs.
     """
@@ -73,7 +73,7 @@ class Steps:
             shared = int(plan.group_length.sum(dtype=np.int64))
             pairs = int(np.diff(plan.group_start).astype(np.int64) @ plan.group_length.astype(np.int64))
         tokens = 0 if plan.chunks is None else plan.chunks.tokens.size
-        lists["rows"].append(count)
+        lists["rows"].append(int(plan.query_rows.size))
         lists["own"].append(int(plan.lengths.sum(dtype=np.int64)) + count - pairs)
         lists["shared"].append(shared)
         lists["shared_pairs"].append(pairs)

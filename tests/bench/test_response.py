@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 
 import pytest
 from hostile_server import DONE, EVENTS, event, usage_event
@@ -45,39 +44,6 @@ def test_chopping_changes_nothing_but_the_times(pieces: list[bytes], cuts: list[
     assert len(whole.times) == len(chopped.times) == with_output
     assert whole.usage == chopped.usage and whole.usage is not None and whole.usage.cached == 2
     assert whole.fault is chopped.fault is None and list(chopped.times) == sorted(chopped.times)
-
-
-def chat(text: str, **more: object) -> bytes:
-    return b"data: " + json.dumps({"choices": [{"delta": {"content": text}, **more}]}).encode() + b"\n\n"
-
-
-@given(st.lists(st.one_of(
-    st.tuples(st.sampled_from([event, chat]), st.text(max_size=3)),
-    st.tuples(st.sampled_from([event, chat]), st.sampled_from(["", '"', "\\", 'a"b', "\\n", '"text":"', "a", "é"])),
-), max_size=12), st.booleans())  # fmt: skip
-def test_events_that_come_one_by_one_are_known_by_what_is_around_their_text(
-    pieces: list[tuple[Callable[[str], bytes], str]], spaces: bool
-) -> None:
-    """The short way for events that are like the one before counts as the long way does, whatever the text."""
-    stream = StreamReader()
-    for make, text in pieces:
-        data = make(text)
-        stream.feed(data if spaces else data.replace(b'": ', b'":').replace(b', "', b',"'), 0.0)
-    stream.feed(event("", "stop"), 0.0)
-    stream.finish()
-    assert stream.fault is None and stream.finished == 1
-    assert len(stream.times) == sum(bool(text) for _, text in pieces)
-
-
-def test_what_ends_a_stream_is_seen_behind_like_events() -> None:
-    stream = StreamReader()
-    for data in (event(), event("b"), event("c", "length"), event("d"), b'data: {"error":"oh"}\n\n'):
-        stream.feed(data, 0.0)
-    assert stream.finished == 1 and len(stream.times) == 4 and stream.fault is not None and stream.fault[0] == "status"
-    stream = StreamReader()
-    for data in (event(), event(), event() + event(), DONE, event()):
-        stream.feed(data, 0.0)
-    assert len(stream.times) == 4 and stream.fault is not None and "after [DONE]" in stream.fault[1]
 
 
 @given(st.lists(st.integers(0, 5000), max_size=6), st.integers(1, 400))

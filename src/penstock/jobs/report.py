@@ -1,4 +1,4 @@
-"""What a sampling job leaves behind: the table on the terminal, summary.json, report.html and coverage.png.
+"""What a sampling job leaves behind: the table on the terminal, summary.json and report.html.
 
 The report is one file with everything in it: no script, no font, no picture from elsewhere. It knows the summary and
 the rows of samples.jsonl, no engine.
@@ -7,13 +7,11 @@ the rows of samples.jsonl, no engine.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.jobs.curve import interval, png, svg
+from penstock.jobs.curve import interval, svg
 from penstock.jobs.outputs import write_whole
 from penstock.status_line import duration
 
@@ -62,15 +60,9 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def write_reports(out: Path, summary: Summary, rows: Rows) -> None:
-    """Writes the files, each whole or not at all; without matplotlib no picture, and a line that says so.
-
-    Raises JournalError or CapacityError as the journal does."""
+    """Writes the files, each whole or not at all. Raises JournalError or CapacityError as the journal does."""
     write_whole(out / "summary.json", (json.dumps(summary, ensure_ascii=False, indent=2) + "\n").encode())
     write_whole(out / "report.html", render(summary, rows()).encode())
-    if find_spec("matplotlib") is None:
-        print('penstock: coverage.png is left out: it needs pip install "penstock[plot]"', file=sys.stderr)
-        return
-    write_whole(out / "coverage.png", png(summary["coverage"], title(summary)))
 
 
 def title(summary: Summary) -> str:

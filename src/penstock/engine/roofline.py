@@ -56,7 +56,7 @@ class Steps:
     """Columns of the steps that were launched, one entry a step.
 
     rows: tokens drawn.   own: stored tokens that rows read by themselves.   shared: tokens of prefixes, read once a
-    group.   shared_pairs: (row, prefix token) pairs.   chunk: prompt tokens prefilled.   chunk_pairs: (token, token before
+    group.   shared_pairs: (row, prefix token) pairs.   chunk: prompt tokens prefilled.   chunk_pairs: (token, one before
     it).   chunk_context: stored tokens that chunks read.   Layers with a window share nothing: `own 4096` is theirs.
     """
 

@@ -55,9 +55,10 @@ _OF_A_WINDOW = ("own", "chunk_pairs", "chunk_context")
 class Steps:
     """Columns of the steps that were launched, one entry a step.
 
-    rows: tokens drawn.   own: stored tokens that rows read by themselves.   shared: tokens of prefixes, read once a
-    group.   shared_pairs: (row, prefix token) pairs.   chunk: prompt tokens prefilled.   chunk_pairs: (token, one before
-    it).   chunk_context: stored tokens that chunks read.   Layers with a window share nothing: `own 4096` is theirs.
+    rows: tokens drawn.   own: stored tokens that rows read by themselves.
+    shared: tokens of prefixes, read once a group.   shared_pairs: (row, prefix token) pairs.
+    chunk: prompt tokens prefilled.   chunk_pairs: (token, token before it).
+    chunk_context: stored tokens that chunks read.   Layers with a window share nothing: `own 4096` is theirs.
     """
 
     def __init__(self, windows: Iterable[int] = ()) -> None:

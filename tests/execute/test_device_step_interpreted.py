@@ -157,7 +157,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(b
         first = host.run([bad, *rows], 2, ahead=1).tolist()
         host.next_block = 1  # all of them are handed out again
         told[poison] = first, host.run([host.row(i, [8 + i] * 5, 40, ask) for i in range(1)], 2).tolist()
-        assert isinstance(runner._state, DeviceStep) and runner._state.kv.poisoned is (poison is not None)
+        assert isinstance(runner._state, DeviceStep) and host.clears is (poison is not None)
         assert all(layer[bad.blocks].isfinite().all() for layer in runner._state.kv.layers)
         runner.close()
     assert told[100][0][0] == [BAD_LOGITS, NO_TOKEN]

@@ -287,7 +287,7 @@ def test_after_a_launch_that_failed_a_stream_takes_no_other() -> None:
 
     for _ in range(2):
         with pytest.raises(EngineError, match="the device failed: KeyError: 'row'"):
-            executor.launch(work, lambda _: None)
+            executor.launch(work)
     assert len(tries) == 1
 
 

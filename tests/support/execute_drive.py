@@ -18,7 +18,7 @@ from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
 from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
-from penstock.schedule.step import JOIN_RECORD, Chunks, Flight, Int32, Joins, Masks, StepPlan
+from penstock.schedule.step import BAD_LOGITS, JOIN_RECORD, Chunks, Flight, Int32, Joins, Masks, StepPlan
 
 VOCABULARY = 160
 END = 7
@@ -99,6 +99,7 @@ class Host:
         self.runner = runner
         self.number = 0
         self.next_block = 1
+        self.clears = False  # once a row's logits were not finite
 
     def take(self, count: int) -> list[int]:
         """Fresh blocks, every second one, so that neighbours in a table are none in the pool."""
@@ -141,6 +142,7 @@ class Host:
             joins=_joins(joins) if joins else None,
             chunks=chunks,
             masks=_masks(joins or []),
+            clears=self.clears,
         )
         self.number += 1
         return plan
@@ -177,7 +179,9 @@ class Host:
             if step >= ahead:
                 read.append(flights[step - ahead].fetch().tokens)
         read += [flight.fetch().tokens for flight in flights[len(read) :]]
-        return np.stack(read, axis=1)
+        told = np.stack(read, axis=1)
+        self.clears |= bool((told == BAD_LOGITS).any())
+        return told
 
 
 def _masks(rows: list[Row]) -> Masks | None:

@@ -172,7 +172,7 @@ class DeviceStep:
         staging.begin()
         packing.pack_rows(staging, plan, size, self.max_rows)
         packing.pack_groups(staging, plan, self.sizes.groups(size, plan.group_length.size))
-        if self.kv.poisoned:
+        if plan.clears:
             packed.clear = staging.add(self.kv.handed_out(plan))
         if plan.copies.size:
             packed.source, packed.target = staging.add(plan.copies[:, 0]), staging.add(plan.copies[:, 1])

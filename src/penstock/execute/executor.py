@@ -45,7 +45,6 @@ class Outcome:
 
 Made = TypeVar("Made")
 Work = Callable[[], Outcome]
-Look = Callable[[StepTokens], None]  # what the runner does with tokens when they are read, before the reader has them
 
 
 class StepFlight(Protocol):
@@ -62,7 +61,7 @@ class Executor(Protocol):
     def call(self, work: Callable[[], Made]) -> Made:
         """Runs work that is no step, waits for it, and gives what it made or raises what it raised."""
 
-    def launch(self, work: Work, look: Look) -> StepFlight: ...
+    def launch(self, work: Work) -> StepFlight: ...
 
     def close(self) -> None: ...
 
@@ -88,8 +87,8 @@ class ThreadExecutor:
         self._thread = threading.Thread(target=self._run, name="penstock-device", daemon=True)
         self._thread.start()
 
-    def launch(self, work: Work, look: Look) -> StepFlight:
-        flight = _ThreadFlight(look)
+    def launch(self, work: Work) -> StepFlight:
+        flight = _ThreadFlight()
         with self._lock:
             if self._closed:
                 raise EngineError("the device is closed: make a new engine")
@@ -135,10 +134,9 @@ def _answer(work: Callable[[], Made], answer: Future[Made]) -> None:
 
 
 class _ThreadFlight:
-    __slots__ = ("_look", "done", "error", "outcome")
+    __slots__ = ("done", "error", "outcome")
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self) -> None:
         self.done = threading.Event()
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
@@ -151,9 +149,7 @@ class _ThreadFlight:
         if self.error is not None:
             raise _told(self.error)
         assert self.outcome is not None
-        tokens = self.outcome.read()
-        self._look(tokens)
-        return tokens
+        return self.outcome.read()
 
 
 class StreamExecutor:
@@ -171,7 +167,7 @@ class StreamExecutor:
         self._stream.synchronize()
         return made
 
-    def launch(self, work: Work, look: Look) -> StepFlight:
+    def launch(self, work: Work) -> StepFlight:
         if self._closed:
             raise EngineError("the device is closed: make a new engine")
         if self._error is not None:
@@ -185,7 +181,7 @@ class StreamExecutor:
         except Exception as error:
             self._error = error
             raise _told(error) from error
-        return _StreamFlight(host, event, look)
+        return _StreamFlight(host, event)
 
     def close(self) -> None:
         self._closed = True
@@ -193,10 +189,9 @@ class StreamExecutor:
 
 
 class _StreamFlight:
-    __slots__ = ("_event", "_look", "_outcome")
+    __slots__ = ("_event", "_outcome")
 
-    def __init__(self, outcome: Outcome, event: torch.cuda.Event, look: Look) -> None:
-        self._look = look
+    def __init__(self, outcome: Outcome, event: torch.cuda.Event) -> None:
         self._outcome = outcome
         self._event = event
 
@@ -208,9 +203,7 @@ class _StreamFlight:
             self._event.synchronize()
         except RuntimeError as error:
             raise _told(error) from error
-        tokens = self._outcome.read()
-        self._look(tokens)
-        return tokens
+        return self._outcome.read()
 
 
 def _told(error: BaseException) -> PenstockError:

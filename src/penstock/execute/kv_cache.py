@@ -5,8 +5,8 @@ It knows blocks, layers and which blocks a plan hands out; no rows. `slot_token`
 Numbers that are not finite must stay with the row that made them, and plain torch's attention masks by adding -inf
 and multiplying by 0, which a NaN survives. So what is masked has to be finite: the scratch block, which pads tables,
 is never written (rows that run too far write to a block behind the scheduler's, the dump), and once a row's logits
-were not finite every block is cleared when it is handed out. The host sees such a row before it can hand its blocks
-on.
+were not finite every plan says that the blocks which it hands out are to be cleared. The host sees such a row before
+it can hand its blocks on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class KvCache:
         blocks = shapes[0][0]
         self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
-        self.poisoned = False  # set by whoever reads BAD_LOGITS
 
     def clear(self, blocks: Tensor) -> None:
         """blocks [m] int64."""

@@ -26,7 +26,7 @@ from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
-from penstock.schedule.step import BAD_LOGITS, StepPlan, StepTokens
+from penstock.schedule.step import StepPlan
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
@@ -80,7 +80,7 @@ class TorchRunner:
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
-        return self._executor.launch(lambda: self._run(plan), self._look)
+        return self._executor.launch(lambda: self._run(plan))
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)
@@ -90,10 +90,6 @@ class TorchRunner:
         if self._state is not None:
             self._executor.close()
             self._state = None
-
-    def _look(self, tokens: StepTokens) -> None:
-        if self._state is not None and (tokens.tokens == BAD_LOGITS).any():
-            self._state.kv.poisoned = True
 
     def _run(self, plan: StepPlan) -> Outcome:
         assert self._state is not None

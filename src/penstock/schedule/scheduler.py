@@ -72,6 +72,7 @@ class Scheduler:
         self._planned = 0  # flights launched
         self._read = -1  # the last flight read
         self._idle_plans = 0
+        self._clears = False  # whether logits were not finite once: blocks are cleared as they are handed out
         self.counts: dict[str, int] = dict.fromkeys(
             ("requests", "prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens", "steps"), 0
         )
@@ -154,6 +155,7 @@ class Scheduler:
         read = self.outputs.read(plan, result)
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
+        self._clears |= bool(read.bad.size)
         self.finisher.invalidate(read.bad)
         self.mask_slots.accept(read.rows, read.tokens, read.goes_on)
         self._forget(self.finisher.ended(read.ended))
@@ -194,6 +196,7 @@ class Scheduler:
             chunks=chunks_of(admitted.chunks),
             drafts=drafts,
             masks=self.mask_slots.masks(rows),
+            clears=self._clears,
         )
 
     def _drafts(self, rows: Int32, lengths: Int32) -> Drafts | None:

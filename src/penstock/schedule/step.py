@@ -134,6 +134,7 @@ class StepPlan:
     chunks: Chunks | None
     drafts: Drafts | None = None  # None: a query a row
     masks: Masks | None = None
+    clears: bool = False  # blocks that it hands out are cleared first: a row's logits were not finite
 
     @property
     def query_rows(self) -> Int32:

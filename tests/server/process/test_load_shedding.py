@@ -16,7 +16,7 @@ import pytest
 from bare_http import CHAT, COMPLETIONS, connect, read_all, read_one, request
 from server_fake import Running, running_server
 
-from penstock.engine.parent_death import LossyFile
+from penstock.parent_death import LossyFile
 from penstock.server.online.access_log import AccessLog, open_log
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy

@@ -19,7 +19,7 @@ from typing import IO, Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.engine.parent_death import LossyFile
+from penstock.parent_death import LossyFile
 from penstock.errors import FaultError, UsageError
 from penstock.server.online.auth import PROBES, key_of
 from penstock.server.online.metrics import CallMetrics

@@ -19,7 +19,7 @@ import uvloop
 
 from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
-from penstock.engine.parent_death import lose_lines
+from penstock.parent_death import lose_lines
 from penstock.errors import UsageError
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.access_log import open_log

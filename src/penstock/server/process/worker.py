@@ -18,7 +18,7 @@ import uvloop
 from penstock.engine.async_client import SharedEngine
 from penstock.engine.channel import ClientEnd, Failed
 from penstock.engine.launch import join
-from penstock.engine.parent_death import begin_child
+from penstock.parent_death import begin_child
 from penstock.errors import PenstockError
 from penstock.server.online.metrics import Board
 from penstock.server.process.shutdown import StopSignals, exit_soon, unless_stopped

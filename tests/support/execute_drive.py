@@ -12,6 +12,7 @@ import torch
 from penstock.config import BLOCK_SIZE
 from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits
+from penstock.execute.padding import graph_sizes
 from penstock.execute.runner import TorchRunner
 from penstock.kernels.choose import choose
 from penstock.models.build_model import build_model
@@ -46,7 +47,8 @@ def tiny_model(poison: int | None = None, device: str = "cpu") -> Decoder:
 
 def tiny_runner(max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu") -> TorchRunner:
     model = tiny_model(poison, device)
-    limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks)
+    sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
+    limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks, graph_sizes=sizes)
     return TorchRunner(model, model.ops, limits, (END,), {}, open_executor(model.device))
 
 

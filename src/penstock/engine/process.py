@@ -21,9 +21,9 @@ from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
 from penstock.engine.channel import Ask, EngineEnd, Failed, Left, Ready, StepOutputs
 from penstock.engine.engine import Engine, Refused
-from penstock.parent_death import begin_child
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import EngineError, PenstockError
+from penstock.parent_death import begin_child
 
 STATS_EVERY = 0.1  # seconds between stats on the way up
 

@@ -13,6 +13,7 @@ It knows plans, rows, KV, the model and its draw; no sequences.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +27,8 @@ from penstock.execute.device_sampler import EVERY, MOST, PLAIN, DeviceSampler
 from penstock.execute.executor import Outcome
 from penstock.execute.graphs import Captured, Graphs
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.limits import graph_bytes
 from penstock.execute.packing import Packed
-from penstock.execute.padding import CHUNK_GRAPHS, EXACT, GRAPH_ROWS, PADDED, chunk_capacity, graph_sizes
+from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, chunk_capacity
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staging import Staging
@@ -91,16 +91,16 @@ class DeviceStep:
         self.graphs: Graphs | None = None
         self._drafting = False  # whether the step has drafts
 
-    def capture(self, grouping: bool) -> dict[str, Any]:
-        """Compiles and captures every decode step up to GRAPH_ROWS rows -> what that was, for describe().
+    def capture(self, grouping: bool, sizes: Sequence[int], room: int | None) -> dict[str, Any]:
+        """Compiles and captures decode steps of `sizes` rows, as many as `room` bytes and a few seconds hold (None: all)
+        -> what that was, for describe().
 
         No rows may live yet: it runs dead ones.
         """
-        sizes = graph_sizes(min(self.max_rows, GRAPH_ROWS))
-        hidden = torch.zeros(sizes[0], self.model.config.hidden_size, dtype=self.model.dtype, device=self.rows.device)
+        hidden = torch.zeros(max(sizes), self.model.config.hidden_size, dtype=self.model.dtype, device=self.rows.device)
         self.staging.rows.fill_(self.max_rows)
         self.graphs = Graphs(hidden)
-        self.graphs.capture(sizes, grouping, self.launch_forward, self._draw_for_graph, graph_bytes(self.rows.device))
+        self.graphs.capture(sizes, grouping, self.launch_forward, self._draw_for_graph, room)
         captured = self.graphs
         for tokens in CHUNK_GRAPHS:
             if tokens <= self.columns.tokens.shape[0]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,20 +46,22 @@ class Graphs:
 
     def capture(
         self,
-        sizes: list[int],
+        sizes: Sequence[int],
         grouping: bool,
         forward: Callable[[int, bool], Tensor],
         draw: Callable[[int, Tensor, bool], None],
-        room: int,
+        room: int | None,
     ) -> None:
         """Captures each step, once it has run as it is: libraries choose their products then. Kernels are compiled
         before (`warm`), or now.
 
-        room: bytes that graphs may take."""
+        room: bytes that graphs may take. None: the sizes are agreed on with other ranks, and neither a clock nor a memory
+        of this one's own leaves any out."""
         begun, before = time.monotonic(), torch.cuda.memory_reserved()
         for size in coarse_first(sizes):
             self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
-            if self.by_size and (self.seconds > CAPTURE_SECONDS * 0.9 or self.bytes > room):
+            spent = room is not None and (self.seconds > CAPTURE_SECONDS * 0.9 or self.bytes > room)
+            if self.by_size and spent:
                 break
             captured = Captured()
             self._forward(size, grouping and size > 1, forward)
@@ -100,7 +102,7 @@ class Graphs:
         return graph
 
 
-def coarse_first(sizes: list[int]) -> list[int]:
+def coarse_first(sizes: Sequence[int]) -> list[int]:
     """The largest, then sizes about a factor of two apart, then what lies between, each from the largest on."""
     rest = sorted(sizes, reverse=True)
     order: list[int] = []

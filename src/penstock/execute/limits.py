@@ -6,13 +6,15 @@ It knows Config, sizes and memory; it allocates nothing.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
 
 from penstock.config import BLOCK_SIZE, Config
 from penstock.errors import CapacityError, UsageError
+from penstock.execute.padding import GRAPH_ROWS, graph_sizes
 
 ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -36,10 +38,18 @@ class BatchLimits:
 
 @dataclass(slots=True, frozen=True)
 class Limits(BatchLimits):
-    """What a runner is built with. num_blocks counts the scratch block."""
+    """What a runner is built with. num_blocks counts the scratch block. With several ranks all are built with the same
+    ones (`agreed`): a step is of one shape everywhere."""
 
     kv_tokens: int
     num_blocks: int
+    graph_sizes: tuple[int, ...] = ()  # rows of the steps that are captured, on CUDA
+
+
+def agreed(limits: Sequence[Limits]) -> Limits:
+    """Returns what every rank has room for: the least of each number, and the first rank's sizes of graphs."""
+    numbers = [field.name for field in fields(Limits) if field.name != "graph_sizes"]
+    return replace(limits[0], **{name: min(getattr(each, name) for each in limits) for name in numbers})
 
 
 def batch_limits(config: Config, context: int, device: torch.device) -> BatchLimits:
@@ -65,16 +75,22 @@ def batch_limits(config: Config, context: int, device: torch.device) -> BatchLim
 
 
 def with_kv(
-    limits: BatchLimits, config: Config, token_bytes: int, device: torch.device, weights_to_come: int = 0
+    limits: BatchLimits,
+    config: Config,
+    token_bytes: int,
+    device: torch.device,
+    weights_to_come: int = 0,
+    sharers: int = 1,
 ) -> Limits:
     """token_bytes: K and V of one token, all layers. weights_to_come: bytes of weights that aren't in memory yet.
+    sharers: ranks that live in this device's memory, each of which takes as much.
 
     Called when the weights are in memory and the worst step has run (`warm`), or with the weights' size to tell
     beforehand. Errors say the way out.
     """
     longest = limits.max_model_len
     asked = config.memory.kv_cache_tokens
-    free = max(0, _room_of(config, device) - weights_to_come)
+    free = max(0, _room_of(config, device) - weights_to_come) // sharers
     if asked is not None:
         tokens = asked
         if tokens < longest:
@@ -98,6 +114,7 @@ def with_kv(
         kv_tokens=tokens,
         num_blocks=-(-tokens // BLOCK_SIZE) + SPARE_BLOCKS,
         mask_slots=limits.mask_slots,
+        graph_sizes=tuple(graph_sizes(min(limits.max_rows, GRAPH_ROWS))) if device.type == "cuda" else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""open_runner: a config and a model folder -> a runner that is ready. One rank as yet; more meet here later.
+"""open_runner: a config and a model folder -> a runner that is ready. Of several ranks each opens its share here.
 
 It knows Config, folders and devices; no sequences, no text.
 """
@@ -6,7 +6,7 @@ It knows Config, folders and devices; no sequences, no text.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import torch
 from penstock.config import BLOCK_SIZE, Config, Dtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
-from penstock.execute.limits import batch_limits, free_memory, with_kv
+from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.models.generation_config import end_ids, read_generation_defaults
 from penstock.models.read_config import read_model_config
+from penstock.parallel.layout import ALONE, Layout
 from penstock.weights.load import load_model
 
 
@@ -31,13 +32,25 @@ def open_runner(config: Config, folder: Path) -> TorchRunner:
     device = find_device(config.model.device)
     executor = open_executor(device)
     try:
-        return executor.call(lambda: _open(config, folder, device, executor))
+        return executor.call(lambda: open_share(config, folder, device, executor))
     except BaseException:
         executor.close()
         raise
 
 
-def _open(config: Config, folder: Path, device: torch.device, executor: Executor) -> TorchRunner:
+def open_share(
+    config: Config,
+    folder: Path,
+    device: torch.device,
+    executor: Executor,
+    layout: Layout = ALONE,
+    agree: Callable[[Limits], Limits] = lambda own: own,
+    make: Callable[..., TorchRunner] = TorchRunner,
+) -> TorchRunner:
+    """Opens what one rank holds of the model, in a call of the executor.
+
+    agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what takes its arguments.
+    """
     dtype = find_dtype(config.model.dtype, device)
     model_config = read_model_config(folder)
     generation = read_generation_defaults(folder)
@@ -52,16 +65,18 @@ def _open(config: Config, folder: Path, device: torch.device, executor: Executor
         seed=config.model.seed,
         positions=limits.max_model_len,
         config=model_config,
-        room=free_memory(device) if device.type == "cpu" else None,  # CUDA refuses by itself, and nothing is killed
+        layout=layout,
+        room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
     )
     with _named_failures(device):
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
         block = sum(shape.numel() for shape in model.kv_shapes(1)) * dtype.itemsize
-        sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device)  # + 4: its id in slot_token
+        sharers = layout.size if device.type == "cpu" else 1
+        sized = agree(with_kv(limits, config, block // BLOCK_SIZE + 4, device, sharers=sharers))  # + 4: slot_token's id
         ends, defaults = end_ids(model_config, generation), generation.sampling()
-        runner = TorchRunner(model, ops, sized, ends, defaults, executor, grouping)
-        runner.capture()
+        runner = make(model, ops, sized, ends, defaults, executor, grouping)
+        runner.capture(agreed=layout.size > 1)
     return runner
 
 

@@ -15,7 +15,7 @@ from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome, StepFlight
 from penstock.execute.gpu_specs import rated
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.limits import BatchLimits, Limits
+from penstock.execute.limits import BatchLimits, Limits, graph_bytes
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.warm import warm
@@ -51,6 +51,7 @@ class TorchRunner:
         self.rated = rated(device, model.dtype)
         self.num_blocks = limits.num_blocks
         self.max_rows = limits.max_rows
+        self._graph_sizes = limits.graph_sizes
         self.grouping = grouping  # whether steps may have prefix groups
         self.max_model_len = limits.max_model_len
         self.max_batched_tokens = limits.max_batched_tokens
@@ -73,10 +74,13 @@ class TorchRunner:
         self._about["kv_bytes"] = kv.bytes()
         self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv)
 
-    def capture(self) -> None:
-        """On CUDA, once, before the first launch, in an executor's call: captures the steps that graphs are for."""
+    def capture(self, *, agreed: bool = False) -> None:
+        """On CUDA, once, before the first launch, in an executor's call: captures the steps that graphs are for.
+
+        agreed: with other ranks, each of which captures all of them."""
         if self._state is not None and self._state.ops.compiled and self._state.rows.device.type == "cuda":
-            self._about["graphs"] = self._state.capture(self.grouping)
+            room = None if agreed else graph_bytes(self._state.rows.device)
+            self._about["graphs"] = self._state.capture(self.grouping, self._graph_sizes, room)
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""

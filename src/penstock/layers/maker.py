@@ -74,14 +74,15 @@ class Maker:
     def column_linear(self, parts: Sequence[tuple[str, int, int]], into: int, *, bias: bool = False) -> Linear:
         """Fuses matrices whose outputs are divided among ranks. parts: name, outputs, and in how many pieces (heads)
         they come."""
-        cut = [Part(name, (out, into), 0, *self.layout.share(pieces)) for name, out, pieces in parts]
+        share = self.layout.share
+        cut = [Part(name, (out, into), 0, *share(pieces, name, repeats=True)) for name, out, pieces in parts]
         return self._linear(cut, bias)
 
     def row_linear(self, name: str, out: int, into: int, pieces: int, *, bias: bool = False) -> Linear:
         """A matrix whose inputs are divided among ranks, which add up their answers."""
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
-        return self._linear([Part(name, (out, into), 1, *self.layout.share(pieces))], bias, summed=self.layout)
+        return self._linear([Part(name, (out, into), 1, *self.layout.share(pieces, name))], bias, summed=self.layout)
 
     def attention(
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
@@ -91,8 +92,8 @@ class Maker:
         """at: the name before `.q_proj`.   scale: of scores, None: width ** -0.5.   norms: of q's and k's heads."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
-            heads=heads // self.layout.share(heads)[0],
-            kv_heads=kv_heads // self.layout.share(kv_heads)[0],
+            heads=heads // self.layout.share(heads, f"heads of {at}")[0],
+            kv_heads=kv_heads // self.layout.share(kv_heads, f"key and value heads of {at}", repeats=True)[0],
             width=width,
             rope=self._rope_number(rope, width),
             window=window,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from penstock.errors import UsageError
+
 
 def _alone(x: Tensor) -> Tensor:
     return x
@@ -20,11 +22,13 @@ class Layout:
     size: int = 1
     all_reduce: Callable[[Tensor], Tensor] = _alone  # x -> the sum of every rank's x; x may be overwritten
 
-    def share(self, pieces: int) -> tuple[int, int]:
-        """Returns (shares, this rank's) of something that comes in `pieces`: where there are fewer than ranks, several
-        ranks hold the same one. ValueError where they don't divide."""
-        if pieces % self.size and self.size % pieces:
-            raise ValueError(f"{pieces} pieces cannot be laid over {self.size} ranks evenly")
+    def share(self, pieces: int, what: str, *, repeats: bool = False) -> tuple[int, int]:
+        """Returns (shares, this rank's) of something that comes in `pieces`. repeats: where there are fewer pieces than
+        ranks, several ranks hold the same one. UsageError where they don't divide."""
+        if pieces % self.size and not (repeats and self.size % pieces == 0):
+            raise UsageError(
+                f"{what}: {pieces} cannot be divided over {self.size} ranks: take fewer, as many as divide it"
+            )
         shares = min(self.size, pieces)
         return shares, self.rank * shares // self.size
 

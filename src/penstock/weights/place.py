@@ -50,10 +50,21 @@ def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
 
 @torch.inference_mode()
 def dummy_weights(model: Decoder, seed: int) -> None:
-    """Draws every weight from U(-1e-3, 1e-3): the same for the same seed, config, dtype and kind of device."""
+    """Draws every weight from U(-1e-3, 1e-3): the same for the same seed, config, dtype and kind of device.
+
+    A rank draws the whole and takes its share."""
     generator = torch.Generator(device=model.device).manual_seed(seed)
     for weight in model.weights():
-        weight.value.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+        if all(part.shares == 1 for part in weight.parts):
+            weight.value.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+            continue
+        rows = sum(part.shape[0] for part in weight.parts)
+        whole = torch.empty((rows, *weight.parts[0].shape[1:]), dtype=weight.dtype, device=model.device)
+        whole.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+        first = 0
+        for part, place in weight.places():
+            place.copy_(part.local(whole.narrow(0, first, part.shape[0])))
+            first += part.shape[0]
 
 
 def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:

@@ -19,8 +19,8 @@ import uvloop
 
 from penstock.config import Config
 from penstock.engine.launch import ENGINE, launch
-from penstock.parent_death import lose_lines
 from penstock.errors import UsageError
+from penstock.parent_death import lose_lines
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import gather_keys

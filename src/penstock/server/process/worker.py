@@ -18,8 +18,8 @@ import uvloop
 from penstock.engine.async_client import SharedEngine
 from penstock.engine.channel import ClientEnd, Failed
 from penstock.engine.launch import join
-from penstock.parent_death import begin_child
 from penstock.errors import PenstockError
+from penstock.parent_death import begin_child
 from penstock.server.online.metrics import Board
 from penstock.server.process.shutdown import StopSignals, exit_soon, unless_stopped
 from penstock.server.process.site import Site, serve_engine

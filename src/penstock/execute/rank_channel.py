@@ -1,0 +1,129 @@
+"""RankChannel: what rank 0 and the process of another rank say to each other, over a pair of sockets that they alone
+hold. It knows the words and their bytes, never pickled; no models and no devices.
+
+    down    RankStart | Limits, as all ranks have agreed | a plan for each step (schedule/plan_bytes.py)
+    up      RankLimits | RankDrew for each step | RankFailed, last
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import zlib
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock import errors
+from penstock.errors import EngineError, PenstockError
+from penstock.execute.limits import Limits
+from penstock.schedule.step import StepTokens
+
+_LENGTH = struct.Struct("<I")
+_BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of thousands of rows
+
+
+class RankStart(msgspec.Struct, frozen=True):
+    """Down, first: which rank this is, of which model, and all that it must not find out by itself.
+
+    meeting: the file where ranks meet.   threads: of each rank's products, whose last bits may depend on it.
+    seconds: the longest that a rank waits for another.
+    """
+
+    rank: int
+    size: int
+    folder: str
+    knobs: dict[str, Any]
+    meeting: str
+    threads: int
+    seconds: float
+
+
+class RankLimits(msgspec.Struct, tag="limits", frozen=True):
+    """Up, once: the weights are loaded, and this is what the rank has room for."""
+
+    limits: Limits
+
+
+class RankDrew(msgspec.Struct, tag="drew", frozen=True):
+    """Up, after each step: a checksum of its tokens, which are the same on every rank."""
+
+    number: int
+    checksum: int
+
+
+class RankFailed(msgspec.Struct, tag="failed", frozen=True):
+    """Up, last: the rank ends, and why. `kind` is the error's class name."""
+
+    kind: str
+    message: str
+    param: str | None
+
+    @classmethod
+    def of(cls, error: Exception) -> RankFailed:
+        if isinstance(error, PenstockError):
+            return cls(type(error).__name__, str(error), error.param)
+        return cls(EngineError.__name__, f"{type(error).__name__}: {error}", None)
+
+    def error(self, rank: int) -> PenstockError:
+        """Returns what was raised there."""
+        kind = getattr(errors, self.kind)
+        assert issubclass(kind, PenstockError)
+        made: PenstockError = kind(f"rank {rank}: {self.message}", param=self.param)
+        return made
+
+
+RankWord = RankLimits | RankDrew | RankFailed
+encode = msgspec.msgpack.Encoder().encode
+decode_start = msgspec.msgpack.Decoder(RankStart).decode
+decode_limits = msgspec.msgpack.Decoder(Limits).decode
+decode_word = msgspec.msgpack.Decoder[RankWord](RankWord).decode
+
+
+def checksum(tokens: StepTokens) -> int:
+    """Returns a number that other tokens hardly have."""
+    return zlib.crc32(np.ascontiguousarray(tokens.tokens).data)
+
+
+class RankChannel:
+    """One end. When a process has gone, however it went, the other's receive() gives None. seconds: the longest that a
+    sender waits for room."""
+
+    def __init__(self, end: socket.socket, seconds: float) -> None:
+        self._socket, self._sending = end, threading.Lock()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        wait = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)  # a timeout of Python's would be receive()'s too
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Raises OSError where nobody takes it."""
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(data)))
+            self._socket.sendall(data)
+
+    def receive(self) -> bytearray | None:
+        """Waits for a message; None: the other end has gone, or this one was closed."""
+        head = self._exactly(_LENGTH.size)
+        return None if head is None else self._exactly(_LENGTH.unpack(head)[0])
+
+    def close(self) -> None:
+        """Tells both ends; whoever waits in receive() is let go."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other has gone
+
+    def _exactly(self, count: int) -> bytearray | None:
+        data = bytearray(count)
+        rest = memoryview(data)
+        while rest.nbytes:
+            try:
+                got = self._socket.recv_into(rest)
+            except ConnectionError:
+                return None
+            if not got:
+                return None
+            rest = rest[got:]
+        return data

@@ -1,0 +1,119 @@
+"""Peer: another rank in a process of its own, as rank 0 sees it: what it is told, what it says, how it ended.
+
+A thread for each starts the process, hears it and sees its end. It knows processes and words; no tensors.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+
+from penstock.errors import CapacityError, EngineError, PenstockError
+from penstock.execute.limits import Limits
+from penstock.execute.rank_channel import RankChannel, RankDrew, RankLimits, RankStart, decode_word, encode
+from penstock.execute.rank_channel import checksum as checksum_of
+from penstock.schedule.step import StepTokens
+
+LOADING = 1800.0  # seconds that a rank may take until its weights are loaded
+_LEAVING = 2.0  # until a process that was told to end, or has closed its socket, is killed
+
+
+class Peer:
+    """Its process loads its share of the model from now on."""
+
+    def __init__(self, start: RankStart) -> None:
+        self.rank = start.rank
+        self.error: PenstockError | None = None  # once it has ended: why
+        self.process: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        self._limits: queue.SimpleQueue[Limits | None] = queue.SimpleQueue()
+        self._heard: deque[RankDrew] = deque()
+        self._drawn: deque[RankDrew] = deque()  # rank 0's own
+        own, theirs = socket.socketpair()
+        self._channel = RankChannel(own, start.seconds)
+        # The kernel ends a process with the *thread* that started it (parent_death.py): this one stays as long.
+        self._thread = threading.Thread(
+            target=self._live, args=(theirs,), name=f"penstock-rank{self.rank}", daemon=True
+        )
+        self._thread.start()
+        self.send(encode(start))
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Raises what the rank ended with, or EngineError where it takes nothing any more."""
+        if self.error is None:
+            try:
+                return self._channel.send(data)
+            except OSError as error:
+                self._ended.wait(_LEAVING)
+                self._end(EngineError(f"rank {self.rank} takes no more steps: {error.strerror}"))
+        raise self.failure()
+
+    def limits(self) -> Limits:
+        """Waits until its weights are loaded -> what it has room for. Raises what it ended with."""
+        try:
+            found = self._limits.get(timeout=LOADING)
+        except queue.Empty:
+            raise EngineError(f"rank {self.rank} has not loaded its weights in {LOADING:.0f} s") from None
+        if found is None:
+            raise self.failure()
+        return found
+
+    def compare(self, number: int, tokens: StepTokens) -> None:
+        """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they part."""
+        self._drawn.append(RankDrew(number, checksum_of(tokens)))
+        while self._drawn and self._heard:
+            if self._drawn.popleft() != self._heard.popleft():
+                raise EngineError(f"rank {self.rank} drew other tokens than rank 0: start the engine anew")
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for its end -> whether it has ended."""
+        return self._ended.wait(seconds)
+
+    def failure(self) -> PenstockError:
+        """Returns what it ended with, an exception of its own for each who raises it."""
+        assert self.error is not None
+        return type(self.error)(str(self.error), param=self.error.param)
+
+    def hang_up(self) -> None:
+        """Tells it to end; `close` waits for that."""
+        self._channel.close()
+
+    def close(self) -> None:
+        """Ends the process, at once where it doesn't end by itself. Twice is once."""
+        self.hang_up()
+        self._thread.join()
+
+    def _live(self, theirs: socket.socket) -> None:
+        command = [sys.executable, "-m", "penstock.execute.rank_process", str(theirs.fileno())]
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        except OSError as error:
+            return self._end(CapacityError(f"the process of rank {self.rank} could not be started: {error.strerror}"))
+        finally:
+            theirs.close()
+        while (data := self._channel.receive()) is not None:
+            word = decode_word(data)
+            if isinstance(word, RankDrew):
+                self._heard.append(word)
+            elif isinstance(word, RankLimits):
+                self._limits.put(word.limits)
+            else:
+                self._end(word.error(self.rank))
+        try:
+            code = self.process.wait(_LEAVING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        self._end(EngineError(f"rank {self.rank} {how}: start the engine anew"))
+
+    def _end(self, error: PenstockError) -> None:
+        """Keeps the first reason."""
+        if self.error is None:
+            self.error = error
+        self._limits.put(None)
+        self._ended.set()

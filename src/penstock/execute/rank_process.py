@@ -1,0 +1,115 @@
+"""The process of a rank other than 0: `python -m penstock.execute.rank_process`, started by rank_peer.py alone.
+
+It opens its share of the model and runs each plan that comes, in order, until rank 0 hangs up or is gone. It schedules
+nothing, and knows no sequences.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+
+from penstock.config import Config
+from penstock.errors import EngineError, PenstockError
+from penstock.execute.executor import StepFlight, open_executor
+from penstock.execute.limits import Limits
+from penstock.execute.open_runner import find_device, open_share
+from penstock.execute.rank_channel import (
+    RankChannel,
+    RankDrew,
+    RankFailed,
+    RankLimits,
+    RankStart,
+    checksum,
+    decode_limits,
+    decode_start,
+    encode,
+)  # fmt: skip
+from penstock.execute.runner import TorchRunner
+from penstock.parallel.collectives import Collectives
+from penstock.parallel.layout import Layout
+from penstock.parent_death import begin_child
+from penstock.schedule.plan_bytes import PlanBytes
+
+Flights = queue.SimpleQueue[tuple[int, StepFlight]]
+
+
+def main() -> None:
+    """Ends the process without another look at it: a step may be stuck in a sum that nobody completes."""
+    begin_child()
+    end = socket.socket(fileno=int(sys.argv[1]))
+    channel = RankChannel(end, 1.0)
+    data = channel.receive()
+    if data is not None:  # else rank 0 was gone before it said anything
+        try:
+            _run(channel, decode_start(data))
+        except Exception as error:  # noqa: BLE001  rank 0 raises it
+            _fail(channel, error)
+    os._exit(0)
+
+
+def _run(channel: RankChannel, start: RankStart) -> None:
+    """Runs steps until rank 0 hangs up."""
+    runner = _open(channel, start)
+    # As in the engine's process: what is loaded by now is looked through by no collection.
+    gc.collect()
+    gc.freeze()
+    plans, flights = PlanBytes(), Flights()
+    threading.Thread(target=_tell, args=(channel, flights), daemon=True).start()
+    while (data := channel.receive()) is not None:
+        plan = plans.decode(data)
+        flights.put((plan.number, runner.launch(plan)))
+
+
+def _open(channel: RankChannel, start: RankStart) -> TorchRunner:
+    config = Config.of(**start.knobs)
+    device = find_device(config.model.device)
+    executor = open_executor(device)
+    collectives = Collectives(Path(start.meeting), start.rank, start.size, start.seconds)
+
+    def agree(own: Limits) -> Limits:
+        channel.send(encode(RankLimits(own)))
+        data = channel.receive()
+        if data is None:
+            raise EngineError("rank 0 is gone")
+        collectives.connect()
+        return decode_limits(data)
+
+    def opened() -> TorchRunner:
+        torch.set_num_threads(start.threads)
+        layout = Layout(start.rank, start.size, collectives.all_reduce)
+        return open_share(config, Path(start.folder), device, executor, layout, agree)
+
+    return executor.call(opened)
+
+
+def _tell(channel: RankChannel, flights: Flights) -> None:
+    """Says what each step drew; one that fails ends the process."""
+    while True:
+        number, flight = flights.get()
+        try:
+            channel.send(encode(RankDrew(number, checksum(flight.fetch()))))
+        except Exception as error:  # noqa: BLE001  rank 0 raises it
+            _fail(channel, error)
+
+
+def _fail(channel: RankChannel, error: Exception) -> None:
+    if not isinstance(error, PenstockError):
+        traceback.print_exception(error)
+    try:
+        channel.send(encode(RankFailed.of(error)))
+    except OSError:
+        pass  # rank 0 is gone
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -51,7 +51,7 @@ ONLY_ROOMS: dict[str, frozenset[str]] = {"bench": WORDS | {"almanac"}}
 # Outside package -> the only places (folders or files under src/penstock) that import it.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "triton": ("kernels/triton/",),
-    "zmq": ("engine/channel.py", "execute/open_runner.py"),  # where processes meet
+    "zmq": ("engine/channel.py",),  # where processes meet
 }
 
 # Imported inside functions: by who needs them, when they need them.

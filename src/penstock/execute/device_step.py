@@ -92,8 +92,9 @@ class DeviceStep:
         self._drafting = False  # whether the step has drafts
 
     def capture(self, grouping: bool, sizes: Sequence[int], room: int | None) -> dict[str, Any]:
-        """Compiles and captures decode steps of `sizes` rows, as many as `room` bytes and a few seconds hold (None: all)
-        -> what that was, for describe().
+        """Compiles and captures decode steps of `sizes` rows -> what that was, for describe().
+
+        room: bytes that graphs may take; None: other ranks capture the same sizes, so all of them.
 
         No rows may live yet: it runs dead ones.
         """

@@ -55,8 +55,8 @@ class Graphs:
         """Captures each step, once it has run as it is: libraries choose their products then. Kernels are compiled
         before (`warm`), or now.
 
-        room: bytes that graphs may take. None: the sizes are agreed on with other ranks, and neither a clock nor a memory
-        of this one's own leaves any out."""
+        room: bytes that graphs may take. None: other ranks capture the same sizes, and no clock or memory of this one's
+        own leaves any out."""
         begun, before = time.monotonic(), torch.cuda.memory_reserved()
         for size in coarse_first(sizes):
             self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before

@@ -26,6 +26,8 @@ from penstock.execute.open_runner import find_device, find_dtype, open_share
 from penstock.execute.rank_channel import RankStart, encode
 from penstock.execute.rank_peer import Peer
 from penstock.execute.runner import TorchRunner
+from penstock.models.build_model import build_model
+from penstock.models.read_config import read_model_config
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
 from penstock.schedule.plan_bytes import PlanBytes
@@ -108,6 +110,8 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     threads = torch.get_num_threads()
     knobs = {name: getattr(place, name) for name, place in config.places().items()}
     knobs |= {"device": "cpu", "dtype": str(find_dtype(config.model.dtype, device)).removeprefix("torch.")}
+    # What cannot be divided is refused before anything is started.
+    build_model(read_model_config(folder), torch.float32, torch.device("meta"), 1, Layout(0, ranks))
     executor, peers = open_executor(device), list[Peer]()
     with tempfile.TemporaryDirectory(prefix="penstock-") as private:
         meeting = Path(private) / "meeting"

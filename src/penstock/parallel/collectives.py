@@ -20,8 +20,8 @@ _dist: Any = torch.distributed  # its types leave out what is used here
 
 
 class Collectives:
-    """One rank's end. meeting: a file that all ranks see, new for each model. seconds: the longest that a rank waits for
-    the others; one that has ended is seen at once."""
+    """One rank's end. meeting: a file that all ranks see, new for each model. seconds: the longest that a rank waits
+    for the others; one that has ended is seen at once."""
 
     def __init__(self, meeting: Path, rank: int, size: int, seconds: float) -> None:
         self._meeting, self._rank, self._size, self._longest = meeting, rank, size, timedelta(seconds=seconds)

@@ -55,7 +55,7 @@ class PlanBytes:
             whole = memoryview(data)
             self._body = whole[_aligned(_LENGTH.size + length) :]
             return self._decoder.decode(whole[_LENGTH.size : _LENGTH.size + length])
-        except (msgspec.MsgspecError, struct.error, ValueError, TypeError) as error:
+        except (msgspec.MsgspecError, struct.error, ValueError, TypeError, OverflowError) as error:
             raise EngineError(f"a plan could not be read ({error}): ranks must be of one installation") from error
 
     def _put(self, value: Any) -> Any:
@@ -73,6 +73,8 @@ class PlanBytes:
         dtype = JOIN_RECORD if kind is np.void else np.dtype(kind)
         if name != _name(dtype):
             raise ValueError(f"an array of {name} stands where {_name(dtype)} belongs")
+        if min(begin, *shape) < 0:
+            raise ValueError("an array's size or place is below 0")
         return np.frombuffer(self._body, dtype, math.prod(shape), begin).reshape(shape)
 
 

@@ -18,8 +18,9 @@ from penstock.kernels.choose import choose
 from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
+from penstock.parallel.layout import ALONE, Layout
 from penstock.row_table import WANTS_BIAS, WANTS_FILTER, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
-from penstock.schedule.step import BAD_LOGITS, JOIN_RECORD, Chunks, Flight, Int32, Joins, Masks, StepPlan
+from penstock.schedule.step import BAD_LOGITS, JOIN_RECORD, Chunks, Flight, Int32, Joins, Masks, Runner, StepPlan
 
 VOCABULARY = 160
 END = 7
@@ -31,22 +32,27 @@ CONFIG = {
 NONE = np.zeros(0, np.int32)
 
 
-def tiny_model(poison: int | None = None, device: str = "cpu") -> Decoder:
+def tiny_model(poison: int | None = None, device: str = "cpu", layout: Layout = ALONE) -> Decoder:
     """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN."""
     where = torch.device(device)
-    model = build_model(model_config_of(dict(CONFIG), "tiny"), torch.float32, where)
+    model = build_model(model_config_of(dict(CONFIG), "tiny"), torch.float32, where, layout=layout)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in (each.value for each in model.weights()):
-            weight.copy_(torch.randn(weight.shape, generator=generator) * (0.4 if weight.dim() > 1 else 1.0))
+        for weight in model.weights():
+            rows = [part.shape[0] for part in weight.parts]  # of the whole, which ranks cut
+            drawn = torch.randn((sum(rows), *weight.parts[0].shape[1:]), generator=generator)
+            for (part, place), whole in zip(weight.places(), drawn.split(rows), strict=True):
+                weight.fill(part, place, whole * (0.4 if whole.dim() > 1 else 1.0))
         if poison is not None:
             model.embedding.table.value[poison] = torch.nan
     model.prepare(choose(where, torch.float32))
     return model
 
 
-def tiny_runner(max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu") -> TorchRunner:
-    model = tiny_model(poison, device)
+def tiny_runner(
+    max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu", layout: Layout = ALONE
+) -> TorchRunner:
+    model = tiny_model(poison, device, layout)
     sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
     limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks, graph_sizes=sizes)
     return TorchRunner(model, model.ops, limits, (END,), {}, open_executor(model.device))
@@ -97,7 +103,7 @@ class Row:
 class Host:
     """Blocks, rows and plans. Rows join with what they bring; each step may run any of them."""
 
-    def __init__(self, runner: TorchRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self.number = 0
         self.next_block = 1

@@ -1,0 +1,264 @@
+"""Several ranks over gloo give the tokens of one; a rank that ends is told in one line, and nothing stays behind.
+
+Most of it in threads of this process, each a rank that gets every plan as bytes; then processes, as they really run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from corpus import make_model
+from execute_drive import Ask, Host, tiny_runner
+from record import replay
+
+from penstock.config import Config
+from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.execute import open_runner as opening
+from penstock.execute.limits import Limits, agreed
+from penstock.execute.rank_runner import RankFlight, RankRunner, open_ranks
+from penstock.execute.runner import TorchRunner
+from penstock.parallel.collectives import Collectives
+from penstock.parallel.layout import Layout
+from penstock.schedule.plan_bytes import PlanBytes
+from penstock.schedule.step import BAD_LOGITS, Flight, Runner, StepPlan, StepTokens
+
+pytestmark = pytest.mark.torch
+
+ASKS = [
+    Ask(), Ask(temperature=1.0, seed=3), Ask(temperature=1.2, top_p=0.8, seed=4),
+    Ask(temperature=1.0, repetition=1.3, frequency=0.5, seed=5), Ask(temperature=1.0, bias={9: 3.0}, seed=6),
+    Ask(temperature=0.9, top_k=5, seed=7),
+]  # fmt: skip
+
+
+def met(folder: Path, ranks: int) -> list[Collectives]:
+    ends = [Collectives(folder / f"meeting{ranks}", rank, ranks, 20.0) for rank in range(ranks)]
+    with ThreadPoolExecutor(ranks) as threads:
+        list(threads.map(Collectives.connect, ends))
+    return ends
+
+
+@dataclass
+class Together:
+    """Ranks as threads."""
+
+    runners: list[TorchRunner]
+
+    def __post_init__(self) -> None:
+        self.num_blocks = self.runners[0].num_blocks
+
+    def launch(self, plan: StepPlan) -> Flight:
+        data = PlanBytes().encode(plan)
+        return AllFlights([runner.launch(PlanBytes().decode(data)) for runner in self.runners])
+
+
+@dataclass
+class AllFlights:
+    flights: list[Flight]
+
+    def fetch(self) -> StepTokens:
+        first, *others = [flight.fetch() for flight in self.flights]
+        assert all((first.tokens == other.tokens).all() for other in others), "ranks drew different tokens"
+        return first
+
+
+def together(folder: Path, ranks: int, poison: int | None = None) -> Together:
+    layouts = [Layout(rank, ranks, end.all_reduce) for rank, end in enumerate(met(folder, ranks))]
+    return Together([tiny_runner(poison=poison, layout=layout) for layout in layouts])
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [8 + (seed * 31 + i * 7) % 140 for i in range(length)]
+
+
+def drive(runner: Runner) -> list[list[list[int]]]:
+    """Rows of every kind, prefilled in chunks and read late; then a fork group of six that share two blocks."""
+    host = Host(runner)
+    rows = [host.row(i, prompt(5 + 9 * i, i), 60, ask, pieces=1 + i % 3) for i, ask in enumerate(ASKS)]
+    told = [host.run(rows, 10, ahead=2).tolist()]
+    shared = host.row(0, prompt(41), 60, Ask(temperature=1.0, seed=9))
+    forks, copies = [], []
+    for sample in range(6):
+        own = host.take(1)[0]
+        forks.append(type(shared)(sample, shared.tokens, 41, 101, [*shared.blocks[:2], own], shared.ask, sample, 40))
+        copies.append((shared.blocks[2], own))
+    told.append(host.run(forks, 8, copies=copies, prefix=2).tolist())
+    return told
+
+
+@pytest.mark.parametrize("ranks", [2, 4])  # four ranks have two key heads: each stands on two of them
+def test_ranks_give_the_tokens_of_one(ranks: int, tmp_path: Path) -> None:
+    one, several = tiny_runner(), together(tmp_path, ranks)
+    shapes = {runner._state.kv.layers[0].shape[1] for runner in several.runners}  # type: ignore[union-attr]
+    assert shapes == {1}, "heads are not divided"
+    want, got = drive(one), drive(several)
+    assert want == got and len({tuple(tail) for tail in want[1]}) > 3
+    for runner in (one, *several.runners):
+        runner.close()
+
+
+def test_blocks_are_cleared_on_every_rank(tmp_path: Path) -> None:
+    several = together(tmp_path, 2, poison=100)
+    host = Host(several)
+    ask = Ask(bias={100: -100.0})
+    bad = host.row(0, [*range(8, 20), 100], 40, ask)
+    assert host.run([bad], 2)[0, 0] == BAD_LOGITS
+    host.next_block = 1  # all are handed out again
+    host.run([host.row(1, prompt(13), 40, ask)], 2)
+    for runner in several.runners:
+        assert all(layer[bad.blocks].isfinite().all() for layer in runner._state.kv.layers)  # type: ignore[union-attr]
+        runner.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_is_the_same_to_the_bit_on_every_rank_and_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    parts = [torch.randn(7, 33, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(3)]
+    want = (parts[0].float() + parts[1].float() + parts[2].float()).to(dtype)
+    with ThreadPoolExecutor(3) as threads:
+        sums = list(threads.map(lambda end, part: end.all_reduce(part), met(tmp_path, 3), parts))
+    assert all(torch.equal(each, want) for each in sums)
+
+
+def test_limits_are_the_least_of_all_ranks_and_rank_0s_graphs() -> None:
+    own = Limits(8, 512, 128, kv_tokens=3200, num_blocks=203, graph_sizes=(8, 4, 1))
+    assert agreed([own, Limits(9, 256, 128, kv_tokens=1600, num_blocks=103)]) == Limits(
+        8, 256, 128, kv_tokens=1600, num_blocks=103, graph_sizes=(8, 4, 1)
+    )
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama", tmp_path_factory.mktemp("ranks") / "llama")
+
+
+KNOBS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "max_model_len": 128, "kv_cache_tokens": 2048}
+
+
+def test_two_processes_give_the_golden_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sampling number, forks, prefix groups, chunks, preempted rows, three flights out."""
+    monkeypatch.setattr(opening, "open_runner", partial(open_ranks, ranks=2))
+    found = replay("llama", "3 ahead, preempted", "cpu-float32", tmp_path)
+    assert found.samples > 40 and found.scores > 500
+    assert not found.parted, found.parted[:3]
+    assert found.furthest < 3e-4 and not found.regrouped
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-rank")]
+
+
+@pytest.fixture
+def two(folder: Path) -> Iterator[RankRunner]:
+    runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=1.0)
+    yield runner
+    runner.close()
+    (peer,) = runner.peers
+    assert peer.process is not None and peer.process.returncode is not None, "its process lives"
+    assert not peer._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        (signal.SIGKILL, "rank 1 was killed by signal 9"),
+        (signal.SIGSTOP, "rank 0 lost the others"),
+        ("junk", "rank 1: a plan could not be read"),
+        ("another plan", "rank 1 drew other tokens than rank 0"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_steps_with_one_error(how: int | str, why: str, two: RankRunner) -> None:
+    host = Host(two)
+    rows = [host.row(0, prompt(20), 100, Ask(temperature=1.0, seed=1))]
+    assert (host.run(rows, 3, ahead=1) >= 0).all()
+    (peer,) = two.peers
+    assert peer.process is not None
+    if isinstance(how, int):
+        os.kill(peer.process.pid, how)
+    elif how == "junk":
+        peer.send(b"junk")
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match=why) as caught:
+        if how == "another plan":
+            _launch_apart(two, host).fetch()
+        for _ in range(50):
+            host.launch(rows).fetch()
+    assert time.monotonic() - begun < 8 and "\n" not in str(caught.value)
+    if how != "another plan":
+        with pytest.raises(EngineError):
+            host.launch(rows).fetch()
+
+
+def _launch_apart(runner: RankRunner, host: Host) -> RankFlight:
+    """Rank 1 gets a row that likes other tokens than rank 0's."""
+    plans = []
+    for ask in (Ask(bias={5: 100.0}), Ask(bias={6: 100.0})):
+        row = type(host.row(1, [9], 50, ask))(1, [9], 1, 51, [3], ask)
+        plans.append(host.plan([row], joins=[row]))
+    plans[1].number = plans[0].number
+    runner.peers[0].send(PlanBytes().encode(plans[1]))
+    return RankFlight(plans[0].number, TorchRunner.launch(runner, plans[0]), runner)
+
+
+def test_a_rank_that_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(EngineError, match="rank 1 ended with code 1"):
+        open_ranks(Config.of(**KNOBS), folder, 2)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(CapacityError, match="rank 1 could not be started: No such file"):
+        open_ranks(Config.of(**KNOBS), folder, 2)
+
+
+def test_what_does_not_divide_is_refused_before_anything_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(UsageError, match=r"heads of model.layers.0.self_attn: 4 cannot be divided over 3 ranks"):
+        open_ranks(Config.of(**KNOBS), folder, 3)
+
+
+ALONE = """
+import sys, time
+from pathlib import Path
+from penstock.config import Config
+from penstock.execute.rank_runner import open_ranks
+runner = open_ranks(Config.of(device="cpu", max_model_len=64, kv_cache_tokens=512), Path(sys.argv[1]), 2)
+print(runner.peers[0].process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_rank_outlives_rank_0(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ALONE, str(folder)], stdout=subprocess.PIPE) as rank_0:
+        assert rank_0.stdout is not None
+        status = Path("/proc") / rank_0.stdout.readline().decode().strip() / "stat"
+        assert status.exists()
+        rank_0.kill()
+    ends = time.monotonic() + 5
+    while status.exists() and status.read_text().rsplit(") ")[-1][0] != "Z":
+        assert time.monotonic() < ends, "it lives on"
+        time.sleep(0.02)
+
+
+def test_a_rank_draws_its_share_of_the_same_dummy_weights(folder: Path) -> None:
+    from penstock.models.build_model import build_model
+    from penstock.models.read_config import read_model_config
+    from penstock.weights.place import dummy_weights
+
+    models = []
+    for layout in (Layout(), Layout(0, 2), Layout(1, 2)):
+        models.append(build_model(read_model_config(folder), torch.float32, torch.device("cpu"), 8, layout))
+        dummy_weights(models[-1], 3)
+    for whole, *shares in zip(*(model.weights() for model in models), strict=True):
+        numbers = np.concatenate([share.value.numpy().ravel() for share in shares])
+        assert np.isin(numbers, whole.value.numpy()).all() and np.isin(whole.value.numpy(), numbers).all()

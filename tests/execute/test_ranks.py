@@ -162,12 +162,12 @@ def test_two_processes_give_the_golden_record(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def two(folder: Path) -> Iterator[RankRunner]:
-    runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=1.0)
+    runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=4.0)  # a stopped rank is waited for so long
     yield runner
     runner.close()
-    (peer,) = runner.peers
-    assert peer.process is not None and peer.process.returncode is not None, "its process lives"
-    assert not peer._thread.is_alive()
+    (other,) = runner.others
+    assert other.process is not None and other.process.returncode is not None, "its process lives"
+    assert not other._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -183,19 +183,19 @@ def test_a_rank_that_fails_ends_the_steps_with_one_error(how: int | str, why: st
     host = Host(two)
     rows = [host.row(0, prompt(20), 100, Ask(temperature=1.0, seed=1))]
     assert (host.run(rows, 3, ahead=1) >= 0).all()
-    (peer,) = two.peers
-    assert peer.process is not None
+    (other,) = two.others
+    assert other.process is not None
     if isinstance(how, int):
-        os.kill(peer.process.pid, how)
+        os.kill(other.process.pid, how)
     elif how == "junk":
-        peer.send(b"junk")
+        other.send(b"junk")
     begun = time.monotonic()
     with pytest.raises(EngineError, match=why) as caught:
         if how == "another plan":
             _launch_apart(two, host).fetch()
         for _ in range(50):
             host.launch(rows).fetch()
-    assert time.monotonic() - begun < 8 and "\n" not in str(caught.value)
+    assert time.monotonic() - begun < 20 and "\n" not in str(caught.value)
     if how != "another plan":
         with pytest.raises(EngineError):
             host.launch(rows).fetch()
@@ -208,7 +208,7 @@ def _launch_apart(runner: RankRunner, host: Host) -> RankFlight:
         row = type(host.row(1, [9], 50, ask))(1, [9], 1, 51, [3], ask)
         plans.append(host.plan([row], joins=[row]))
     plans[1].number = plans[0].number
-    runner.peers[0].send(PlanBytes().encode(plans[1]))
+    runner.others[0].send(PlanBytes().encode(plans[1]))
     return RankFlight(plans[0].number, TorchRunner.launch(runner, plans[0]), runner)
 
 
@@ -233,7 +233,7 @@ from pathlib import Path
 from penstock.config import Config
 from penstock.execute.rank_runner import open_ranks
 runner = open_ranks(Config.of(device="cpu", max_model_len=64, kv_cache_tokens=512), Path(sys.argv[1]), 2)
-print(runner.peers[0].process.pid, flush=True)
+print(runner.others[0].process.pid, flush=True)
 time.sleep(60)
 """
 
@@ -244,7 +244,7 @@ def test_no_rank_outlives_rank_0(folder: Path) -> None:
         status = Path("/proc") / rank_0.stdout.readline().decode().strip() / "stat"
         assert status.exists()
         rank_0.kill()
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + 20
     while status.exists() and status.read_text().rsplit(") ")[-1][0] != "Z":
         assert time.monotonic() < ends, "it lives on"
         time.sleep(0.02)

@@ -108,12 +108,16 @@ class RankChannel:
         head = self._exactly(_LENGTH.size)
         return None if head is None else self._exactly(_LENGTH.unpack(head)[0])
 
-    def close(self) -> None:
-        """Tells both ends; whoever waits in receive() is let go."""
+    def hang_up(self) -> None:
+        """Ends the talk at both ends; whoever waits in receive() is let go."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other has gone
+
+    def close(self) -> None:
+        """Gives the descriptor back, when nobody waits any more."""
+        self._socket.close()
 
     def _exactly(self, count: int) -> bytearray | None:
         data = bytearray(count)

@@ -1,4 +1,4 @@
-"""The process of a rank other than 0: `python -m penstock.execute.rank_process`, started by rank_peer.py alone.
+"""The process of a rank other than 0: `python -m penstock.execute.rank_process`, started by remote_rank.py alone.
 
 It opens its share of the model and runs each plan that comes, in order, until rank 0 hangs up or is gone. It schedules
 nothing, and knows no sequences.

@@ -24,7 +24,7 @@ from penstock.execute.executor import StepFlight, open_executor
 from penstock.execute.limits import Limits, agreed
 from penstock.execute.open_runner import find_device, find_dtype, open_share
 from penstock.execute.rank_channel import RankStart, encode
-from penstock.execute.rank_peer import Peer
+from penstock.execute.remote_rank import RemoteRank
 from penstock.execute.runner import TorchRunner
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
@@ -40,16 +40,16 @@ _REASON = 1.0  # that rank 0 waits for another's last word, where its own share 
 class RankRunner(TorchRunner):
     """Rank 0's runner, and the other ranks. threads: torch's, to be given back."""
 
-    def __init__(self, peers: list[Peer], threads: int, *share: Any) -> None:
+    def __init__(self, others: list[RemoteRank], threads: int, *share: Any) -> None:
         super().__init__(*share)
-        self.peers, self._threads = peers, threads
+        self.others, self._threads = others, threads
         self._plans = PlanBytes()
 
     def launch(self, plan: StepPlan) -> StepFlight:
         """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from now on."""
         data = self._plans.encode(plan)
-        for peer in self.peers:
-            peer.send(data)
+        for other in self.others:
+            other.send(data)
         try:
             own = super().launch(plan)
         except EngineError as error:
@@ -57,20 +57,20 @@ class RankRunner(TorchRunner):
         return RankFlight(plan.number, own, self)
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"ranks": len(self.peers) + 1}
+        return super().describe() | {"ranks": len(self.others) + 1}
 
     def close(self) -> None:
         """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail. Twice is once."""
         if self._state is not None:
-            _close(self.peers)
+            _close(self.others)
             super().close()
             torch.set_num_threads(self._threads)
 
     def reason(self, error: EngineError) -> PenstockError:
         """Returns what is told of a share that failed: the end of another rank, where there is one."""
-        ended = [peer for peer in self.peers if peer.wait(_REASON / len(self.peers))]
+        ended = [other for other in self.others if other.wait(_REASON / len(self.others))]
         # A rank that died without a word is the cause; the words of others may be what they saw of it.
-        told = sorted((peer.failure() for peer in ended), key=lambda failure: "lost the others" in str(failure))
+        told = sorted((other.failure() for other in ended), key=lambda failure: "lost the others" in str(failure))
         return told[0] if told else error
 
 
@@ -92,8 +92,8 @@ class RankFlight:
                 tokens = self.own.fetch()
             except EngineError as error:
                 raise self.runner.reason(error) from error
-            for peer in self.runner.peers:
-                peer.compare(self.number, tokens)
+            for other in self.runner.others:
+                other.compare(self.number, tokens)
             self.tokens = tokens
         return self.tokens
 
@@ -112,16 +112,16 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     knobs |= {"device": "cpu", "dtype": str(find_dtype(config.model.dtype, device)).removeprefix("torch.")}
     # What cannot be divided is refused before anything is started.
     build_model(read_model_config(folder), torch.float32, torch.device("meta"), 1, Layout(0, ranks))
-    executor, peers = open_executor(device), list[Peer]()
+    executor, others = open_executor(device), list[RemoteRank]()
     with tempfile.TemporaryDirectory(prefix="penstock-") as private:
         meeting = Path(private) / "meeting"
         start = RankStart(0, ranks, str(folder), knobs, str(meeting), max(1, threads // ranks), seconds)
         collectives = Collectives(meeting, 0, ranks, seconds)
 
         def agree(own: Limits) -> Limits:
-            found = agreed([own, *(peer.limits() for peer in peers)])
-            for peer in peers:
-                peer.send(encode(found))
+            found = agreed([own, *(other.limits() for other in others)])
+            for other in others:
+                other.send(encode(found))
             collectives.connect()
             return found
 
@@ -130,13 +130,13 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
             layout = Layout(0, ranks, collectives.all_reduce)
             return open_share(Config.of(**knobs), folder, device, executor, layout, agree, make)
 
-        make = partial(RankRunner, peers, threads)
+        make = partial(RankRunner, others, threads)
         try:
             for rank in range(1, ranks):
-                peers.append(Peer(msgspec.structs.replace(start, rank=rank)))
+                others.append(RemoteRank(msgspec.structs.replace(start, rank=rank)))
             runner = executor.call(opened)
         except BaseException:
-            _close(peers)
+            _close(others)
             executor.close()
             torch.set_num_threads(threads)
             raise
@@ -144,8 +144,8 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     return runner
 
 
-def _close(peers: list[Peer]) -> None:
-    for peer in peers:
-        peer.hang_up()
-    for peer in peers:
-        peer.close()
+def _close(others: list[RemoteRank]) -> None:
+    for other in others:
+        other.hang_up()
+    for other in others:
+        other.close()

@@ -1,4 +1,4 @@
-"""Peer: another rank in a process of its own, as rank 0 sees it: what it is told, what it says, how it ended.
+"""RemoteRank: another rank in a process of its own, as rank 0 sees it: what it is told, what it says, how it ended.
 
 A thread for each starts the process, hears it and sees its end. It knows processes and words; no tensors.
 """
@@ -12,6 +12,8 @@ import sys
 import threading
 from collections import deque
 
+import msgspec
+
 from penstock.errors import CapacityError, EngineError, PenstockError
 from penstock.execute.limits import Limits
 from penstock.execute.rank_channel import RankChannel, RankDrew, RankLimits, RankStart, decode_word, encode
@@ -22,7 +24,7 @@ LOADING = 1800.0  # seconds that a rank may take until its weights are loaded
 _LEAVING = 2.0  # until a process that was told to end, or has closed its socket, is killed
 
 
-class Peer:
+class RemoteRank:
     """Its process loads its share of the model from now on."""
 
     def __init__(self, start: RankStart) -> None:
@@ -66,12 +68,12 @@ class Peer:
         """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they part."""
         self._drawn.append(RankDrew(number, checksum_of(tokens)))
         while self._drawn and self._heard:
-            own, other = self._drawn[0], self._heard[0]
-            if own.number <= other.number:
+            own, said = self._drawn[0], self._heard[0]
+            if own.number <= said.number:
                 self._drawn.popleft()
-            if other.number <= own.number:  # a flight that nobody read here has no like
+            if said.number <= own.number:  # a flight that nobody read here has no like
                 self._heard.popleft()
-            if own.number == other.number and own.checksum != other.checksum:
+            if own.number == said.number and own.checksum != said.checksum:
                 raise EngineError(f"rank {self.rank} drew other tokens than rank 0: start the engine anew")
 
     def wait(self, seconds: float) -> bool:
@@ -85,12 +87,13 @@ class Peer:
 
     def hang_up(self) -> None:
         """Tells it to end; `close` waits for that."""
-        self._channel.close()
+        self._channel.hang_up()
 
     def close(self) -> None:
-        """Ends the process, at once where it doesn't end by itself. Twice is once."""
+        """Ends the process, which is killed where it doesn't end by itself. Twice is once."""
         self.hang_up()
         self._thread.join()
+        self._channel.close()
 
     def _live(self, theirs: socket.socket) -> None:
         command = [sys.executable, "-m", "penstock.execute.rank_process", str(theirs.fileno())]
@@ -100,6 +103,20 @@ class Peer:
             return self._end(CapacityError(f"the process of rank {self.rank} could not be started: {error.strerror}"))
         finally:
             theirs.close()
+        try:
+            self._hear()
+        except msgspec.MsgspecError as error:
+            self._end(EngineError(f"rank {self.rank} said what could not be read: {error}"))
+        try:
+            code = self.process.wait(_LEAVING)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        self._end(EngineError(f"rank {self.rank} {how}: start the engine anew"))
+
+    def _hear(self) -> None:
+        """Takes what it says until there is nothing more."""
         while (data := self._channel.receive()) is not None:
             word = decode_word(data)
             if isinstance(word, RankDrew):
@@ -108,13 +125,6 @@ class Peer:
                 self._limits.put(word.limits)
             else:
                 self._end(word.error(self.rank))
-        try:
-            code = self.process.wait(_LEAVING)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        self._end(EngineError(f"rank {self.rank} {how}: start the engine anew"))
 
     def _end(self, error: PenstockError) -> None:
         """Keeps the first reason."""

@@ -48,7 +48,7 @@ class Limits(BatchLimits):
 
 def agreed(limits: Sequence[Limits]) -> Limits:
     """Returns what every rank has room for: the least of each number, and the first rank's sizes of graphs."""
-    numbers = [field.name for field in fields(Limits) if field.name != "graph_sizes"]
+    numbers = [each.name for each in fields(Limits) if each.name != "graph_sizes"]
     return replace(limits[0], **{name: min(getattr(each, name) for each in limits) for name in numbers})
 
 

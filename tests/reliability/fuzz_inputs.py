@@ -203,13 +203,6 @@ _CHAT = {
     ),
     "tools": st.lists(LEAVES, max_size=1),
 }
-_BATCH = {
-    "input_file_id": TEXTS,
-    "endpoint": st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings"]),
-    "completion_window": st.sampled_from(["24h", "1h"]),
-    "metadata": st.dictionaries(TEXTS, TEXTS, max_size=18),
-    "output_expires_after": LEAVES,
-}
 _SHORT = {"model": "fake", "max_tokens": 3}
 
 
@@ -219,11 +212,6 @@ def completions() -> st.SearchStrategy[bytes]:
 
 def chats() -> st.SearchStrategy[bytes]:
     return bent({"messages": [{"role": "user", "content": "hi"}], **_SHORT}, _CHAT).map(render)
-
-
-def batches(file_id: str) -> st.SearchStrategy[bytes]:
-    base = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
-    return bent(base, _BATCH).map(render)
 
 
 @st.composite

@@ -2,13 +2,12 @@
 
 Each takes any bytes at all and returns; it raises AssertionError, or whatever our code raised that it shouldn't have.
 It knows the parts under test, all but HTTP (fuzz_app.py); who draws the bytes, and how cleverly, is its callers'
-(tests/*/test_fuzz*.py by hypothesis, fuzz_guided.py by coverage).
+(tests of hypothesis).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,16 +73,6 @@ def row(line: bytes) -> bool:
             assert str(error).startswith("row 1") and "\n" not in str(error)
             return False
     return True
-
-
-def packed(path: Path, data: bytes) -> None:
-    """A .gz of rows, or of problems, that is none."""
-    from penstock.jobs import input_rows, problems
-
-    path.write_bytes(data)
-    for read in (lambda: list(input_rows.read_lines(path)), lambda: list(problems._rows(path, "it"))):
-        with bounded(), contextlib.suppress(UsageError):
-            read()
 
 
 def form(kind: bytes, body: Sequence[bytes]) -> tuple[dict[str, str], str | None, bytes] | None:

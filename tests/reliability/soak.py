@@ -1,8 +1,7 @@
 """A service under a mixed load for long: whole answers, streams, cuts, refusals, batches. Its memory stays flat.
 
 `python tests/reliability/soak.py --minutes 60 [--samples FILE]`. What is looked at once a second is each process's own
-memory (resident, without pages of files, which come as they are first touched); `trend.py` says what grows. What a run
-of less than `trend.SHORTEST` can say is how much it has risen.
+memory (resident, without pages of files, which come as they are first touched).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import argparse
 import asyncio
 import os
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO
 
 import batch_client
-import trend
 from bare_http import CLOSE, request
 from batch_client import Asked
 from cut_streams import Tally, one_stream
@@ -30,6 +29,8 @@ from in_loop import close
 from service import Serving, descriptors, make_folder, own_memory
 
 MOST_GROWTH = 16  # MB an hour, and in all of a short run
+LONG = 1440.0  # seconds of a run whose first half is warm-up
+Series = list[tuple[float, float]]  # (seconds, MB)
 BATCH = Asked(lines=200, bad=10, ids=20, tokens=30, compared=2)
 CANCELLED = 4  # one batch of so many is, half way
 # What is refused, by its status: nonsense, another model, a body and a head that are too large.
@@ -45,7 +46,7 @@ class Memory:
     """Own memory of processes, looked at once a second, and what grew of it. requests: how many there were so far."""
 
     def __init__(self, pids: dict[str, int], samples: IO[str] | None, requests: Callable[[], int]) -> None:
-        self.series: dict[str, list[tuple[float, float]]] = {who: [] for who in pids}  # (seconds, MB)
+        self.series: dict[str, Series] = {who: [] for who in pids}
         self._pids, self._samples, self._requests = pids, samples, requests
 
     async def look(self) -> None:
@@ -61,29 +62,23 @@ class Memory:
             await asyncio.sleep(1.0)
 
     def faults(self) -> list[str]:
-        return [f"{who} {told}" for who, series in self.series.items() if (told := growth(series))]
+        grown = {who: growth(series) for who, series in self.series.items()}
+        return [f"{who} grew by {size:.1f} MB" for who, size in grown.items() if size > MOST_GROWTH]
 
     def line(self) -> str:
-        return ", ".join(f"{who} {in_words(series)}" for who, series in self.series.items())
+        return ", ".join(f"{who} {growth(series):+.1f} MB" for who, series in self.series.items())
 
 
-def growth(series: trend.Series) -> str:
-    if trend.long_enough(series):
-        said = trend.verdict(series, MOST_GROWTH)
-        return "" if said == trend.FLAT else f"{said}: {_shown(trend.late(series))}"
-    rise = trend.rise(series)
-    return "" if rise <= MOST_GROWTH else f"rose by {rise:.0f} MB"
+def growth(series: Series) -> float:
+    """MB between two tenths' medians, the last one and the second; of a long run the sixth, and MB an hour."""
+    length = series[-1][0] - series[0][0]
+    begin, scale = (0.5, 3600 / (0.4 * length)) if length >= LONG else (0.1, 1.0)
 
+    def median(low: float) -> float:
+        part = [size for at, size in series if low <= (at - series[0][0]) / length <= low + 0.1]
+        return statistics.median(part or [series[-1][1]])
 
-def in_words(series: trend.Series) -> str:
-    if not trend.long_enough(series):
-        return f"{trend.rise(series):+.1f} MB"
-    before, now = trend.early(series).slope, trend.late(series)
-    return f"{_shown(now)} ({trend.verdict(series, MOST_GROWTH)}; {before:+.1f} while it warmed up)"
-
-
-def _shown(found: trend.Trend) -> str:
-    return f"{found.slope:+.1f} MB an hour [{found.low:+.1f}, {found.high:+.1f}]"
+    return scale * (median(0.9) - median(begin))
 
 
 @dataclass(frozen=True)

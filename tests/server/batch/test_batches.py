@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import itertools
-import os
-import shutil
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -107,17 +103,6 @@ def test_counts_grow_and_an_end_is_expected(server: Batching) -> None:
     assert expected and abs(expected[-1] - batch.completed_at) <= 2
 
 
-def test_an_end_is_expected_before_any_line_is_done(server: Batching) -> None:
-    server.running.hold(True)
-    batch_id = server.submit(jsonl([line(str(i), n=2) for i in range(120)]))
-    server.running.wait_for(lambda: len(server.engine.open) == 12)
-    began, batch = time.time(), server.openai.batches.retrieve(batch_id)
-    seconds = server.engine.stats()["expected_seconds_left"] * 120 / 12
-    assert batch.request_counts.completed == 0
-    assert began + seconds - 1 <= batch.expected_at <= time.time() + seconds + 1  # type: ignore[attr-defined]
-    server.running.hold(False)
-
-
 def test_a_cancelled_batch_keeps_what_is_done(server: Batching) -> None:
     server.engine.step_seconds = 0.02
     batch_id = server.submit(jsonl([line(str(i)) for i in range(2000)]))
@@ -156,26 +141,6 @@ def test_more_batches_than_run_at_once_wait_their_turn(server: Batching) -> None
     assert [server.until_over(batch_id).status for batch_id in ids] == ["completed"] * 11 + ["cancelled"]
 
 
-def test_a_batch_that_waits_for_its_turn_can_be_cancelled_before_it_is_checked(
-    server: Batching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = asyncio.Event()
-    plain = batch_job.survey
-
-    async def slow(*values: Any) -> Any:
-        await held.wait()
-        return await plain(*values)
-
-    monkeypatch.setattr(batch_job, "survey", slow)
-    ids = [server.submit(jsonl([line("a")])) for _ in range(3)]
-    server.openai.batches.cancel(ids[2])
-    batch = server.until_over(ids[2])
-    assert (batch.status, batch.request_counts.total, batch.error_file_id) == ("cancelled", 0, None)
-    assert [server.openai.batches.retrieve(each).status for each in ids[:2]] == ["validating"] * 2
-    server.running.loop.call_soon_threadsafe(held.set)
-    assert [server.until_over(each).status for each in ids[:2]] == ["completed"] * 2
-
-
 def test_an_input_that_cannot_be_read_holds_a_batch_up(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,25 +161,6 @@ def test_an_input_that_cannot_be_read_holds_a_batch_up(
     assert said.count("waits for the state folder's disk (input/output error): see to it, and make room in") == 1
     assert f"{tmp_path} where it is full" in said
     assert said.count("goes on") == 1 and "Traceback" not in said
-
-
-def test_a_batch_says_that_it_waits_for_its_turn(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path, BatchJobLimits(running_batches=1)) as server:
-        server.engine.step_seconds = 0.05
-        first, second = (server.submit(jsonl([line(str(i)) for i in range(400)])) for _ in range(2))
-        while server.openai.batches.retrieve(second).status != "in_progress":
-            pass
-        server.running.wait_for(lambda: server.manager.job_of(second).waits_for == "turn")
-        assert server.openai.batches.retrieve(second).waits_for == "turn"  # type: ignore[attr-defined]
-        while not (batch := server.openai.batches.retrieve(first)).request_counts.completed:
-            pass
-        assert batch.waits_for is None  # type: ignore[attr-defined]
-        server.openai.batches.cancel(first)
-        while not (batch := server.openai.batches.retrieve(second)).request_counts.completed:
-            pass
-        assert batch.waits_for is None  # type: ignore[attr-defined]
-        server.engine.step_seconds = 0.0
-        assert server.until_over(second).waits_for is None
 
 
 def test_a_batch_waits_for_its_own_model(
@@ -246,6 +192,7 @@ def test_a_batch_waits_for_its_own_model(
         batch = third.until_over(ids[0])
         assert batch.status == "completed" and batch.error_file_id is None
         assert sorted(int(row["custom_id"]) for row in third.rows(batch.output_file_id)) == list(range(400))
+        assert len(third.engine.submitted) == 400 - waiting.request_counts.completed, "what was done runs no more"
 
 
 def test_a_batch_that_fails_by_our_fault_leaves_its_rows(
@@ -264,42 +211,6 @@ def test_a_batch_that_fails_by_our_fault_leaves_its_rows(
         assert sorted(row["custom_id"] for row in server.rows(batch.output_file_id)) == ["a", "b"]
         assert [row["custom_id"] for row in server.rows(batch.error_file_id)] == ["bad"]
         assert server.openai.batches.retrieve(batch.id).status == "failed", "it is over"
-
-
-def test_a_fault_that_shows_again_in_the_rows_still_ends_a_batch(
-    server: Batching, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def breaks(*_: object) -> Any:
-        raise ZeroDivisionError("again")
-
-    monkeypatch.setattr(batch_job.BatchJob, "_name", breaks)
-    monkeypatch.setattr(batch_job, "lend_output", breaks)
-    batch = server.until_over(server.submit(jsonl([line("a")])))
-    assert (batch.status, batch.output_file_id, batch.errors.data[0].code) == ("failed", None, "internal")
-    assert "leaves its rows in the state folder (again)" in capfd.readouterr().err
-
-
-def test_rows_of_a_failed_batch_wait_for_a_full_disk(
-    server: Batching, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async def breaks(*_: object) -> None:
-        raise ZeroDivisionError
-
-    plain, tried = shutil.copyfile, itertools.count(1)
-
-    def copy(*values: Any) -> None:
-        if next(tried) in (1, 2, 4):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        plain(*values)
-
-    monkeypatch.setattr(batch_job.BatchJob, "_name", breaks)
-    monkeypatch.setattr(shutil, "copyfile", copy)
-    batch = server.until_over(server.submit(jsonl([line("a"), line("bad", n=0), line("b")])))
-    assert (batch.status, batch.errors.data[0].code) == ("failed", "internal")
-    assert sorted(row["custom_id"] for row in server.rows(batch.output_file_id)) == ["a", "b"]
-    assert [row["custom_id"] for row in server.rows(batch.error_file_id)] == ["bad"]
-    said = capfd.readouterr().err
-    assert "waits for the state folder's disk (no space left on device)" in said and "leaves its rows" not in said
 
 
 class Panic(BaseException):
@@ -328,15 +239,6 @@ def test_a_library_that_panics_at_a_line_costs_that_line(
     rows = {row["custom_id"]: row["response"]["body"]["error"]["code"] for row in server.rows(batch.error_file_id)}
     assert rows == {"short": "internal", "long": "internal"}
     assert "Panic: at the tokenizer" in capfd.readouterr().err
-
-
-def test_a_library_that_panics_elsewhere_ends_its_batch(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def panics(*_: object) -> None:
-        raise Panic
-
-    monkeypatch.setattr(batch_job, "survey", panics)
-    batch = server.until_over(server.submit(jsonl([line("a")])))
-    assert (batch.status, batch.errors.data[0].code) == ("failed", "internal")
 
 
 def test_batches_are_listed_youngest_first(server: Batching) -> None:

@@ -44,24 +44,6 @@ def check_whole(server: Batching, batch_id: str, count: int = len(LINES)) -> Non
     assert sorted(int(row["custom_id"]) for row in server.rows(batch.output_file_id)) == list(range(count))
 
 
-def test_a_death_of_which_lines_hear_late_is_remembered(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """That the process has ended is seen at once, and the server's end begins; its lines are told 0.2 s later."""
-    with batching(tokenizer, tmp_path) as server:
-        server.running.hold(True)
-        ids = [server.submit(jsonl([line("a"), line("b")])) for _ in range(10)]
-        server.running.wait_for(lambda: len(server.engine.open) == 16)  # of eight; two wait for their turn
-
-        async def die() -> None:
-            server.engine.alive = False
-            asyncio.get_running_loop().call_later(0.2, server.engine.going.set)
-            await server.manager.end(died=True)
-
-        server.running.on_loop(die())
-    assert [points(tmp_path, each) for each in ids] == [{1: 1, 2: 1}] * 8 + [{}] * 2
-    with batching(tokenizer, tmp_path) as server:
-        assert {server.until_over(each).request_counts.completed for each in ids} == {2}
-
-
 def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk) -> None:
     """The batch is told to end while it still writes what was done before: of those lines nothing is said."""
     limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, flush_seconds_dead=30.0)

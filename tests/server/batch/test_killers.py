@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_fake import QUICK, Batching, batching, jsonl, line, note_points, points
+from batch_fake import QUICK, Batching, batching, jsonl, line, note_points
 from server_fake import Facts, FakeStream
 
 from penstock.engine.async_client import AsyncClient, SharedEngine
 from penstock.engine.channel import Failed, StepOutputs
 from penstock.errors import EngineError
 from penstock.request import Delta, SamplingParams
-from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, KILLER
+from penstock.server.batch.poison_lines import FEW, FEW_FROM
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -117,61 +117,6 @@ def test_all_else_runs_before_suspects_do(lives: Lives, tokenizer: Tokenizer, tm
         assert len(server.engine.submitted) == suspects + 50 + 400, "each ran once"
     assert 1 < max(slow for slow, _ in widths) <= FEW
     assert any(slow and others > 4 for slow, others in widths), "other batches' lines are beside them"
-
-
-def test_what_runs_alone_is_alone_and_others_run_again_after_it(
-    lives: Lives, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    first, second = lives.submit(["slow"] * 3, ["a"] * 300)
-    note_points(tmp_path, first, {1: ALONE_FROM, 2: ALONE_FROM + 1, 3: ALONE_FROM})
-    beside: list[tuple[int, int]] = []  # slow ones and others that are at the engine when one more comes
-    with batching(tokenizer, tmp_path, AT_ONCE) as server:
-        server.engine.step_seconds = 0.03
-        submit = server.engine.submit
-
-        def watched(*args: Any, **options: Any) -> FakeStream:
-            stream = submit(*args, **options)
-            there = [len(each.ids) for each in server.engine.open]
-            beside.append((there.count(len("slow")), there.count(len("a"))))
-            return stream
-
-        server.engine.submit = watched  # type: ignore[method-assign]
-        server.running.wait_for(lambda: all(server.manager.job_of(each) is None for each in (first, second)))
-        batch = server.openai.batches.retrieve(first)
-        order = [row["custom_id"] for row in server.rows(batch.output_file_id)]
-    assert all(slow == 0 or (slow, others) == (1, 0) for slow, others in beside)
-    assert max(others for _, others in beside) > 16
-    assert order == ["0", "2", "1"]
-
-
-def test_a_good_line_beside_an_online_killer_is_not_blamed(
-    lives: Lives, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whose client sends it again at each start. A line that was there three times waits until the engine has lived a
-    while, so later deaths say nothing of it."""
-    ids = lives.submit(["slow"])
-
-    def ask(server: Batching) -> None:
-        if points(tmp_path, ids[0]).get(1, 0) < ALONE_FROM:
-            server.running.wait_for(lambda: server.engine.open)
-        asked = {"model": "fake", "prompt": "kill", "max_tokens": 1}
-        assert server.http.post("/v1/completions", json=asked).status_code >= 500
-        server.running.hold(False)
-        server.running.on_loop(server.manager.end(died=True))
-
-    lives.limits = replace(QUICK, settled_seconds=1000.0)
-    for count in range(1, 6):
-        assert lives.live(ids, ask, held=True)
-        assert points(tmp_path, ids[0]) == {1: min(count, ALONE_FROM)}
-    lives.limits = AT_ONCE
-    assert not lives.live(ids)
-    assert lives.killers(ids[0]) == {}
-
-
-def test_a_line_that_is_done_after_all_is_no_suspect(lives: Lives, tmp_path: Path) -> None:
-    (batch_id,) = lives.submit(["a"] * 20)
-    note_points(tmp_path, batch_id, {1: KILLER - 1, 2: FEW_FROM, 9: 1})
-    assert not lives.live([batch_id]) and lives.killers(batch_id) == {}
 
 
 class Channel:

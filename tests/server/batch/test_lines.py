@@ -4,7 +4,6 @@ for byte."""
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +16,9 @@ from hypothesis import strategies as st
 from server_fake import Facts
 
 from penstock.server.batch.input_file import (
-    READ_LINES,
     BatchJobLimits,
     InputSurvey,
     LineCheck,
-    _some_lines,
     survey,
     verdicts,
 )
@@ -138,25 +135,6 @@ def test_a_bad_body_gets_the_routes_own_answer(server: Batching, name: str) -> N
     assert (row["response"]["status_code"], row["response"]["body"]) == (online.status_code, online.json())
 
 
-def test_all_bad_lines_are_told(server: Batching) -> None:
-    lines = [line(str(i)) if i % 3 else line(str(i), n=-1) for i in range(90)]
-    batch = server.until_over(server.submit(jsonl(lines)))
-    assert [error.line for error in batch.errors.data] == list(range(1, 90, 3))
-    assert sorted(int(row["custom_id"]) for row in server.rows(batch.error_file_id)) == list(range(0, 90, 3))
-    assert len(server.rows(batch.output_file_id)) == 60
-
-
-def test_bad_lines_are_told_before_any_is_done(server: Batching) -> None:
-    server.running.hold(True)
-    batch_id = server.submit(jsonl([line("good"), line("bad", n=0)]))
-    while (batch := server.openai.batches.retrieve(batch_id)).status == "validating":
-        pass
-    assert (batch.status, batch.request_counts.total) == ("in_progress", 2)
-    assert [error.line for error in batch.errors.data] == [2]
-    server.running.hold(False)
-    assert [error.line for error in server.until_over(batch_id).errors.data] == [2], "and still when it is over"
-
-
 def test_beyond_those_told_in_full_their_numbers_are(server: Batching) -> None:
     content = b"\n".join([b"{"] * 60 + [json.dumps(GOOD).encode()] + [b"{"] * 2)
     batch = server.until_over(server.submit(content))
@@ -209,10 +187,6 @@ def answers(server: Batching, content: bytes, endpoint: str = COMPLETIONS) -> di
     return rows
 
 
-def test_a_thousand_lines_are_taken(server: Batching) -> None:
-    assert len(answers(server, jsonl([line(str(i)) for i in range(1_000)]))) == 1_000
-
-
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
 def test_ends_and_starts_of_lines(server: Batching, start: bytes, end: bytes) -> None:
@@ -229,13 +203,6 @@ def test_what_other_readers_take_for_ends_is_text(server: Batching, odd: str) ->
         content = content.replace(odd, f"\\u{ord(odd):04x}")
     rows = answers(server, content.encode())
     assert rows[f"x{odd}"]["choices"][0]["text"] == f"a{odd}babc"
-
-
-def test_an_output_has_no_character_that_readers_end_lines_at(server: Batching) -> None:
-    content = json.dumps(line("x\u2028", prompt="a\u2028\x85b", echo=True), ensure_ascii=False)
-    batch = server.until_over(server.submit(content.encode()))
-    text = server.openai.files.content(batch.output_file_id).content.decode()
-    assert len(text.splitlines()) == 1 and json.loads(text)["custom_id"] == "x\u2028"
 
 
 def test_escapes_and_names_are_kept(server: Batching) -> None:
@@ -269,31 +236,6 @@ def test_a_long_line_is_told_though_it_begins_with_nothing(tmp_path: Path) -> No
     """A blank one is none, however long."""
     found = checked(b" " * 9_000 + body() + b"\n" + b" " * 9_000 + b"\n" + b" " * 9_000, tmp_path)
     assert (found.lines, found.good, [error["code"] for error in found.errors]) == (1, 0, ["line_too_long"])
-
-
-class _Counting(io.BufferedReader):
-    """A file of which it is known how often a line was asked for."""
-
-    calls = 0
-
-    def readline(self, size: int | None = -1) -> bytes:
-        self.calls += 1
-        return super().readline(size)
-
-
-def test_blank_lines_are_not_read_one_by_one() -> None:
-    file = _Counting(io.BytesIO(b"a\n" + b"\n" * 3_000_000 + b"\r\n" * 1_000_000 + b" b"))  # type: ignore[arg-type]
-    assert _some_lines(file, 0, LIMITS) == [(1, b"a"), (4_000_002, b" b")]
-    assert file.calls < 2_000
-
-
-def test_short_lines_are_read_few_at_a_time() -> None:
-    file = io.BufferedReader(io.BytesIO(b"x\n" * 10_000))  # type: ignore[arg-type]
-    sizes, last = [], 0
-    while lines := _some_lines(file, last, LIMITS):
-        sizes.append(len(lines))
-        last = lines[-1][0]
-    assert sum(sizes) == last == 10_000 and max(sizes) == READ_LINES
 
 
 PIECES = [body(), body(n=0), but(url=None), but(custom_id="good"), but(custom_id="good", method="GET"), b"{", b" "]

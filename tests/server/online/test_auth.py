@@ -174,30 +174,6 @@ def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version
     assert said.split()[1] == str(status).encode() and (b"Host header is missing" in said) == (status == 403)
 
 
-def test_with_keys_hosts_are_asked_once_some_are_allowed() -> None:
-    key = (b"authorization", b"Bearer k")
-    cases = {
-        b"api.example.com": True, b"API.example.com:443": True, b"127.0.0.1:8000": True, b"localhost": True,
-        b"evil.example": False,
-    }  # fmt: skip
-    keys = gather_keys(["k"], None, {})
-    named, bare, any_host = (
-        Authenticator(AccessPolicy(keys=keys, hosts=hosts)) for hosts in (("api.example.com",), (), ("*",))
-    )
-    for host, comes_in in cases.items():
-        for keeper in (bare, any_host):
-            assert keeper.authenticate([key, (b"host", host)]) == keys[0]
-        with pytest.raises(HttpError, match="its API key"):  # who has no key hears nothing of hosts
-            named.authenticate([(b"host", host)])
-        if comes_in:
-            assert named.authenticate([key, (b"host", host), (b"origin", b"https://" + host)]) == keys[0]
-        else:
-            with pytest.raises(HttpError):
-                named.authenticate([key, (b"host", host)])
-            with pytest.raises(HttpError):
-                named.authenticate([key, (b"host", b"api.example.com"), (b"origin", b"https://" + host)])
-
-
 @pytest.mark.parametrize(
     ("keyed", "hosts", "asked"),
     [(False, (), True), (False, ("*",), False), (True, (), False), (True, ("api.example",), True)],

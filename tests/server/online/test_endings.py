@@ -24,11 +24,7 @@ import server_fake
 from bare_http import COMPLETIONS, connect, read_one, request
 from server_fake import Running, make_tokenizer, running_server
 
-from penstock.engine import async_client
 from penstock.errors import CapacityError, UsageError
-from penstock.server.online import handlers
-from penstock.server.openai import forms
-from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.port import bind
 from penstock.server.process.shutdown import signals
 
@@ -140,24 +136,6 @@ def test_a_shutdown_tells_who_still_sends_a_body(server: Running, more_comes: bo
         head, body = read_one(sender)
         assert head.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in body
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).json()["error"]["code"] == "shutting_down"
-
-
-def test_what_a_body_had_beyond_its_call_goes_while_it_is_answered(
-    server: Running, asking: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-
-    def read(body: bytearray, limits: HttpLimits) -> Any:
-        seen.append(forms.read_completion(body, limits))
-        return seen[-1]
-
-    monkeypatch.setattr(handlers, "read_completion", read)
-    server.hold(True)
-    asking()
-    server.wait_for(lambda: server.engine.open)
-    held = sys.getrefcount(seen[0])
-    assert held == 2, "by this test's list, and by the call that counts"
-    server.hold(False)
 
 
 def test_a_fault_of_ours_is_a_500_in_shape(server: Running, caplog: pytest.LogCaptureFixture) -> None:
@@ -350,36 +328,6 @@ def test_a_signal_while_loading(tmp_path: Path) -> None:
     serving = Serving(tmp_path, load=1000)
     assert serving.line() == "loading"
     assert serving.end(signal.SIGTERM) == (0, "", "")
-
-
-class _Stuck:
-    """An engine's process that ends when it is killed."""
-
-    def __init__(self) -> None:
-        self.killed = asyncio.Event()
-
-    async def wait(self) -> None:
-        await self.killed.wait()
-
-    def kill(self) -> None:
-        self.killed.set()
-
-
-def test_a_second_signal_shortens_the_wait_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_client, "HURRIED", 0.01)
-    client = async_client.AsyncClient.__new__(async_client.AsyncClient)
-
-    async def run() -> None:
-        client._process = process = _Stuck()  # type: ignore[assignment]
-        hurry = asyncio.Event()
-        ending = asyncio.create_task(client._end_process(1e6, hurry))
-        await asyncio.sleep(0.05)
-        assert not process.killed.is_set()
-        hurry.set()
-        await ending
-        assert process.killed.is_set()
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("harm", ["startup", "main_loop"])

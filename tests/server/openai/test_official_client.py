@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +10,6 @@ import httpx
 import openai
 import pytest
 from server_fake import Running, make_tokenizer, running_server
-
-from penstock.request import Delta, SamplingParams
-from penstock.server.openai.answers import CompletionAnswer
-from penstock.server.openai.prompt_ids import TokenizedPrompt
-from penstock.server.openai.translate import Call
 
 pytestmark = pytest.mark.torch
 
@@ -73,12 +67,6 @@ def test_prompt_forms_are_prompt_major(
     assert (usage.prompt_tokens, usage.completion_tokens) == (tokens, count * 2 * 3)
 
 
-def test_stream_without_usage_has_none(client: openai.OpenAI) -> None:
-    chunks = list(client.completions.create(model="fake", prompt="x", max_tokens=2, stream=True))
-    assert [chunk.choices[0].text for chunk in chunks] == ["a", "b"]
-    assert all(chunk.usage is None for chunk in chunks) and len({chunk.id for chunk in chunks}) == 1
-
-
 @pytest.mark.parametrize("options", [{"include_usage": True}, {}], ids=["both", "alone"])
 @pytest.mark.parametrize("more", [{}, {"logprobs": 1, "extra_body": {"return_token_ids": True}}], ids=["plain", "full"])
 def test_usage_in_every_event(client: openai.OpenAI, options: dict[str, bool], more: dict[str, Any]) -> None:
@@ -97,40 +85,11 @@ def test_usage_in_every_event(client: openai.OpenAI, options: dict[str, bool], m
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (5, 12, 17)
 
 
-def test_usage_in_every_event_of_a_chat(client: openai.OpenAI) -> None:
-    chunks = list(
-        client.chat.completions.create(
-            model="fake",
-            messages=[{"role": "user", "content": "hi"}],
-            max_completion_tokens=3,
-            stream=True,
-            stream_options={"include_usage": True, "continuous_usage_stats": True},
-        )
-    )
-    assert [chunk.usage.completion_tokens for chunk in chunks] == [1, 2, 3, 3] and not chunks[-1].choices
-    assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
-
-
 def test_without_include_usage_no_event_has_any(client: openai.OpenAI) -> None:
     options = {"include_usage": False, "continuous_usage_stats": True}
     asked = {"model": "fake", "prompt": "x", "max_tokens": 2}
     chunks = list(client.completions.create(**asked, stream=True, stream_options=options))
     assert len(chunks) == 2 and all("usage" not in chunk.model_fields_set for chunk in chunks)
-
-
-@pytest.mark.parametrize("only_prompt", [False, True])
-def test_tokens_whose_text_is_held_back_count_with_the_next_event(server: Running, only_prompt: bool) -> None:
-    params = SamplingParams(max_tokens=9)
-    call = Call(
-        prompts=[TokenizedPrompt([1, 2])], sampling=params, stream=True, include_usage=True, continuous_usage=True
-    )
-    call.only_prompt = only_prompt
-    answer = CompletionAnswer(call, "fake", server.service.spellings)
-    news = [Delta(1, 0, "a", [5]), Delta(1, 0, "", [6, 7]), Delta(1, 0, "b", [8]), Delta(1, 0, "", [9], "length")]
-    events = [answer.event(0, delta, None) for delta in news]
-    assert events[1] == b"" and (only_prompt or events[2])
-    told = [json.loads(event[6:])["usage"]["completion_tokens"] for event in events if event]
-    assert told == ([0] * len(told) if only_prompt else [1, 4, 5])
 
 
 def test_echo_and_logprobs(client: openai.OpenAI, server: Running) -> None:
@@ -142,15 +101,6 @@ def test_echo_and_logprobs(client: openai.OpenAI, server: Running) -> None:
     assert choice.logprobs.top_logprobs[0] is None and choice.logprobs.top_logprobs[4]["b"] == -0.25
     sampling = server.engine.submitted[-1].sampling
     assert (sampling.logprobs, sampling.prompt_logprobs) == (2, 2)
-
-
-def test_echo_alone_with_no_tokens_made(client: openai.OpenAI) -> None:
-    asked = {"model": "fake", "prompt": "hey", "echo": True, "logprobs": 1, "max_tokens": 0}
-    answer = client.completions.create(**asked)
-    assert answer.choices[0].text == "hey" and answer.choices[0].logprobs.tokens == list("hey")
-    assert answer.usage.completion_tokens == 0
-    chunks = list(client.completions.create(**asked, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "hey"
 
 
 def test_streamed_echo_and_offsets(client: openai.OpenAI) -> None:

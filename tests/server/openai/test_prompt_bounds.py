@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,15 @@ import httpx
 import openai
 import pytest
 from batch_fake import batching, jsonl, line
-from server_fake import CONTEXT, Facts, FakeEngine, Running, SandboxesHere, make_tokenizer, running_server
+from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
 from penstock.server.online.api_keys import gather_keys
-from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.buffered import AnswerTooLargeError, BufferedResponse, ResponseBudget
-from penstock.server.online.metrics import Metrics
 from penstock.server.openai import prompt_ids
 from penstock.server.openai.forms import read_chat, read_completion
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.openai.prompt_ids import PromptTools
-from penstock.server.openai.translate import make_call, size_of
-from penstock.server.process.app import build_app
+from penstock.server.openai.translate import size_of
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -106,62 +102,6 @@ def test_chats_long_texts_and_many_are_tokenised_off_the_loop(server: Running, t
         assert {thread != loop for thread in tokenised} == {beside}, body
 
 
-def test_the_loop_turns_while_many_ids_are_looked_at() -> None:
-    turns = 0
-
-    async def tick() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def never(_: Any) -> Any:
-        raise AssertionError("there is no text")
-
-    async def look() -> int:
-        ticking = asyncio.create_task(tick())
-        form = read_completion(json.dumps({"prompt": [[1] * 20] * 50}).encode())
-        tools = PromptTools(Facts(), None, never, never, turn_ids=10)  # type: ignore[arg-type]
-        call = await make_call(form, tools)
-        ticking.cancel()
-        return call.prompt_tokens
-
-    assert asyncio.run(look()) == 1_000
-    assert turns >= 49
-
-
-def test_the_tokens_that_end_a_stop_string_are_found_aside_and_once(tokenizer: Tokenizer) -> None:
-    """The engine's client asks for them on the loop: by then they are there."""
-    works, sandboxes = 0, SandboxesHere(tokenizer, CONTEXT)
-
-    async def aside(work: Callable[[], Any]) -> Any:
-        nonlocal works
-        works += 1
-        return await asyncio.to_thread(work)
-
-    async def ask(prompt: dict[str, Any], **more: Any) -> int:
-        before, tools = works, PromptTools(Facts(), tokenizer, sandboxes.run, aside)  # type: ignore[arg-type]
-        body = json.dumps(prompt | more).encode()
-        if "messages" in prompt:
-            await make_call(read_chat(body), tools)
-        else:
-            await make_call(read_completion(body), tools)
-        return works - before
-
-    async def run() -> None:
-        text, ids = {"prompt": "a"}, {"prompt": [[1], [2]]}
-        chat = {"messages": [{"role": "user", "content": "a"}]}
-        assert await ask(text) == 0
-        assert await ask(text, stop=["b", "cd"]) == 1
-        assert tokenizer.has_stops(["b", "cd"])
-        assert await ask(ids, stop=["b", "cd"]) == await ask(chat, stop=["b", "cd"]) == 0
-        assert await ask(chat, stop="e", skip_special_tokens=False) == 1
-        assert tokenizer.has_stops(["e"], skip_special_tokens=False)
-        assert await ask(ids, stop="e") == 1
-
-    asyncio.run(run())
-
-
 def test_what_is_cut_off_is_not_looked_at(server: Running) -> None:
     body = {"prompt": [[1] * 1_000 + [2, 3], [4]], "truncate_prompt_tokens": 2, "max_tokens": 1}
     assert httpx.post(server.url + COMPLETIONS, json=body).status_code == 200
@@ -197,12 +137,6 @@ def test_an_answer_beyond_the_bound_is_refused_and_may_be_streamed(server: Runni
     assert streamed.status_code == 200 and streamed.text.endswith("data: [DONE]\n\n")
     assert httpx.post(server.url + COMPLETIONS, json={**LARGE, "n": 1}).status_code == 200
     server.wait_for(lambda: server.service.responses.bytes == 0)
-
-
-def test_several_servers_share_the_bound(tokenizer: Tokenizer) -> None:
-    engine = FakeEngine(tokenizer)
-    service = AppState(client=engine, model="fake", metrics=Metrics(engine, "fake"), servers=4)  # type: ignore[arg-type]
-    assert service.responses.most == 2**29
 
 
 def test_a_batchs_lines_are_its_keys(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -271,40 +205,6 @@ def test_a_body_counts_until_its_reader_has_it(other: int) -> None:
         assert got == b"".join(pieces) and [body["more_body"] for body in bodies] == [True, True, True, False]
     else:  # it is given up: what is missing is seen, since its length was said
         assert got == b"".join(pieces[:3]) and all(body["more_body"] for body in bodies)
-
-
-def test_events_of_one_step_are_handed_on_in_pieces(tokenizer: Tokenizer) -> None:
-    """Each of n first events may say the whole prompt again."""
-    limits = HttpLimits(piece_bytes=2_000, turn_events=2)
-    body = json.dumps({"prompt": "x" * 200, "echo": True, "n": 50, "max_tokens": 2, "stream": True}).encode()
-
-    async def sizes() -> list[int]:
-        engine = FakeEngine(tokenizer)
-        metrics = Metrics(engine, "fake")  # type: ignore[arg-type]
-        service = AppState(client=engine, model="fake", metrics=metrics, limits=limits)  # type: ignore[arg-type]
-        sent: list[Any] = []
-        coming = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            return coming.pop() if coming else await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http", "http_version": "1.1", "method": "POST", "path": COMPLETIONS,
-            "raw_path": COMPLETIONS.encode(),
-            "query_string": b"", "headers": [(b"host", b"localhost")], "root_path": "", "scheme": "http",
-            "client": None, "server": None,
-        }  # fmt: skip
-        await build_app(service)(scope, receive, send)
-        events = b"".join(message["body"] for message in sent[1:]).split(b"\n\n")
-        assert [json.loads(event[6:])["choices"][0]["index"] for event in events[:-2]] == [*range(50)] * 2
-        assert events[-2:] == [b"data: [DONE]", b""]
-        return [len(message["body"]) for message in sent[1:]]
-
-    found = asyncio.run(sizes())
-    assert max(found) < 3_200 and sum(found) > 50 * 200
 
 
 # -- what a refusal says

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,41 +69,6 @@ def body(**more: Any) -> tuple[str, ...]:
     return "-H", "Content-Type: application/json", "-d", json.dumps(asked)
 
 
-def events(data: bytes) -> list[dict[str, Any]]:
-    lines = [line for line in data.decode().split("\n") if line]
-    assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def test_curl_completions_whole_and_streamed(curl: Any) -> None:
-    whole = json.loads(curl("/completions", *body(prompt=PROMPT)))
-    assert whole["object"] == "text_completion" and whole["usage"]["completion_tokens"] > 0
-    streamed = events(curl("/completions", "-N", *body(prompt=PROMPT, stream=True)))
-    assert len(streamed) > 3
-    assert "".join(event["choices"][0]["text"] for event in streamed) == whole["choices"][0]["text"] != ""
-    assert [event["choices"][0]["finish_reason"] for event in streamed[:-1]] == [None] * (len(streamed) - 1)
-
-
-def test_curl_chat_whole_and_streamed(curl: Any) -> None:
-    asked = {"messages": [{"role": "user", "content": "How many is 3 + 4?"}]}
-    whole = json.loads(curl("/chat/completions", *body(**asked)))
-    streamed = events(curl("/chat/completions", "-N", *body(**asked, stream=True)))
-    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in streamed)
-    assert text == whole["choices"][0]["message"]["content"] != ""
-
-
-def test_curl_is_told_what_is_wrong(curl: Any) -> None:
-    code = ("-w", "\n%{http_code}")
-    for said, wanted, asked in (
-        (curl("/completions", *body(prompt=PROMPT), *code, key="another"), 401, "invalid_api_key"),
-        (curl("/completions", *body(prompt=PROMPT, nonsense=1), *code), 400, "unknown_parameter"),
-        (curl("/completions", *code, "-d", "{"), 400, "invalid_json"),
-        (curl("/embeddings", *body(input="x"), *code), 404, "not_found"),
-    ):
-        error, status = said.rsplit(b"\n", 1)
-        assert (int(status), json.loads(error)["error"]["code"]) == (wanted, asked)
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -119,36 +83,6 @@ def test_curl_is_told_what_is_wrong(curl: Any) -> None:
 def test_curl_in_its_ways(curl: Any, how: tuple[str, ...]) -> None:
     plain = json.loads(curl("/completions", *body(prompt=PROMPT)))["choices"]
     assert json.loads(curl("/completions", *how, *body(prompt=PROMPT)))["choices"] == plain
-
-
-def test_curl_files_and_batches(curl: Any, tmp_path: Path) -> None:
-    lines = [
-        {
-            "custom_id": str(at),
-            "method": "POST",
-            "url": "/v1/completions",
-            "body": {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 4 + at},
-        }
-        for at in range(3)
-    ]
-    path = tmp_path / "in.jsonl"
-    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    path.write_bytes(b"{" + b" " * 1_500_000 + content[1:])  # from 1 MB on curl sends Expect: 100-continue by itself
-    made = json.loads(curl("/files", "-F", "purpose=batch", "-F", f"file=@{path}"))
-    assert made["bytes"] == path.stat().st_size and made["filename"] == "in.jsonl"
-    assert curl(f"/files/{made['id']}/content") == path.read_bytes()
-
-    asked = {"input_file_id": made["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
-    batch = json.loads(curl("/batches", "-H", "Content-Type: application/json", "-d", json.dumps(asked)))
-    while batch["status"] not in ("completed", "failed"):
-        time.sleep(0.1)
-        batch = json.loads(curl(f"/batches/{batch['id']}"))
-    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
-    rows = [json.loads(row) for row in curl(f"/files/{batch['output_file_id']}/content").split(b"\n")[:-1]]
-    used = {row["custom_id"]: row["response"]["body"]["usage"]["completion_tokens"] for row in rows}
-    assert used == {"0": 4, "1": 5, "2": 6}
-    assert json.loads(curl(f"/files/{made['id']}", "-X", "DELETE"))["deleted"] is True
-    assert made["id"] not in curl("/files").decode()
 
 
 # --- lm_eval

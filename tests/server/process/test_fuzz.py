@@ -1,34 +1,29 @@
-"""Drawn bodies, uploads, lines and batches against the whole application: no 5xx, no hang, nothing left open.
+"""Drawn bodies against the whole application, uploads and lines against what reads them: no 5xx, no hang.
 
 `make reliability` draws many more of each. What was found once stands below by hand.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fuzz_app import BATCHES, CHAT, COMPLETIONS, App, canary_free
+from fuzz_app import CHAT, COMPLETIONS, App, canary_free
 from fuzz_inputs import (
     BOUNDARY,
     CANARY,
-    TEXTS,
-    batches,
     chats,
     completions,
     examples,
     lines,
-    mangled,
     pieces,
     rows,
     sometimes_mangled,
     uploads,
 )
-from fuzz_targets import LineCheck, form, packed, row, split
+from fuzz_targets import LineCheck, form, row, split
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +31,6 @@ pytestmark = pytest.mark.torch
 
 LONG = settings(suppress_health_check=list(HealthCheck))
 ENDS = [b"\n", b"\r\n", b"\xe2\x80\xa8", b" ", b"\xef\xbb\xbf", b"\x0b", b"\n\n"]
-PACKED = gzip.compress(b'{"id": 1, "prompt": "x"}\n' * 20, mtime=0)
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +43,6 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 @pytest.fixture(scope="module")
 def check() -> LineCheck:
     return LineCheck()
-
-
-@pytest.fixture(scope="module")
-def file_id(app: App) -> str:
-    body = {"model": "fake", "prompt": "a", "max_tokens": 2}
-    return app.keep(json.dumps({"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": body}).encode())
 
 
 @settings(LONG, max_examples=examples(250))
@@ -74,28 +62,6 @@ def test_chats(app: App, body: bytes, data: st.DataObject) -> None:
 def test_no_value_is_said_again(app: App, body: bytes, path: str) -> None:
     status, answer = app.ask(path, [body])
     assert status == 200 or canary_free(answer), answer
-
-
-@settings(LONG, max_examples=examples(60))
-@given(data=st.data())
-def test_batches(app: App, file_id: str, data: st.DataObject) -> None:
-    made = app.batch(data.draw(pieces(data.draw(sometimes_mangled(batches(file_id))))))
-    event(str(made is not None))
-    if made is not None:
-        assert app.until_over(made)["status"] in ("completed", "failed")
-
-
-@settings(LONG, max_examples=examples(30))
-@given(name=TEXTS | st.just("batch_" + "0" * 32), body=st.binary(max_size=9))
-def test_cancelling_what_there_is_not(app: App, name: str, body: bytes) -> None:
-    assert app.ask(f"{BATCHES}/{name}/cancel", [body])[0] in (404, 405)
-
-
-@settings(LONG, max_examples=examples(60))
-@given(upload=uploads(), data=st.data())
-def test_uploads(app: App, upload: tuple[bytes, bytes], data: st.DataObject) -> None:
-    kind, body = upload
-    event(str(app.upload(kind, data.draw(pieces(data.draw(sometimes_mangled(st.just(body))))))))
 
 
 @settings(LONG, max_examples=examples(200))
@@ -140,36 +106,16 @@ def test_lines_are_those_of_the_whole(
     split(tmp_path_factory.getbasetemp() / "lines", data, longest, read)
 
 
-def test_a_line_behind_a_mark_may_be_as_long_as_any(tmp_path: Path) -> None:
-    for size in range(12):
-        split(tmp_path / "input", b"\xef\xbb\xbf" + b"x" * size + b"\nend", longest=5, read=1 << 20)
-
-
 @settings(LONG, max_examples=examples(250))
 @given(line=sometimes_mangled(lines()) | st.binary(max_size=40), endpoint=st.sampled_from([COMPLETIONS, CHAT]))
 def test_a_line_is_good_or_a_line_error(check: LineCheck, line: bytes, endpoint: str) -> None:
     event(str(check.good(line, endpoint)))
 
 
-@settings(LONG, max_examples=examples(20))
-@given(drawn=st.lists(lines(), min_size=4, max_size=12), endpoint=st.sampled_from([COMPLETIONS, CHAT]))
-def test_good_lines_have_one_outcome_each(app: App, check: LineCheck, drawn: list[bytes], endpoint: str) -> None:
-    good = {json.loads(line)["custom_id"]: line for line in drawn if check.good(line, endpoint)}
-    event(f"{len(good)} good")
-    if good:
-        app.run_lines(list(good.values()), endpoint)
-
-
 @settings(LONG, max_examples=examples(250))
 @given(line=sometimes_mangled(rows()) | st.binary(max_size=40))
 def test_a_row_is_good_or_a_usage_error(line: bytes) -> None:
     event(str(row(line)))
-
-
-@settings(LONG, max_examples=examples(60))
-@given(data=mangled(PACKED) | st.binary(max_size=60))
-def test_a_broken_gz_is_a_usage_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    packed(tmp_path_factory.getbasetemp() / "rows.jsonl.gz", data)
 
 
 FOUND: list[dict[str, Any]] = [

@@ -1,5 +1,4 @@
-"""More than the queue holds, readers that don't read, and a soak, on a whole service: small forms of `make
-reliability`."""
+"""More than the queue holds, and a soak, on a whole service: small forms of `make reliability`."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from pathlib import Path
 
 import flood
 import pytest
-import slow_readers
 import soak
 from batch_client import Asked
 
@@ -17,12 +15,6 @@ pytestmark = pytest.mark.torch
 def test_a_burst_against_a_held_engine(tmp_path: Path) -> None:
     made = flood.all_at_once(tmp_path, 600, 120, held=True)
     assert made.faults({200: 120, 429: 480}) == []
-
-
-def test_slow_readers_keep_nobody_waiting_and_nothing_behind(tmp_path: Path) -> None:
-    made = slow_readers.run(tmp_path, slow=60, normal=10, tokens=60)
-    assert made.events == 10 * 59  # every token of the normal ones came
-    assert made.faults(most=5.0) == []  # its time is the reliability run's to judge; here nothing may stand still
 
 
 def test_a_soak_has_batches_in_it(tmp_path: Path) -> None:
@@ -36,17 +28,6 @@ def test_a_soak_has_batches_in_it(tmp_path: Path) -> None:
 def test_what_the_runs_call_a_fault() -> None:
     bad = flood.Flood({0: 1, 200: 5}, wrong=1, no_retry_after=1, grown=300 << 20, at_rest=False)
     assert len(bad.faults()) == 5 and len(bad.faults({200: 6})) == 5
-    slow = flood.Overload({200: 1, 429: 1}, at_rest=True, peak=100.0, goodput=90.0, refusal_p99=0.06)
-    assert len(slow.faults()) == 2
-    assert len(slow_readers.Beside(alone=0.02, beside=0.03, grown=300 << 20).faults()) == 3
     rising = [(36.0 * at, float(at)) for at in range(100)]  # a megabyte every 36 s
-    assert soak.growth(rising) == "grows: +100.0 MB an hour [+100.0, +100.0]" and soak.growth(rising[:20]) == ""
-    assert soak.growth([(at / 36, 30 * size) for at, size in rising]).startswith("rose by ")
-    leaking = soak.Soak(60, descriptors=(5, 6), strange=["batch: 1 lines lost"])
-    told = [
-        "not at rest afterwards",
-        "descriptors: 5 before, 6 after",
-        "no batch came to its end",
-        "batch: 1 lines lost",
-    ]
-    assert leaking.faults() == told
+    assert soak.growth(rising) == pytest.approx(100, rel=0.1) and soak.growth(rising[:12]) < soak.MOST_GROWTH
+    assert soak.growth([(at, 10.0 if at < 1800 else 7.0) for at in range(3600)]) == 0, "what it warmed up by is no leak"

@@ -15,8 +15,6 @@ from penstock.almanac.intervals import SeededRandom
 from penstock.almanac.record import Goal, Interval, Point
 from penstock.almanac.samples import Samples, join
 from penstock.almanac.summaries import gaps_of
-from penstock.almanac.throughput import rates_of, steady_window
-from penstock.errors import RecordError
 
 
 def point(samples: Samples, **more: Any) -> Point:
@@ -102,27 +100,6 @@ def test_everything_at_once_is_an_amount_over_the_whole_time() -> None:
     assert point(turned, kind="saturation", rate=None, seconds=None) == made
 
 
-def test_requests_cut_off_by_the_end_count_by_what_came_of_them() -> None:
-    """Answers of 100 s in a window of 60: without those that were only cut off there would be no output at all."""
-    sent = np.arange(0.0, 60.0)
-    samples = samples_of(sent, sent + 0.1, [np.full(999, 0.1)] * 60, window=(20, 60))
-    cut = samples.intended > 10
-    samples.outcome[cut] = "unfinished"
-    samples.output_tokens[cut] = samples.prompt_tokens[cut] = -1
-    samples.gaps[cut] = [np.full(int((110 - at) / 0.1) - 1, 0.1, np.float32) for at in samples.first[cut]]
-    made = point(samples, seconds=40.0, opens=20.0)
-    assert made.complete == 0 and made.figures.first_token is None
-    assert made.figures.output_rate is not None and made.figures.total_rate is not None
-    assert made.figures.output_rate.value == pytest.approx(
-        40 * 10, rel=0.02
-    )  # 40 in flight on average, 10 a second each
-    prompts = made.figures.total_rate.value - made.figures.output_rate.value
-    assert prompts == pytest.approx(128, rel=0.01)  # one a second was read, of the length that was asked for
-    samples.asked_prompt[cut] = -1
-    unknown = point(samples, seconds=40.0, opens=20.0).figures
-    assert unknown.total_rate is not None and unknown.total_rate.value == made.figures.output_rate.value
-
-
 def test_a_point_of_which_nothing_was_complete_misses_its_goals() -> None:
     """Else a report would say that no such rate was tried."""
     samples = open_loop(seconds=40.0)
@@ -130,33 +107,6 @@ def test_a_point_of_which_nothing_was_complete_misses_its_goals() -> None:
     made = point(samples, seconds=40.0, opens=10.0)
     assert made.complete == 0 and [goal.share for goal in made.goals] == [0, 0, 0]
     assert all(goal.low == 0 < goal.high < 0.01 and goal.goodput == 0 for goal in made.goals)
-
-
-def test_what_a_time_limit_cut_off_has_no_upper_end() -> None:
-    """50 of 100 in flight were done at 6 s, 50 were cut at 9 with most of their tokens: how fast it is nobody knows."""
-    done = np.sort(np.random.default_rng(0).uniform(1, 6, 50)).tolist() + [9.0] * 50
-    whole = samples_of(np.zeros(100), np.array(done) - 0.9, [np.full(9, 0.1)] * 100)
-    ends = point(whole, kind="saturation", rate=None, seconds=None).figures
-    whole.outcome[50:] = "unfinished"
-    whole.output_tokens[50:] = whole.prompt_tokens[50:] = -1
-    cut = point(whole, kind="saturation", rate=None, seconds=None)
-    assert cut.seconds == pytest.approx(done[49], rel=1e-5)
-    for name in ("request_rate", "output_rate", "total_rate"):
-        assert getattr(ends, name).high > getattr(ends, name).value
-        rate = getattr(cut.figures, name)
-        assert rate.low < rate.value and rate.high is None
-
-
-def test_a_miss_by_the_points_end_alone_is_marked() -> None:
-    """First tokens in time, answers that never end: misses of the goal, and whoever reads it is told why."""
-    samples = open_loop()
-    inside = np.flatnonzero(samples.window)
-    samples.outcome[inside[-30:]] = "unfinished"
-    made = point(samples, opens=10.0)
-    assert made.goals[2].share == pytest.approx(1 - 30 / made.requests, rel=1e-5)
-    assert made.marks == ["failed requests", "cut off after the first token"]
-    samples.first[inside[-30:]] = np.nan
-    assert point(samples, opens=10.0).marks == ["failed requests"]
 
 
 def test_a_failed_request_meets_no_goal_and_has_no_times() -> None:
@@ -188,19 +138,6 @@ def test_the_sample_is_joint_rows_drawn_evenly() -> None:
         assert first + 31 * token == pytest.approx(end, rel=1e-3)
     few = point(samples_of([0.0, 1.0], [0.5, 1.5], [np.ones(1)] * 2), seconds=10.0, opens=0.0)
     assert few.sample.first == [0.5, 0.5]
-
-
-def test_several_starts_widen_what_they_differ_by() -> None:
-    alike = join([open_loop(start=start, seconds=40.0) for start in range(3)])
-    apart = join([open_loop(start=start, seconds=40.0, slow=1 + 0.3 * start) for start in range(3)])
-
-    def width(samples: Samples) -> float:
-        spread = point(samples, seconds=120.0, opens=10.0).figures.first_token
-        assert spread is not None and spread.p50.low is not None and spread.p50.high is not None
-        return (spread.p50.high - spread.p50.low) / spread.p50.value
-
-    assert width(alike) < 0.1 < 0.5 < width(apart)
-    assert point(alike, seconds=120.0, opens=10.0).figures.request_rate is not None
 
 
 def test_what_was_not_streamed_has_no_first_token() -> None:
@@ -238,44 +175,6 @@ def test_marks_of_the_point() -> None:
     assert point(short, seconds=3.0, opens=10.0).marks == ["few requests", "short window"]
     samples.cached_tokens[:] = 64
     assert point(samples, opens=10.0, sharing=True).marks == []
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_window_of_no_time_is_refused(seconds: float) -> None:
-    with pytest.raises(RecordError, match="window"):
-        point(open_loop(seconds=5.0), seconds=seconds)
-
-
-def test_a_point_without_requests_is_refused() -> None:
-    samples = open_loop(seconds=5.0)
-    with pytest.raises(RecordError, match="no request in the window of point 'other'"):
-        point(samples, name="other")
-    samples.window[:] = False
-    with pytest.raises(RecordError, match="no request in the window"):
-        point(samples)
-
-
-def test_nothing_complete_and_a_single_request() -> None:
-    samples = open_loop(seconds=5.0)
-    samples.outcome[:] = "refused"
-    samples.first[:] = samples.end[:] = np.nan
-    made = point(samples, seconds=None, kind="saturation")
-    assert made.figures.request_rate is None and made.complete == 0 and made.seconds == 0
-    one = point(samples_of([0.0], [0.5], [np.ones(3)]), kind="single", seconds=None, concurrency=1)
-    assert one.figures.output_rate is not None and one.figures.output_rate.value == pytest.approx(4 / 3.5, rel=1e-5)
-    assert one.figures.output_rate.low is None
-    assert one.goals[0].low == 0 and one.goals[2].high == 1
-
-
-@pytest.mark.parametrize("rate", [5.0, 40.0])
-def test_the_rate_of_a_known_queue_is_covered(rate: float) -> None:
-    covered = []
-    for seed in range(60):
-        samples = open_loop(rate, 40.0, seed=seed, output=2)
-        made, _, _ = rates_of(samples, steady_window(samples, 40.0, 10.0), SeededRandom(seed))
-        assert made is not None and made.ends.low is not None and made.ends.high is not None
-        covered.append(made.ends.low <= rate <= made.ends.high)
-    assert np.mean(covered) >= 0.9
 
 
 def test_the_gaps_interval_covers_though_they_come_by_the_thousand() -> None:
@@ -323,11 +222,6 @@ def test_what_a_point_sustains(
     requests: int, done: tuple[float | None, ...], more: dict[str, Any], says: tuple[float, float, float | None]
 ) -> None:
     assert figures.sustained(opened(requests, done, **more)) == figures.Sustained(*says)
-
-
-def test_a_closed_loop_offers_no_rate() -> None:
-    with pytest.raises(ValueError, match="only an open loop offers a rate"):
-        figures.sustained(opened(10, (1.0, 0.9, 1.1), kind="closed"))
 
 
 def test_poissons_upper_ends_are_those_of_the_distribution() -> None:

@@ -43,23 +43,10 @@ def test_shares_cover_at_least_as_stated_at_every_truth(count: int) -> None:
     assert np.mean(covered) < 0.98  # and no wider than it must be
 
 
-def test_shares_at_the_ends_and_of_nothing() -> None:
-    low, high = intervals.share_interval([0, 50, 0], [50, 50, 0])
-    assert low[0] == 0 and high[1] == 1
-    assert high[0] == pytest.approx(1 - 0.025 ** (1 / 50), abs=1e-9) and low[1] == pytest.approx(1 - high[0], abs=1e-9)
-    assert (low[2], high[2]) == (0, 1)
-
-
 @pytest.mark.parametrize(("phi", "worth"), [(0.0, 1000), (0.5, 333), (0.9, 53)])
 def test_dependent_values_are_worth_fewer(phi: float, worth: float) -> None:
     told = [intervals.effective([row]) for row in correlated(phi, 1000, 100, 3)]
     assert np.median(told) == pytest.approx(worth, rel=0.2)
-
-
-def test_effective_of_the_few_and_the_constant() -> None:
-    assert intervals.effective([np.ones(3)]) == 3
-    assert intervals.effective([np.ones(50), np.ones(50)]) == 100
-    assert intervals.effective([np.tile([0.0, 1.0], 50)]) == 100  # never worth more than they are
 
 
 @pytest.mark.parametrize(("phi", "count"), [(0.0, 300), (0.0, 2000), (0.9, 1000), (0.97, 2000)])
@@ -71,13 +58,6 @@ def test_quantiles_and_shares_cover(phi: float, count: int, level: float) -> Non
     low, high = intervals.share_interval((rows <= truth).mean(1) * worth, worth)
     assert np.mean([covers(each, truth) for each in ends]) >= 0.93
     assert np.mean((low <= level) & (level <= high)) >= 0.93
-
-
-def test_independence_taken_for_granted_does_not_cover() -> None:
-    """Why `effective` is there: the same data, as if 1,000 requests of one queue were 1,000 runs."""
-    rows = correlated(0.9, 1000, 200, 11)
-    naive = [covers(intervals.quantile_ends(np.sort(row), 0.95, 1000), stats.norm.ppf(0.95)) for row in rows]
-    assert np.mean(naive) < 0.7
 
 
 def test_a_quantile_beyond_the_data_has_no_end() -> None:
@@ -125,22 +105,8 @@ def test_a_whole_windows_interval_covers_whatever_its_course(phi: float, least: 
     assert np.mean(widths) < 1.2 * np.mean(without)
 
 
-def test_a_course_of_few_values_has_no_interval() -> None:
-    assert intervals.steady_ends([np.arange(39.0)]) == Ends(None, None) == intervals.steady_ends([])
-
-
-def test_one_start_says_nothing_of_starts() -> None:
-    assert intervals.across_starts(1.0, Ends(0.9, 1.1), [1.0]) == Ends(0.9, 1.1)
-    assert intervals.across_starts(1.0, Ends(None, 1.1), [1.0, 5.0]) == Ends(None, 1.1)
-
-
 def test_the_same_data_give_the_same_interval() -> None:
     row = np.random.default_rng(0).exponential(size=500)
     assert intervals.mean_ends([row], SeededRandom("a", row)) == intervals.mean_ends([row], SeededRandom("a", row))
     assert intervals.mean_ends([row], SeededRandom("a", row)) != intervals.mean_ends([row], SeededRandom("b", row))
     assert SeededRandom(7).below(10, (5,)).tolist() == [8, 3, 5, 6, 3]  # the stream itself: records hang on it
-
-
-def test_dice_are_even() -> None:
-    counts = np.bincount(SeededRandom(1).below(7, (70_000,)), minlength=7)
-    assert stats.chisquare(counts).pvalue > 1e-4

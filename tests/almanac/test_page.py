@@ -146,13 +146,6 @@ def test_downloads_hold_all(records: Path, tmp_path: Path) -> None:
         assert (line["concurrency"] == "") == (at["concurrency"] is None) == (row["concurrency"] is None)
 
 
-def test_no_records_make_a_page_too(tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    assert build(tmp_path / "none", tmp_path / "page").records == 0
-    assert json.loads((tmp_path / "page" / "data" / "records.json").read_text()) == []
-    assert argument(tmp_path / "page" / "data" / "index.js")[0]["records"] == {}
-
-
 def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, tmp_path: Path) -> None:
     good = json.loads(next(records.rglob("*.json")).read_text())
     bad = {
@@ -189,16 +182,6 @@ def test_a_folder_that_is_no_page_is_left_alone(records: Path, tmp_path: Path) -
     assert not (tmp_path / "page").exists()
 
 
-def test_a_build_that_was_ended_in_the_middle_is_built_over(records: Path, tmp_path: Path) -> None:
-    def ended() -> Iterator[Record]:
-        yield from made_records(2, rows=5)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(ended(), tmp_path / "page")
-    assert build(records, tmp_path / "page").records == 12
-
-
 def test_hostile_texts_stay_texts_in_every_file(tmp_path: Path) -> None:
     line = HOSTILE.replace("\n", "")
     made = record(
@@ -231,47 +214,6 @@ def test_the_highest_rate_is_not_the_luckiest_one(tmp_path: Path) -> None:
     unknown = rated(point(9.0, firsts(1, 0.1, 2)), 30.0, None, None)
     assert headline(tmp_path, lucky, sure, unknown) == [10.0, 9.5, 10.5]
     assert headline(tmp_path, unknown) == [30.0, None, None]
-
-
-@pytest.mark.parametrize("cut", ["stopped", "never measured"])
-def test_how_high_the_highest_is_is_known_where_everything_at_once_ended(tmp_path: Path, cut: str) -> None:
-    """6 of 43 done when its time was over, slower than one at a time: neither rate says what it can reach."""
-    alone = rated(point(None, firsts(1, 0.1, 2), kind="single"), 0.26, 0.24, 0.28)
-    at_once = rated(point(None, firsts(0, 0.1, 2, 6), kind="saturation", failed=37), 0.07, 0.066, None)
-    at_once["outcomes"] = {"unfinished": 37}
-    points = [alone, at_once] if cut == "stopped" else [alone]
-    assert headline(tmp_path, *points) == [0.26, 0.24, None]
-    at_once["outcomes"] = {"stalled": 37}  # these failed, but nobody cut it off
-    assert headline(tmp_path, alone, at_once) == [0.26, 0.24, 0.28]
-
-
-def test_no_kept_rate_is_above_what_all_at_once_gave(tmp_path: Path) -> None:
-    """63 in 40 s, and 1.4 [1.1, 1.7] completed: not significantly less, and above what the engine can."""
-    kept = {**rated(point(1.27, firsts(1, 0.1, 2, 63)), 1.4, 1.1, 1.7), "seconds": 40.0}
-    kept["goals"] = [{"seconds": 1.0, "share": 1.0, "low": 1.0, "high": 1.0, "goodput": 1.0}]
-    at_once = rated(point(None, firsts(0, 0.1, 2), kind="saturation"), 1.371, 1.219, 1.522)
-
-    def told(*points: dict[str, Any]) -> Any:
-        build([Record.model_validate(record("most0000", "penstock", points))], tmp_path / "page")
-        (index,) = argument(tmp_path / "page" / "data" / "index.js")
-        return index["records"]["kept"][0][1]
-
-    assert told(kept, at_once) == [1.0, 1.522, 0.0]
-    assert told(kept) == [1.0, 1.575, 0.0]
-    assert told(kept, {**at_once, "outcomes": {"unfinished": 3}}) == [1.0, 1.575, 0.0]
-
-
-def test_headlines_leave_points_out_whose_client_was_short(tmp_path: Path) -> None:
-    points = [
-        point(5.0, firsts(1, 0.1, 2)),
-        point(9.0, firsts(1, 0.1, 2), short=True),
-        point(None, firsts(1, 0.05, 2), kind="single"),
-    ]
-    build([Record.model_validate(record("short000", "penstock", points))], tmp_path / "page")
-    (index,) = argument(tmp_path / "page" / "data" / "index.js")
-    assert index["records"]["peak"][0][0] == 5.0
-    assert index["records"]["short"] == [1]
-    assert index["records"]["first"][0][0] == pytest.approx(0.05)
 
 
 def test_the_page_is_small(tmp_path: Path) -> None:

@@ -16,15 +16,11 @@ from page_records import firsts, point, record
 
 from penstock.almanac.figures import kept_of, most_of, sustained
 from penstock.almanac.intervals import share_interval
-from penstock.almanac.record import Interval, Point
-from penstock.bench.compare import ratio_ends
+from penstock.almanac.record import Point
 
 WHY_NOT = page_browser.missing()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
-# The question as it reads: a choice by what it shows.
-SENTENCE = """() => [...document.querySelector("h1.sentence").childNodes].map((node) =>
-  node.tagName === "SELECT" ? node.selectedOptions[0].textContent : node.textContent).join("").replace(/\\s+/g, " ")"""
 LINE = "<img src=x onerror=hacked=1>javascript:hacked=1</script><script>hacked=1</script>"
 
 
@@ -109,17 +105,6 @@ def test_the_question_changes_the_answer(reader: Reader) -> None:
     assert "swift 1.0 takes 30" in reader.text("#answer") and reader.ranking() == ["swift 1.0"]
 
 
-def test_a_limit_on_every_token_is_joint_with_the_first(ask: Any) -> None:
-    both = point(10.0, firsts(1, 0.1, 2, 200), token=0.01)
-    both["sample"]["per_token"] = [0.01] * 100 + [0.15] * 100
-    reader = ask([record("joint000", "joint", [both])])
-    assert "up to 10 requests" in reader.text("#answer")
-    reader.choose("ask-pace", "0.1")
-    assert reader.text("#answer").startswith("None.") and "50 %" in reader.text("#answer")
-    reader.choose("ask-quantile", "0.5")
-    assert "up to 10 requests" in reader.text("#answer") and "a token every 100 ms" in reader.text("#answer")
-
-
 def test_what_was_not_measured_is_said_with_its_command(reader: Reader) -> None:
     reader.open("#question?i=2048&o=2048")
     assert reader.text("#answer").startswith("Not measured.")
@@ -149,22 +134,6 @@ def asked_of(command: str) -> dict[str, Any]:
     return params
 
 
-def test_a_short_client_is_shown_and_never_ranked(reader: Reader) -> None:
-    reader.open()
-    assert reader.ranking()[-1] in ("unsure 1.0", "broken 1.0")
-    notes = dict(zip(reader.ranking(), reader.texts(".rank-note"), strict=True))
-    assert "not ranked" in notes["unsure 1.0"] and "out of memory" in notes["broken 1.0"]
-    assert reader.page.locator("#curve .short").count() == 1
-    assert "90 requests" not in reader.text("#answer")
-
-
-def test_failures_are_shown_with_their_log(reader: Reader) -> None:
-    reader.open()
-    assert "broken 1.0: out of memory" in reader.text("#failures")
-    reader.page.click("#failures summary")
-    assert "the log's tail" in reader.text("#failures pre")
-
-
 # --- moving
 
 
@@ -186,41 +155,7 @@ def test_the_address_restores_the_view(reader: Reader) -> None:
     assert reader.page.input_value("#ask-first") == "0.5"
 
 
-@pytest.mark.parametrize("address", ["#question?z=1e308&q=2&i=-5&p=NaN", "#nowhere?evil=<img src=x onerror=hacked=1>"])
-def test_an_address_that_cannot_be_is_told(reader: Reader, address: str) -> None:
-    reader.open(address)
-    reader.wait("#notes", "The address")
-    assert reader.page.evaluate("[window.hacked === undefined, document.images.length]") == [True, 0]
-    assert "swift 1.0 takes 15" in reader.text("#answer")
-
-
 # --- the parts
-
-
-def test_cost_follows_the_price(reader: Reader) -> None:
-    reader.open()
-    assert "give a price" in reader.text("#answer")
-    reader.page.fill("#price", "5.4")  # 15 requests a second: 54,000 an hour
-    reader.wait("#answer", "$0.10 a thousand requests")
-    assert "$0.78 a million output tokens" in reader.text("#answer")  # 128 tokens each
-    reader.page.fill("#price", "")
-    reader.wait("#answer", "give a price")
-
-
-def test_the_drawer_tells_how_to_run_it_again(reader: Reader) -> None:
-    reader.open()
-    reader.page.click("#ranking li:first-child .rank-name")
-    assert reader.page.locator("dialog[open]").count() == 1
-    told = reader.text("#drawer-body")
-    measured = "penstock bench run --engine swift --model Test-1B --suite almanac"
-    for part in ("swift serve it", measured, "--flag 1", "Test CPU", "seed 0", "swift000"):
-        assert part in told
-    assert "at=swift000" in reader.page.url
-    reader.page.reload()
-    reader.page.wait_for_selector("dialog[open]")
-    reader.page.keyboard.press("Escape")
-    reader.page.wait_for_selector("dialog:not([open])", state="attached")
-    assert "at=" not in reader.page.url
 
 
 def test_the_page_counts_intervals_as_the_almanac_does(reader: Reader) -> None:
@@ -318,54 +253,6 @@ def test_the_page_keeps_goals_at_the_rates_that_the_almanac_does(reader: Reader)
         assert cases.sum() > 5  # all of them came up
 
 
-def test_the_page_has_the_intervals_of_ratios_that_bench_has(reader: Reader) -> None:
-    """30_numbers.js's `ratioOf` against compare.py's `ratio_ends`; a low end of 0 is known, null is not."""
-    ends: list[tuple[float | None, float | None]] = [
-        (1.0, 4.0),
-        (0.0, 4.0),
-        (None, 4.0),
-        (1.0, None),
-        (None, None),
-        (2.0, 2.0),
-    ]
-    cases = [([2.0, *one], [3.0, *(each and each * 1.5 for each in other)]) for one in ends for other in ends]
-    found = reader.open().page.evaluate(
-        f"""(cases) => {{ {scripts("30_numbers.js")}; return cases.map(([a, b]) => ratioOf(a, b).slice(1)
-        .map((end) => end === Infinity ? "without end" : end)) }}""", cases,
-    )  # fmt: skip
-    for (a, b), told in zip(cases, found, strict=True):
-        one, other = (Interval(**dict(zip(("value", "low", "high"), each, strict=True))) for each in (a, b))
-        wanted = ["without end" if end == float("inf") else end for end in ratio_ends(other, one)]
-        assert told == [pytest.approx(end) if isinstance(end, float) else end for end in wanted], (a, b)
-
-
-def test_findings_are_computed(ask: Any) -> None:
-    turned = {"shape.input": 128.0, "shape.output": 1024.0, "shape.name": "128x1024"}
-    reads = record("reads000", "one", whole(30.0))
-    writes = record("writes00", "one", whole(10.0), **turned)
-    tuned = record("tuned000", "one", whole(36.0), **{"engine.configuration.name": "tuned"})
-    reader = ask([reads, writes, tuned], "#findings")
-    reader.wait("#findings-body", "3 (2.92 to 3.09) times as many requests a second at 1,024 in and 128 out")
-    assert "1.2 (1.17 to 1.23) times the default's highest rate" in reader.text("#findings-body")
-    reader.page.click("nav >> text=Summary")
-    assert "3 runs of 1 engine, 1 model and 1 machine" in reader.text("#summary-body")
-    assert reader.page.locator("#summary-body tbody tr").count() == 2
-
-
-def test_the_data_page_filters_and_offers_the_files(reader: Reader) -> None:
-    reader.open("#data")
-    reader.page.wait_for_selector("#record-list tbody tr")
-    assert reader.page.locator("#record-list tbody tr").count() == 5
-    reader.choose("filter-engine", "swift")
-    assert reader.page.locator("#record-list tbody tr").count() == 2
-    reader.page.fill("#filter-text", "longer00")
-    reader.page.wait_for_function("() => document.querySelectorAll('#record-list tbody tr').length === 1")
-    reader.page.wait_for_function("() => location.hash.includes('x=longer00')")
-    links = reader.page.eval_on_selector_all("#downloads a", "all => all.map((each) => each.getAttribute('href'))")
-    assert links == ["data/records.json", "data/points.csv", "data/points.parquet"]
-    assert all((reader.folder / link).is_file() for link in links)
-
-
 # --- the reader's own file, and hostile ones
 
 
@@ -438,45 +325,3 @@ def test_hostile_texts_are_inert_wherever_they_are_shown(ask: Any) -> None:
             == 0
         )
         assert reader.page.locator("script").count() == 3  # page.js, index.js, the one group
-
-
-# --- everybody
-
-
-def test_all_by_keyboard(reader: Reader) -> None:
-    reader.open()
-    reached: list[str] = []
-    for _ in range(45):
-        reader.page.keyboard.press("Tab")
-        reached.append(reader.page.evaluate(
-            "() => { const at = document.activeElement; const ring = getComputedStyle(at);"
-            " const hit = at.querySelector && at.querySelector('.hit');"
-            " const seen = ring.outlineStyle !== 'none' || (hit && getComputedStyle(hit).strokeWidth !== '1px')"
-            " || (at.type === 'file' && getComputedStyle(at.parentElement).outlineStyle !== 'none');"
-            " return `${at.id || at.getAttribute('class') || at.tagName}${seen ? '' : ' UNSEEN'}` }"
-        ))  # fmt: skip
-    wanted = ["skip", "theme", "ask-model", "ask-engine", "ask-machine", "ask-input", "ask-output", "ask-quantile",
-              "ask-first", "first-slider", "ask-pace", "ask-end", "price", "rank-name", "compare-left"]  # fmt: skip
-    assert [each for each in wanted if each not in reached] == []
-    assert [each for each in reached if "UNSEEN" in each and "BODY" not in each] == []
-    assert any("mark" in each for each in reached)
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-@pytest.mark.parametrize("view", ["question", "summary", "findings", "method", "data"])
-def test_nothing_hangs_over_the_edge(reader: Reader, width: int, view: str) -> None:
-    reader.page.set_viewport_size({"width": width, "height": 800})
-    reader.open(f"#{view}")
-    assert reader.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
-
-
-def test_no_records_is_no_error(ask: Any) -> None:
-    reader = ask([])
-    assert reader.text("#answer").startswith("Not measured. The almanac holds no record yet.")
-    assert "How fast is a model on any engine on a machine," in reader.page.evaluate(SENTENCE)
-    reader.page.click("nav >> text=Summary")
-    assert "holds no run yet" in reader.text("#summary-body")
-    reader.page.click("nav >> text=Findings")
-    assert "too few records" in reader.text("#findings-body")
-    reader.page.click("nav >> text=Data")
-    assert reader.text("#filter-count") == "0 runs of 0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import sys
@@ -14,7 +13,6 @@ from made_records import write_records
 from typer.testing import CliRunner, Result
 from vllm_result import told
 
-from penstock import __version__
 from penstock.almanac.record import Record
 from penstock.bench.calibrate import Calibration, Rung, machine_key, write_ceiling
 from penstock.bench.cpu_pinning import cores_here
@@ -132,51 +130,6 @@ def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Pat
     assert penstock("almanac", "validate", tmp_path / "empty").exit_code == 2
 
 
-def test_a_run_that_another_version_derived_is_derived_anew(tmp_path: Path, done: Path) -> None:
-    """A definition was mended since: what its raw data gives now goes in, and nothing that it doesn't give."""
-    shutil.copytree(done, tmp_path / "a")
-    path, raw = (tmp_path / "a" / "8x4" / name for name in ("record.json", "raw.parquet"))
-    honest = path.read_text()
-    at = next(at for at, point in enumerate(json.loads(honest)["points"]) if point["kind"] == "saturation")
-
-    def added(commit: str | None, to: str, *, high: float | None = None, digest: str | None = None) -> Result:
-        told = json.loads(honest)
-        if high is not None:
-            told["points"][at]["figures"]["output_rate"]["high"] = high
-        told["raw"]["sha256"] = digest or told["raw"]["sha256"]
-        told["client"]["commit"] = commit
-        path.write_text(json.dumps(told))
-        return penstock("almanac", "add", tmp_path / "a", "--records", tmp_path / to)
-
-    found = added("0123456789ab", "one", high=1e8)
-    said = f"8x4: derived anew, for Penstock {__version__} at 0123456789ab derived otherwise: points.{at} (saturation)."
-    assert found.exit_code == 0 and f"{said}figures.output_rate.high: 100000000.0, but the raw data" in found.stdout
-    (file,) = (tmp_path / "one").rglob("*.json")
-    record, before = (Record.model_validate_json(text) for text in (file.read_text(), honest))
-    assert record.points == before.points and record.client.commit == "0123456789ab"
-    assert penstock("almanac", "validate", file, "--raw", raw).exit_code == 0
-    alike = added("0123456789ab", "two")
-    assert alike.exit_code == 0 and "anew" not in alike.stdout
-    ours = added(before.client.commit, "three", high=1e8)
-    assert ours.exit_code == 1 and "figures.output_rate.high" in ours.stderr
-    another = added("0123456789ab", "three", digest="0" * 64)
-    assert another.exit_code == 1 and "another file, or a changed one" in another.stderr
-    assert not (tmp_path / "three").exists()
-
-
-def test_a_shape_that_is_refused_leaves_the_others(tmp_path: Path, engine: Path) -> None:
-    more = ("--shape", "60x60", "--options", "context=100")
-    found = run(engine, tmp_path / "a", *more)
-    assert found.exit_code == 0 and "the context is 100" in found.stdout
-    assert record_in(tmp_path / "a").points
-    lost = Record.model_validate_json((tmp_path / "a" / "60x60" / "record.json").read_text())
-    assert not lost.points and lost.failures[0].kind == "context too short"
-    (group,) = (tmp_path / "a" / "60x60" / "report" / "data").glob("g*.js")
-    assert "the context is 100" in group.read_text()
-    kept = penstock("almanac", "validate", tmp_path / "a")
-    assert "2 of 2 records hold together, 1 re-derived" in kept.stdout  # the report beside them is none
-
-
 def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path, engine: Path) -> None:
     found = run(engine, tmp_path / "a", "--options", "begins=no says='no GPU here'")
     assert found.exit_code == 1 and "nothing could be measured: did not start" in found.stderr
@@ -195,35 +148,6 @@ def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:
     assert found.exit_code == 0 and "vllm 0.26.0" in found.stdout
     assert penstock("almanac", "validate", tmp_path / "i").exit_code == 0
     assert imported(tmp_path).exit_code == 2  # never into a folder that is there
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (("--goal", "-1"), "--goal -1.0 is no time"),
-        (tuple(f"--goal={at}" for at in range(1, 22)), "21 goals: a record holds 20"),
-        (("--command", "vllm serve it's"), """--command "vllm serve it's" is none as a shell takes it: No closing"""),
-        (("--command", "x " * 201), "--command has 201 words: a record holds 200"),
-        (("--machine", "none.json"), "none.json describes no machine"),
-    ],
-)
-def test_an_import_that_cannot_be_made_leaves_no_folder(tmp_path: Path, more: tuple[str, ...], says: str) -> None:
-    found = imported(tmp_path, *more)
-    assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0
-    assert not (tmp_path / "i").exists()
-
-
-def test_an_import_that_fails_half_way_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two = json.dumps(told()) + json.dumps({**told(), "model_id": "another"})
-    assert "results of 2 models" in imported(tmp_path, text=two).stderr and not (tmp_path / "i").exists()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("penstock.bench.vllm_import.write_parquet", full)
-    found = imported(tmp_path)
-    assert found.exit_code == 2 and f"{tmp_path / 'i'} cannot be written (No space left on device)" in found.stderr
-    assert not (tmp_path / "i").exists()  # the same command goes on
 
 
 @pytest.mark.parametrize(
@@ -254,21 +178,3 @@ def test_what_cannot_be_asked_is_told_in_one_line(tmp_path: Path, words: tuple[s
     found = penstock("bench", "run", *words, "--model", "m", "--shape", "8x4", "--out", tmp_path / "o")
     assert found.exit_code in (1, 2) and says in found.stderr
     assert found.stderr.strip().count("\n") == 0 and found.stderr.startswith("penstock: ")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (("ids = true", "ids = 5"), "fake.toml"),
-        (("ids = true", "ids = true\nidz = true"), "unknown or missing: idz"),
-        (('ready = "/health"', ""), "unknown or missing: ready"),
-        (('stop = "SIGTERM"', 'stop = "SIGNAL"'), "stop"),
-        (("ids = true", "ids = "), "is no TOML"),
-    ],
-)
-def test_a_peer_file_that_is_none_is_told_by_what_is_wrong(
-    tmp_path: Path, engine: Path, change: tuple[str, str], says: str
-) -> None:
-    engine.write_text(engine.read_text().replace(*change))
-    found = run(engine, tmp_path / "o")
-    assert found.exit_code == 2 and says in found.stderr and found.stderr.strip().count("\n") == 0

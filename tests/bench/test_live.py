@@ -58,19 +58,6 @@ def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: 
     assert line.endswith(left) and len(line) <= 200
 
 
-def test_elsewhere_there_is_a_line_a_point() -> None:
-    out = io.StringIO()
-    with LiveProgress("8x4", out) as live:
-        for name in ("single", "saturation"):
-            plan = PointPlan(name, name, 0, 60.0)
-            live.tell(plan, load(), None)
-            for failed in (0, 2):
-                live.tell(plan, load(), now(failed=failed))
-    told = out.getvalue().splitlines()
-    assert [line.split(",")[0] for line in told] == ["8x4 single: 40 ended", "8x4 saturation: 40 ended"]
-    assert all("2 failed" in line for line in told) and "\x1b" not in out.getvalue()
-
-
 # --- machines
 
 
@@ -95,36 +82,6 @@ def test_gpus_are_those_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest
         assert (gpu.count if gpu is not None else None) == count
     hidden = this_machine({"CUDA_VISIBLE_DEVICES": "0"}).gpu  # by --env, whatever this process may see
     assert hidden is not None and hidden.count == 1
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", None])  # None: an import
-def test_what_this_shell_may_see_says_nothing_of_a_server_that_somebody_else_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str | None
-) -> None:
-    smi(tmp_path, monkeypatch, f"{ROW}\\n")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    gpu = machine_of(None, url, started=False).gpu
-    assert gpu is not None and gpu.count == 1
-    assert machine_of(None, url, started=True).gpu is None
-    smi(tmp_path, monkeypatch, f"{ROW}\\n{ROW}\\n")
-    with pytest.raises(UsageError, match=r"has 2 GPUs, and nobody here knows which .* with --machine FILE\.json"):
-        machine_of(None, url, started=False)
-    assert machine_of(None, url, started=True).gpu is not None
-
-
-@pytest.mark.parametrize(("rows", "code"), [("", 0), ("no devices were found", 9), ("a, b\\n", 0)])
-def test_a_driver_that_says_nothing_useful_is_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, code: int
-) -> None:
-    smi(tmp_path, monkeypatch, rows, code)
-    machine = this_machine()
-    assert machine.gpu is None and machine.cores >= 1 and machine.cpu
-
-
-def test_memory_that_the_driver_does_not_tell_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    smi(tmp_path, monkeypatch, "NVIDIA GB10, [N/A], 580.1, 1, 2, 3\\n")
-    gpu = this_machine().gpu
-    assert gpu is not None and gpu.memory_mib == 0
 
 
 def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

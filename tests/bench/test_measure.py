@@ -7,29 +7,26 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import bench_runs
 import numpy as np
 import pytest
 from bench_runs import ENGINE, MACHINE, QUICK, fake_peer, measured, run_of
-from made_samples import LOOK, samples_of
+from made_samples import samples_of
 
 from penstock.almanac.samples import read_parquet
 from penstock.almanac.validate import validate
-from penstock.bench.measure_shape import ShapeRun, fault_of, kind_of
+from penstock.bench.measure_shape import fault_of, kind_of
 from penstock.bench.point_planner import CLOSED, OPEN, SATURATION, SINGLE, PointPlan
-from penstock.bench.run_folder import MeasuredPoint, RunFolder
+from penstock.bench.run_folder import RunFolder
 from penstock.bench.run_spec import RunSpec, ServerSpec, fingerprint
-from penstock.bench.runs import run_all
 from penstock.bench.server_process import ServerProcess, free_port
 from penstock.bench.workload import workload
 from penstock.bench.write_record import write_record
-from penstock.errors import CapacityError, EngineError, UsageError
+from penstock.errors import UsageError
 
 
 def failures(folder: RunFolder) -> list[tuple[str | None, str]]:
@@ -73,36 +70,6 @@ def test_a_point_that_kills_the_server_costs_itself_alone(tmp_path: Path) -> Non
     assert record.failures[0].point == SATURATION
 
 
-def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
-    """It takes a request, a warm-up, and no more."""
-    folder = measured(run_of(tmp_path, "dies_after=60", "first=0.001", "gap=0"))
-    assert 1 <= len(folder.failed()) <= 3 and {kind for _, kind in failures(folder)} == {"crashed"}
-    points = [one.plan.key for one in folder.failed() if one.plan is not None]
-    assert len(set(points)) == len(points)
-
-
-def test_samples_that_an_engine_cannot_serve_are_a_refusal(tmp_path: Path) -> None:
-    folder = measured(run_of(tmp_path, peer=fake_peer(samples=False)), "monkeys:3")
-    assert failures(folder) == [(None, "refused")] and "one sample a request, 3" in folder.failed()[0].failure.message
-    assert not list(folder.path.glob("server-*.log"))
-
-
-def test_a_server_that_does_not_start_is_tried_again_with_the_next_run(tmp_path: Path) -> None:
-    mark = tmp_path / "starts"
-    peer = fake_peer(
-        command=["sh", "-c", f"test -e {mark} && exec {sys.executable} {ENGINE} {{port}}; echo {mark}: no GPU"]
-    )
-    folder = measured(run_of(tmp_path, peer=peer))
-    assert failures(folder) == [(None, "did not start")]
-    told = folder.failed()[0].failure
-    assert "starts: no GPU" in told.message and told.log == "starts: no GPU\n"  # of the machine's folders nothing
-    mark.touch()
-    folder = measured(run_of(tmp_path, peer=peer))
-    assert failures(folder) == [] and SINGLE in kinds(folder)
-    missing = measured(run_of(tmp_path / "b", peer=fake_peer(command=["/nowhere/engine", "{port}"])))
-    assert failures(missing) == [(None, "did not start")]
-
-
 @pytest.mark.parametrize(("ending", "kind"), [("length", "context too short"), ("stop", "wrong output")])
 def test_answers_that_are_cut_are_told_by_how_they_ended(tmp_path: Path, ending: str, kind: str) -> None:
     """A server that cuts at its context says `length`, before as much as was asked for; another end is a wrong one."""
@@ -111,24 +78,6 @@ def test_answers_that_are_cut_are_told_by_how_they_ended(tmp_path: Path, ending:
     told = folder.failed()[0].failure.message
     assert "3 tokens out, 4 were asked for" in told
     assert ("11 tokens in and out" if ending == "length" else "ignore_eos is not heeded") in told
-
-
-def test_what_the_warm_up_leaves_behind_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slot that drops nobody: requests of the warm-up are in its queue when that is over. A request is sent behind
-    them, and it has ended before the first point begins. The warm-up is long enough for a client that comes late to it:
-    of one that sent nothing at all nothing is left behind."""
-    loads: list[tuple[str, list[str]]] = []
-    real = ShapeRun._load
-
-    def told(shape: ShapeRun, target: Any, load: Any, point: str, *more: Any) -> Any:
-        samples, seen = real(shape, target, load, point, *more)
-        loads.append((point, samples.outcome.astype(str).tolist()))
-        return samples, seen
-
-    monkeypatch.setattr(ShapeRun, "_load", told)
-    measured(run_of(tmp_path, "slots=1", "first=0.1", settings=replace(QUICK, bisections=0, at_once=4, warm_up=0.8)))
-    assert [point for point, _ in loads[:4]] == ["one", "warm-up", "one", "single"]
-    assert "unfinished" in loads[1][1] and loads[2][1] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -209,60 +158,6 @@ def test_a_server_that_is_there_is_measured_and_left_alone(tmp_path: Path) -> No
     record = write_record(run, workload("8x4"), folder)
     assert (record.engine.name, record.engine.version) == ("other", "7") and "127.0.0.1" in record.engine.command
     assert not list(folder.path.glob("server-*.log"))
-
-
-def again_there(server: ServerProcess, *options: str) -> ServerProcess:
-    return replace(server, command=[*server.command[:3], *options])
-
-
-def test_a_point_in_which_somebody_elses_server_died_is_not_believed_and_is_tried_once_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with there(tmp_path) as server:
-        run = replace(by_url(tmp_path, server.port), settings=replace(QUICK, window=1.0))
-        killed = []
-
-        def kill(shape: ShapeRun, target: Any, load: Any, point: str, *more: Any) -> Any:
-            if point.startswith("open") and not killed:
-                killed.append(threading.Timer(0.6, os.killpg, (server.pid, signal.SIGKILL)))
-                killed[0].start()
-            return real(shape, target, load, point, *more)
-
-        real = ShapeRun._load
-        with (
-            pytest.MonkeyPatch.context() as patched,
-            pytest.raises(EngineError, match=r"no longer answers: .* start it again, and the same command goes on"),
-        ):
-            patched.setattr(ShapeRun, "_load", kill)
-            run_all(run)
-    told = json.loads((tmp_path / "8x4" / "record.json").read_text())
-    assert [point["kind"] for point in told["points"]] == [SINGLE, SATURATION]
-    (failure,) = told["failures"]
-    assert failure["kind"] == "crashed" and failure["point"].startswith("open-")
-    assert f"failed: {failure['point']}: crashed: the server no longer answers" in capsys.readouterr().out
-    lost = read_parquet(tmp_path / "8x4" / "points" / f"{failure['point']}.0.failed.parquet")
-    assert "refused" in set(lost.outcome)  # and before this it would have been a point
-    with again_there(server):
-        folder = measured(run)
-    assert failures(folder) == [] and failure["point"] in {one.plan.name for one in folder.measured}
-    assert validate_of(run, folder) == []
-
-
-def validate_of(run: RunSpec, folder: RunFolder) -> list[str]:
-    """The failures' kinds of the record, which is believed."""
-    record = write_record(run, workload("8x4"), folder)
-    assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
-    return [failure.kind for failure in record.failures]
-
-
-def test_a_point_that_ends_somebody_elses_server_twice_is_not_tried_again(tmp_path: Path) -> None:
-    with there(tmp_path, "dies_above=20") as server:
-        run = by_url(tmp_path, server.port)
-        assert failures(measured(run)) == [(SATURATION, "crashed")]
-    for _ in range(2):
-        with again_there(server, "dies_above=20"):
-            folder = measured(run)
-    assert failures(folder) == [(SATURATION, "crashed")] and OPEN in kinds(folder)
 
 
 # --- stopping and going on
@@ -356,15 +251,3 @@ def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path, monkeypa
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be used"):
         RunFolder(tmp_path / "file", fingerprint(run, work))
-
-
-def test_a_folder_that_can_no_longer_be_written_is_told_in_one_line(tmp_path: Path) -> None:
-    run, work = run_of(tmp_path), workload("8x4")
-    folder = RunFolder(tmp_path / "f", fingerprint(run, work))
-    (tmp_path / "f" / "points").rmdir()
-    plan = PointPlan("open-1", OPEN, 0, 9.0)
-    samples = samples_of([0.0], [1.0], [np.zeros(3)])
-    with pytest.raises(CapacityError, match=r"cannot be written \(No such file or directory\): make room"):
-        folder.add(MeasuredPoint(plan, samples, LOOK, 9.0, 9.0))
-    assert folder.measured == []
-    folder.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count, repeat
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,7 +15,6 @@ import pytest
 from bench_runs import run_of
 from hypothesis import given
 from hypothesis import strategies as st
-from made_samples import LOOK, samples_of
 
 from penstock.almanac.record import Method
 from penstock.bench.point_planner import (
@@ -25,7 +24,6 @@ from penstock.bench.point_planner import (
     OPEN,
     PLENTY,
     SATURATION,
-    SHORT,
     SINGLE,
     PointPlan,
     PointResult,
@@ -38,10 +36,9 @@ from penstock.bench.point_planner import (
     within,
 )  # fmt: skip
 from penstock.bench.request_schedule import Known, arrivals, load_of, poisson, warm_load
-from penstock.bench.run_folder import MeasuredPoint, RunFolder
+from penstock.bench.run_folder import RunFolder
 from penstock.bench.workload import Prompted, workload
 from penstock.bench.write_record import method_of
-from penstock.errors import UsageError
 
 GOALS = (0.3, 1.0, 3.0)
 
@@ -142,35 +139,6 @@ def test_a_goal_that_a_single_request_misses_has_no_crossing() -> None:
     assert not [each for each in none if each.plan.kind == OPEN]
 
 
-@pytest.mark.parametrize(
-    ("late", "rates"), [((), True), ((3,), True), ((0,), True), ((1, 3), False), ((0, 1, 2, 3), False)]
-)
-def test_a_goal_is_given_up_only_where_one_at_a_time_surely_misses_it(late: tuple[int, ...], rates: bool) -> None:
-    """Of four requests: of three that met it Clopper-Pearson's interval ends at 0.994, of two at 0.932."""
-    waits, sent = np.full(4, 0.5), 10.0 * np.arange(4)
-    waits[list(late)] = 1.5
-    settings = Settings(goals=(1.0,), starts=1, alone=4)
-    single = next_plan(settings, [])
-    assert single is not None and single.kind == SINGLE
-    measured = MeasuredPoint(
-        single, samples_of(sent, sent + waits, [np.full(3, 0.01)] * 4, name=SINGLE), LOOK, 40.0, 40.0
-    )
-    found = [measured.found(settings.goals)]
-    assert found[0].met == {1.0: 1 - len(late) / 4} and (found[0].most[1.0] >= 0.95) == rates
-    whole = next_plan(settings, found)
-    assert whole is not None and whole.kind == SATURATION
-    found.append(PointResult(whole, 10.0, {1.0: 0.0}, {1.0: 0.0}))
-    after = next_plan(settings, found)
-    assert (bracket(settings, found, 1.0) is not None) == rates
-    assert after is not None and after.kind == (OPEN if rates else CLOSED)
-
-
-def test_of_an_empty_window_nothing_is_sure() -> None:
-    samples = samples_of([5.0], [6.0], [np.zeros(1)], window=(0.0, 1.0))
-    found = MeasuredPoint(PointPlan("open-1", OPEN, 0, 1.0, rate=1.0), samples, LOOK, 1.0, 1.0).found((1.0, 3.0))
-    assert (found.met, found.most) == ({1.0: 0.0, 3.0: 0.0}, {1.0: 1.0, 3.0: 1.0})
-
-
 def test_windows_hold_enough_requests_and_never_none() -> None:
     settings = Settings(goals=GOALS, starts=1)
     for most, least in ((1000.0, settings.window), (4.0, 250.0), (0.001, FEWEST / 0.001)):
@@ -194,82 +162,6 @@ def test_a_budget_is_kept_and_the_two_ends_are_measured_all_the_same(
     spent = sum(each.took for each in found if each.plan.kind in (CLOSED, OPEN))
     assert spent < seconds and {SATURATION, SINGLE} <= {each.plan.kind for each in found}
     assert replace(settings, budget=None).window <= 60 and settings.longest >= settings.window
-
-
-def test_in_a_hurry_everything_at_once_is_what_can_end_in_time() -> None:
-    """A request takes 9 / most seconds by itself."""
-    for most, least, highest in ((900.0, 64, 64), (0.9, 30, 40), (0.09, FEWEST, FEWEST)):
-        for settings in (within(257.0), replace(within(257.0), starts=2)):
-            found = run(settings, Server(most, dict.fromkeys(settings.goals, most / 2)))
-            plans = [each.plan for each in found if each.plan.kind == SATURATION]
-            assert len({plan.requests for plan in plans}) == 1 and (len(plans) == settings.starts or most < 1)
-            assert least <= plans[0].requests <= highest
-    full = run(Settings(starts=1), Server(0.01, dict.fromkeys(GOALS, 0.005)))
-    assert [each.plan.requests for each in full if each.plan.kind == SATURATION] == [1000]
-    assert Settings().of_samples(64).at_once == 15 and Settings().of_samples(1) == Settings()
-    assert SHORT.of_samples(10_000).at_once == FEWEST
-
-
-def test_what_time_is_worth() -> None:
-    assert replace(within(PLENTY), budget=None) == Settings() and not within(PLENTY).below_full(starts=True)
-    least, more = within(100.0), within(1000.0)
-    assert least.below_full(starts=False) and more.below_full(starts=False)
-    assert least.window < more.window < 60 and least.at_once <= more.at_once < 1000
-    assert replace(Settings(), budget=60.0).below_full(starts=False)
-
-
-def test_windows_see_a_steady_state_of_slow_requests() -> None:
-    """A request takes 40 s by itself: it is warm after 40, and the window holds three of its lengths."""
-    found = run(Settings(goals=GOALS, starts=2), Server(0.2, dict.fromkeys(GOALS, 0.1)))
-    alone = 1 / next(each.request_rate for each in found if each.plan.kind == SINGLE)
-    steady = [each.plan for each in found if each.plan.kind in (OPEN, CLOSED)]
-    assert alone > 40 and {plan.start for plan in steady} == {0, 1}
-    assert all(plan.opens >= alone and plan.window >= 3 * alone for plan in steady)
-
-
-def test_a_window_opens_when_as_many_are_under_way_as_the_rate_keeps() -> None:
-    """Requests take 4 s by themselves and 50 s with 450 at once: after 4 s of arrivals nothing is steady."""
-    settings, found = Settings(goals=(1.0,), starts=1, warm_up=2.0), list[PointResult]()
-
-    def tried(rate: float, met: float, loaded: float) -> PointPlan:
-        plan = next_plan(settings, found)
-        assert plan is not None
-        found.append(PointResult(plan, rate, {1.0: met}, {1.0: met}, loaded=loaded))
-        return plan
-
-    assert [tried(0.25, 1.0, 4.0).kind, tried(9.0, 0.0, 50.0).kind] == [SINGLE, SATURATION]
-    first = tried(6.75, 1.0, 12.0)
-    assert first.rate == 0.75 * 9.0 and first.opens < 20
-    takes = first.opens / 1.5  # what a request takes when rate x takes of them are under way
-    assert takes == pytest.approx(4 + (50 - 4) * (first.rate * takes - 1) / (450 - 1))
-    assert tried(9.0, 0.0, 40.0).opens == 50.0  # at the highest rate as with everything at once
-    between = tried(7.8, 0.0, 30.0)
-    assert between.rate is not None and 6.75 < between.rate < 9.0 and first.opens < between.opens < 40.0
-    assert min(first.opens, between.opens) > 2 * 4.0
-
-
-def test_the_window_of_a_closed_loop_sees_requests_end_however_many_share_the_server() -> None:
-    """A rung adds a third, so one of k takes ever longer: its slots are all taken in a window of three times alone."""
-    rates, found = {1: 0.1}, list[PointResult]()
-    while (plan := next_plan(Settings(goals=GOALS, starts=1, bisections=0), found)) is not None:
-        users = plan.concurrency or plan.requests
-        rates[users] = 0.1 * 4 ** (math.log2(users) / 5) if plan.kind == CLOSED else rates.get(users, 1.0)
-        found.append(PointResult(plan, rates[users], dict.fromkeys(GOALS, 0.0), dict.fromkeys(GOALS, 0.0)))
-    rungs = [each.plan for each in found if each.plan.kind == CLOSED]
-    assert len(rungs) > 6
-    for plan in rungs:
-        users = plan.concurrency or 0
-        assert plan.opens + plan.window > users / rates[users]
-        load = load_of(plan, Settings(), Known(10.0, rates[users]), repeat(Prompted(b"", 5, 7)), 0)
-        assert load.stop_after - load.window[1] >= users / rates[users]
-
-
-def test_a_short_run_says_so() -> None:
-    assert not Settings().below_full(starts=True) and SHORT.below_full(starts=False)
-    for name, less in {"window": 59.0, "enough": 999, "at_once": 10, "alone": 1, "warm_up": 1.0}.items():
-        assert replace(Settings(), **{name: less}).below_full(starts=True)
-    one = replace(Settings(), starts=1)  # of a server that somebody else started, one start is all there is
-    assert one.below_full(starts=True) and not one.below_full(starts=False)
 
 
 # --- arrivals
@@ -342,20 +234,6 @@ def test_the_load_of_each_kind() -> None:
     assert len({ask.body for ask in opened.asks}) == len(opened.asks)
     assert {(ask.asked_prompt, ask.asked_output) for ask in opened.asks} == {(5, 7)}
     assert warm_load(settings, prompts()).stop_after == settings.warm_up
-
-
-def test_arrivals_come_from_the_seed_the_start_and_the_name() -> None:
-    def times(seed: int, **more: int | str) -> list[float]:
-        load = load_of(plan_of(OPEN, rate=5.0, **more), Settings(), Known(1.0, 5.0), prompts(), seed)  # type: ignore[arg-type]
-        return [ask.intended for ask in load.asks]
-
-    assert times(1) == times(1)
-    assert times(1) != times(2) and times(1) != times(1, start=1) and times(1) != times(1, name="open-6")
-
-
-def test_a_point_of_too_many_requests_is_told_by_name() -> None:
-    with pytest.raises(UsageError, match="open would be of"):
-        load_of(plan_of(OPEN, rate=50_000.0), Settings(), Known(1.0, 5.0), prompts(), 0)
 
 
 def test_the_method_in_a_record_is_what_was_done() -> None:

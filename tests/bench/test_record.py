@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.almanac.record import ClientHealth
 from penstock.bench import write_record
-from penstock.bench.write_record import archived, commit, word, worst
+from penstock.bench.write_record import archived, commit, word
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,48 +54,3 @@ def test_a_checkout_that_was_changed_says_so(tmp_path: Path, monkeypatch: pytest
     assert commit() != put(tmp_path, "src/a.py", "2") == commit()
     monkeypatch.setattr(write_record, "HOUSE", tmp_path.parent)
     assert commit() is None
-
-
-def test_what_lies_beside_the_package_changes_no_commit_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped run goes on after its log was committed, or a record added: they are no part of what measures."""
-    git(tmp_path, "init", "-q")
-    head = put(tmp_path, "src/a.py", "1")
-    monkeypatch.setattr(write_record, "HOUSE", tmp_path / "src")
-    assert put(tmp_path, "LOG.md", "a run") != head == commit()
-    (tmp_path / "LOG.md").write_text("another run")
-    put(tmp_path, "records/r.json", "{}", commit=False)
-    assert commit() == head
-    put(tmp_path, "src/b.py", "2", commit=False)
-    assert (commit() or "").startswith(f"{head}+changed.")
-
-
-def test_an_environment_in_somebodys_checkout_has_no_commit_of_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git(tmp_path, "init", "-q")
-    put(tmp_path, "theirs.py", "1")
-    package = tmp_path / "venv" / "penstock"
-    package.mkdir(parents=True)
-    (package / "a.py").write_text("1")
-    monkeypatch.setattr(write_record, "HOUSE", package)
-    assert commit() is None
-    (tmp_path / ".gitignore").write_text("venv\n")
-    assert commit() is None
-
-
-def test_a_checkout_or_an_installed_package_is_no_archive(tmp_path: Path) -> None:
-    as_checked_in = tmp_path / "archived.txt"
-    as_checked_in.write_text("$Format:%H$\n")
-    assert archived(as_checked_in) is None
-    assert archived(tmp_path / "none.txt") is None
-
-
-def test_a_point_of_which_one_start_was_before_the_calibration_is_judged_as_uncalibrated() -> None:
-    """What the almanac refuses to call good: no headroom, and more than half a core."""
-    before = ClientHealth(lag_p99=0.001, busy=0.4, headroom=None, late_p99=0.002, short=False)
-    after = ClientHealth(lag_p99=0.002, busy=0.7, headroom=3.0, late_p99=0.001, short=False)
-    both = ClientHealth(lag_p99=0.002, busy=0.7, headroom=None, late_p99=0.002, short=True)
-    assert worst([before, after]) == worst([after, before]) == both
-    assert worst([before, before]) == before and worst([after, after]) == after
-    idle = after.model_copy(update={"busy": 0.3})
-    assert not worst([before, idle]).short and worst([before, idle]).headroom is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from made_records import made_records
 from penstock.almanac.record import Interval, PointFailure, Record
 from penstock.bench.compare import (
     CLIENT_SHORT,
-    CUT,
     SAME,
     UNKNOWN,
     UNTRIED,
@@ -26,21 +24,17 @@ from penstock.bench.compare import (
     record_at,
 )
 from penstock.bench.run_folder import FailedPoint, RunFolder
-from penstock.bench.run_report import costs, ordered, print_table
+from penstock.bench.run_report import print_table
 from penstock.bench.run_spec import fingerprint
 from penstock.bench.slo_crossing import crossings
 from penstock.bench.workload import workload
 from penstock.bench.write_record import (
     command_of,
-    model_config,
     option_files,
-    parameters,
-    plain,
     without_folders,
-    word,
     write_record,
 )  # fmt: skip
-from penstock.errors import CheckpointError, RecordError, UsageError
+from penstock.errors import RecordError, UsageError
 
 
 def record(number: int = 0) -> Record:
@@ -57,37 +51,6 @@ def test_the_table_has_a_line_a_point_and_tells_failures() -> None:
         assert sum(line.strip().startswith(f"{point.name} ") for line in lines) == 1
     assert "failed: every point: refused: status 400: too long" in lines
     assert sum("first token within" in line for line in lines) == len(found.method.goals)
-
-
-def cut_off(found: Record, request: Interval, output: Interval) -> Record:
-    """Everything at once alone, cut off by its time limit at these rates."""
-    point = next(each for each in found.points if each.kind == "saturation")
-    figures = point.figures.model_copy(update={"request_rate": request, "output_rate": output})
-    cut = point.model_copy(update={"figures": figures, "opens": None, "outcomes": {"unfinished": 3}})
-    return found.model_copy(update={"points": [cut]})
-
-
-def test_a_rate_that_a_time_limit_cut_off_is_told_as_at_least() -> None:
-    made = record(0)
-    assert made.machine.gpu is not None
-    gpus = made.machine.gpu.model_copy(update={"count": 4})
-    told = cut_off(made, Interval(value=0.714, low=0.667, high=None), Interval(value=1234.0, low=1200.0, high=None))
-    told = told.model_copy(update={
-        "method": made.method.model_copy(update={"price_per_hour": 3.6}),
-        "machine": made.machine.model_copy(update={"gpu": gpus}),
-    })  # fmt: skip
-    out = io.StringIO()
-    print_table(told, out)
-    assert "≥ 0.71 (from 0.67)" in out.getvalue() and "≥ 1,234 (from 1,200)" in out.getvalue()
-    of_gpu, cost = costs(told)
-    assert of_gpu.endswith("a GPU: ≥ 308 output tok/s")
-    assert cost.count("≤ $") == 3 and f"≤ ${1 / 0.714:,.4g} a thousand requests" in cost
-    few = cut_off(made, Interval(value=0.714, low=None, high=None), Interval(value=12.0, low=None, high=None))
-    out = io.StringIO()
-    print_table(few, out)
-    assert "≥ 0.71 " in out.getvalue() and "(from" not in out.getvalue()
-    ended = " ".join(costs(made))
-    assert "≥" not in ended and "≤" not in ended
 
 
 # --- crossings
@@ -109,16 +72,6 @@ def with_goals(*goals: tuple[float, float, float, float], completed: dict[float,
     ]  # fmt: skip
     method = found.method.model_copy(update={"goals": [1.0], "quantile": 0.95})
     return found.model_copy(update={"points": made, "method": method})
-
-
-def test_what_was_offered_is_what_the_window_issued() -> None:
-    """87 requests in 21.2 s of a plan of 4.71 a second: chance had a part in older windows."""
-    found = with_goals((4.71, 1.0, 0.97, 1.0), (6.0, 0.1, 0.0, 0.2))
-    issued = found.points[0].model_copy(update={"requests": 87, "seconds": 21.2})
-    found = found.model_copy(update={"points": [issued, found.points[1]]})
-    (crossing,) = crossings(found)
-    assert crossing.meets == pytest.approx(87 / 21.2, rel=1e-5) and crossing.fails == 6.0
-    assert [point.name for point in ordered([found.points[1], issued])] == ["open-4.71", "open-6"]
 
 
 def test_crossings_are_compared_by_what_is_sure_of_them() -> None:
@@ -157,26 +110,6 @@ def test_points_of_a_client_that_was_short_rank_nobody() -> None:
         assert {ratio.verdict for ratio in compare(*pair).ratios} == {CLIENT_SHORT}
 
 
-def test_rates_that_were_tried_and_cannot_be_ranked_are_not_told_as_untried() -> None:
-    found = with_goals((4.0, 1.0, 0.96, 1.0), (8.0, 0.5, 0.4, 0.6), (9.0, 1.0, 0.97, 1.0))
-
-    def words(*short: str) -> str:
-        (crossing,) = crossings(of_a_short_client(found, "none", *short))
-        return crossing.words(0.95).split(": ", 1)[1]
-
-    assert words() == "up to 4 requests a second, missed where 8 were offered"
-    assert words("open-4") == "up to 9 requests a second, missed at no higher rate that was tried"
-    assert words("open-8", "open-9") == (
-        "up to 4 requests a second, missed at no higher rate that was tried and can be ranked"
-    )
-    assert words("open-4", "open-9") == "missed at 8 a second, the lowest rate that was tried and can be ranked"
-    assert words("open-4", "open-8", "open-9") == "no rate that was tried can be ranked"
-    (fast,) = crossings(with_goals((1230.0, 1.0, 0.96, 1.0), (1460.0, 0.5, 0.4, 0.6)))
-    assert fast.words(0.95).endswith("up to 1230 requests a second, missed where 1460 were offered")
-    empty = found.model_copy(update={"points": []})
-    assert crossings(empty)[0].words(0.95).endswith(": no rate was tried")
-
-
 def at_once(found: Record, value: float, low: float, high: float) -> Record:
     """With everything at once, that gave so much."""
     point = next(each for each in record().points if each.kind == "saturation")
@@ -201,19 +134,6 @@ def test_no_rate_is_told_that_everything_at_once_did_not_give() -> None:
     assert compare(slow, capped).goals[0].endswith("A up to 0.5 requests a second, B up to 1.52; B / A at least 2.10")
 
 
-def test_a_rate_at_which_nothing_was_served_is_not_told_as_untried() -> None:
-    none = {5.0: Interval(value=0.0, low=None, high=None), 6.0: Interval(value=0.0, low=None, high=None)}
-
-    def words(*goals: tuple[float, float, float, float]) -> str:
-        (crossing,) = crossings(with_goals(*goals, completed=none))
-        return crossing.words(0.95).split(": ", 1)[1]
-
-    kept = (6.0, 1.0, 0.9, 1.0), (5.0, 1.0, 0.9, 1.0)
-    assert words(*kept) == "tried at 5, 6 a second, and nothing was served in that window"
-    assert words(*kept, (4.0, 1.0, 0.9, 1.0)).startswith("up to 4 requests a second")
-    assert words(kept[0], (5.0, 0.5, 0.4, 0.6)) == "missed at 5 a second, the lowest rate that was tried"
-
-
 # --- comparison
 
 
@@ -230,43 +150,6 @@ def test_the_interval_of_a_ratio_covers_at_its_rate() -> None:
         assert low is not None and high is not None
         hits += low <= 1.5 <= high
     assert 0.93 < hits / tries < 0.97
-
-
-def test_ratios_of_uneven_and_missing_intervals() -> None:
-    even = Interval(value=2.0, low=1.0, high=4.0)
-    low, high = ratio_ends(even, even)
-    assert low == pytest.approx(2 ** -(2**0.5)) and high == pytest.approx(2 ** (2**0.5))
-    assert ratio_ends(Interval(value=2.0, low=0.0, high=4.0), even)[1] == math.inf
-    assert ratio_ends(even, Interval(value=2.0, low=0.0, high=4.0))[0] == 0.0
-    no_low, no_high = Interval(value=2.0, low=None, high=4.0), Interval(value=2.0, low=1.0, high=None)
-    only_low, only_high = (pytest.approx(low), None), (None, pytest.approx(high))
-    assert ratio_ends(no_low, even) == only_low and ratio_ends(even, no_low) == only_high
-    assert ratio_ends(no_high, even) == only_high and ratio_ends(even, no_high) == only_low
-    assert ratio_ends(no_low, no_low) == ratio_ends(no_high, no_high) == (None, None)
-    assert ratio_ends(Interval(value=0.0, low=0.0, high=4.0), even) == (None, None)
-
-
-def test_a_rate_that_was_cut_off_is_better_where_its_low_end_says_so() -> None:
-    """5 [4.9, 5.1] against at least 20 (from 19.5): 4, from 4 / exp(hypot(ln 1.0256, ln 1.02))."""
-    output = Interval(value=1000.0, low=990.0, high=1010.0)
-    rates = {"low": Interval(value=5.0, low=4.9, high=5.1), "high": Interval(value=20.0, low=19.5, high=None),
-             "near": Interval(value=5.0, low=4.8, high=None)}  # fmt: skip
-    ended = cut_off(record(), rates["low"], output)
-    ended = ended.model_copy(update={"points": [ended.points[0].model_copy(update={"outcomes": {}})]})
-
-    def told(a: Record, b: Record) -> tuple[str, str]:
-        """The verdict on requests a second, and its line of the table."""
-        made, out = compare(a, b), io.StringIO()
-        print_comparison(made, out)
-        line = next(line for line in out.getvalue().splitlines() if "requests/s" in line)
-        return next(ratio.verdict for ratio in made.ratios if ratio.figure == "requests/s"), " ".join(line.split())
-
-    quick, near = (cut_off(record(), rates[name], output) for name in ("high", "near"))
-    better = told(ended, quick)
-    assert better == ("B is better", "saturation requests/s 5.00 ≥ 20.00 ≥ 4.00 at least 3.87 B is better")
-    assert told(quick, ended) == ("A is better", "saturation requests/s ≥ 20.00 5.00 ≤ 0.25 at most 0.26 A is better")
-    assert told(ended, near) == (CUT, f"saturation requests/s 5.00 ≥ 5.00 ≥ 1.00 at least 0.96 {CUT}")
-    assert told(quick, quick) == (CUT, f"saturation requests/s ≥ 20.00 ≥ 20.00 - - {CUT}")
 
 
 def test_a_run_does_not_differ_from_itself_and_does_from_one_twice_as_fast() -> None:
@@ -307,18 +190,6 @@ def test_runs_that_are_not_alike_say_in_what_and_other_shapes_are_refused() -> N
     shape = found.shape.model_copy(update={"output": found.shape.output + 1})
     with pytest.raises(UsageError, match="cannot be compared"):
         compare(found, found.model_copy(update={"shape": shape}))
-
-
-def test_a_run_that_failed_is_compared_by_its_failure() -> None:
-    found = record()
-    failure = PointFailure(point=None, kind="context too short", message="status 400: too long", log="")
-    lost = found.model_copy(update={"points": [], "failures": [failure]})
-    out = io.StringIO()
-    print_comparison(compare(lost, found), out)
-    told = out.getvalue()
-    assert "A failed: every point: context too short: status 400: too long\n" in told and "B failed" not in told
-    assert "None" not in told and "saturation is in B alone" in told and "B / A  " not in told
-    assert "no figure is in both" in told
 
 
 def test_records_are_found_by_file_folder_or_run(tmp_path: Path) -> None:
@@ -376,29 +247,3 @@ def test_files_that_options_name_are_in_the_record(tmp_path: Path) -> None:
     (tmp_path / "b" / "plan.json").touch()
     with pytest.raises(UsageError, match=r"two files of --options are called plan\.json"):
         option_files([*options, f"{tmp_path}/b/plan.json"])
-
-
-def test_words_and_logs_are_plain() -> None:
-    assert word("  <b>a</b>\u202e\x07 ") == "b-a-/b" and word("") == "unknown" and word("/-") == "unknown"
-    assert plain("\x1b[1;31mred\x1b[0m\r\n\ttwo\u200b\u202e\x07") == "red\n\ttwo"
-
-
-def test_a_models_folder_tells_its_size(tmp_path: Path) -> None:
-    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 4]}, "b": {"shape": []}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
-    assert parameters(tmp_path) == 13 and model_config(tmp_path) == {"vocab_size": 7}
-    assert parameters(None) is None and model_config(None) == {} and model_config(tmp_path / "none") == {}
-    (tmp_path / "model.safetensors").write_bytes(b"\x05")
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is no whole"):
-        parameters(tmp_path)
-    with pytest.raises(CheckpointError, match=r"config\.json is no config"):
-        model_config(tmp_path)
-
-
-def test_a_run_by_url_is_not_short_for_its_one_start() -> None:
-    run = run_of(Path("out"))
-    full = replace(run.settings, warm_up=10, window=60, longest=600, enough=1000, at_once=1000, alone=20, bisections=5)
-    assert replace(run, settings=full).short
-    assert not replace(run, settings=full, subject=replace(run.subject, peer=None, url="http://x")).short

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 from hostile_server import DONE, EVENTS, event, usage_event
@@ -11,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.bench.response_checks import OWN_LIMIT, judge
-from penstock.bench.response_reader import ErrorReader, StreamReader
+from penstock.bench.response_reader import StreamReader
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -68,41 +67,6 @@ def test_events_count_when_they_bring_output(data: bytes, events: int) -> None:
     assert len(read(data + event("", "stop") + DONE).times) == events
 
 
-def test_an_event_arrives_when_its_line_is_whole() -> None:
-    stream = StreamReader()
-    stream.feed(event()[:20], 1.0)
-    assert not stream.times
-    stream.feed(event()[20:] + event() + event()[:9], 2.0)
-    assert list(stream.times) == [2.0, 2.0]
-
-
-def test_a_line_without_end_is_broken_and_not_kept() -> None:
-    stream = StreamReader()
-    for _ in range(10):
-        stream.feed(b"data: {" + b"x" * (1 << 20), 0.0)
-    assert stream.fault is not None and stream.fault[0] == "broken" and len(stream.fault[1]) < 400
-
-
-@pytest.mark.parametrize(
-    ("reasons", "output", "verdict"),
-    [
-        (("length", "length"), 16, None), (("length", "length"), 9, "length"), (("stop", "length"), 7, "length"),
-        (("stop", "length"), 8, None), (("stop", "stop"), 5, None), (("stop", "stop"), 17, "usage"),
-    ],
-)  # fmt: skip
-def test_samples_that_a_context_clamped_are_seen(reasons: tuple[str, str], output: int, verdict: str | None) -> None:
-    """Two samples of up to 8 tokens, that may end by themselves."""
-    events = b"".join(event("a") + event("b", reason) for reason in reasons)
-    stream = StreamReader()
-    used = usage_event(prompt_tokens=3, completion_tokens=output, total_tokens=3 + output)
-    stream.feed(events + used + DONE, 1.0)
-    stream.finish()
-    found = judge(stream, 3, -1, 16)
-    assert (found and found[0]) == verdict
-    assert found is None or verdict == "usage" or OWN_LIMIT in found[1]
-    assert judge(stream, 3, -1) is None  # where nobody knows the most
-
-
 @pytest.mark.parametrize(
     ("reason", "told"),
     [("length", f"{OWN_LIMIT} at 6 tokens in and out"), ("stop", "ignore_eos is not heeded"), (None, "were asked for")],
@@ -114,22 +78,3 @@ def test_an_answer_that_is_too_short_tells_how_it_ended(reason: str | None, told
     verdict = judge(stream, 3, 9)
     assert verdict is not None and verdict[0] == "length" and "3 tokens out, 9 were" in verdict[1]
     assert told in verdict[1] and (OWN_LIMIT in verdict[1]) is (reason == "length")
-
-
-def test_a_refusal_shows_its_beginning() -> None:
-    answer = ErrorReader(429)
-    answer.feed(b"slow down " * 1000, 0.0)
-    answer.finish()
-    assert answer.fault is not None and "429" in answer.fault[1] and len(answer.fault[1]) < 600
-    assert answer.fault[1].endswith((" slow ...", " down ..."))
-
-
-def test_a_refusal_says_all_that_a_server_says_of_it() -> None:
-    said = "a prompt has 4000 tokens and the context 2304, with room for one at least to be made: shorten it, or cut it"
-    told = {"message": f"{said} with truncate_prompt_tokens", "type": "invalid_request_error", "param": "prompt"}
-    body = {"error": {**told, "code": 400}}
-    answer = ErrorReader(400)
-    for byte in json.dumps(body).encode():
-        answer.feed(bytes([byte]), 0.0)
-    answer.finish()
-    assert answer.fault == ("status", f"status 400: {json.dumps(body).encode()!r}")

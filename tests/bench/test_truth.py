@@ -3,7 +3,7 @@
 Loads go beside each other (8 s, mostly waiting):
 
     drawn     an open loop, drawn as a run's are; first tokens lognormal, gaps exponential: what is drawn is true
-    stall     a server that stops once for 1.5 s, met by an open loop, a closed one, and a client that is blocked
+    stall     a server that stops once for 1.5 s, met by an open loop and a closed one
     silence   one that stops for good, met by `penstock bench run URL`
 
 Times are large against a busy machine's hiccups, and the server stamps what it does: the mean of its own lateness is
@@ -13,13 +13,11 @@ added to the truth; what the client adds is not. That intervals of such samples 
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from bench_runs import MACHINE
-from made_samples import LOOK, samples_of
+from made_samples import LOOK
 from timed_server import Draw, Stamp, TimedPlan, read_stamps, timed_server
 
 from penstock.almanac.figures import point_of
@@ -57,7 +55,6 @@ class Measured(NamedTuple):
     drawn: Drawn
     opened: Samples
     closed: Samples
-    blocked: Samples
     silent: subprocess.CompletedProcess[str]
     folder: Path
 
@@ -89,22 +86,6 @@ def looped(closed: int | None) -> Callable[[int], Samples]:
     return lambda port: run_load(Endpoint("127.0.0.1", port), load, point="p", start=0, processes=1)[0]
 
 
-def blocked(port: int) -> Samples:
-    """The open loop's plan, by a client with one connection, which waits for each answer before it sends again."""
-    planned, rows = EVERY * np.arange(COUNT), []
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    begin = time.monotonic()
-    for at in planned:
-        time.sleep(max(0.0, begin + at - time.monotonic()))
-        sent = time.monotonic() - begin
-        connection.request("POST", "/v1/completions", body(1))
-        connection.getresponse().read()
-        rows.append((sent, time.monotonic() - begin))
-    connection.close()
-    sent, first = np.array(rows).T
-    return samples_of(planned, first, [np.zeros(0)] * COUNT, actual=sent, prompt=4)
-
-
 def silenced(folder: Path) -> subprocess.CompletedProcess[str]:
     """A run against a server that falls silent when 40 requests have come: at most 14 before everything at once."""
     plan = TimedPlan(first=Draw("fixed", 0.1), stall_at=40, stall_for=1e9)
@@ -128,7 +109,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         lambda: drawn(folder / "stamps"),
         lambda: stalling(looped(None)),
         lambda: stalling(looped(1)),
-        lambda: stalling(blocked),
         lambda: silenced(folder / "run"),
     ]
     with ThreadPoolExecutor(len(works)) as threads:
@@ -186,17 +166,6 @@ def test_a_stall_is_in_the_figures_of_who_did_not_wait_for_it(measured: Measured
     assert (waits > 0.3).sum() == 1 and abs(waits.max() - STALL) < 0.1
     assert closed.goals[0].share == pytest.approx(1 - 1 / COUNT)
     assert closed.figures.first_token.p95.value < 0.1 and closed.figures.first_token.mean.value < 0.04
-
-
-def test_a_blocked_clients_own_start_hides_the_stall_that_the_intended_one_shows(measured: Measured) -> None:
-    """The same plan by a client of one connection. Counted from when it sent, one request of 200 waited; from when it
-    should have sent, more than the 60 of the open loop did, for it also has to catch up."""
-    point = point_of_stall(measured.blocked, "open")
-    intended, actual = point.figures.first_token, point.figures.first_token_actual
-    assert (measured.blocked.first - measured.blocked.actual > 0.3).sum() == 1
-    assert COUNT * (1 - point.goals[0].share) >= (STALL - 0.3) / EVERY - 6
-    assert actual.p95.value < 0.1 and 1.2 < intended.p95.value < STALL + 0.1
-    assert intended.mean.value > 10 * actual.mean.value
 
 
 # --- a server that falls silent

@@ -73,30 +73,6 @@ def test_it_is_a_record_that_can_be_believed_and_is_never_ranked(tmp_path: Path)
     assert "<b>" not in record.model_dump_json()
 
 
-def test_mixed_lengths_are_a_dataset(tmp_path: Path) -> None:
-    file = told()
-    file["input_lens"] = list(range(1, 401))
-    shape = imported(tmp_path, file).shape
-    assert shape.kind == "dataset" and shape.name.startswith("mixed ") and 190 < shape.input < 210
-
-
-def test_an_old_file_without_start_times(tmp_path: Path) -> None:
-    file = told(rate="inf")
-    del file["start_times"]
-    (result,) = read_vllm(write(tmp_path, file))
-    assert result.kind == "saturation" and set(result.samples.actual) == {0.0}
-    late = {key: value for key, value in told().items() if key != "start_times"}
-    with pytest.raises(RecordError, match="start_times: is missing"):
-        read_vllm(write(tmp_path, late))
-
-
-def test_how_late_its_client_was(tmp_path: Path) -> None:
-    file = told(users=16) | {"queue_times": [0.0] * 390 + [0.25] * 10}
-    (result,) = read_vllm(write(tmp_path, file))
-    assert result.kind == "open" and result.concurrency == 16
-    assert result.late_p99 == pytest.approx(0.25)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -119,33 +95,3 @@ def test_files_that_cannot_be(tmp_path: Path, change: dict[str, Any], says: str)
     with pytest.raises(RecordError, match=f"^result.json: .*({says})") as refused:
         read_vllm(write(tmp_path, told() | change))
     assert str(refused.value).isprintable()
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    short = {key: value for key, value in told().items() if key not in ("itls", "ttfts")}
-    with pytest.raises(RecordError, match=r"it lacks ttfts, itls: run vllm bench serve with --save-result"):
-        read_vllm(write(tmp_path, short))
-    for content, says in (("", "is empty"), ("[1]", "but a list"), ("{", "is no JSON"), ('{"a": 1} x', "is no JSON")):
-        (tmp_path / "bad.json").write_text(content)
-        with pytest.raises(RecordError, match=says):
-            read_vllm(tmp_path / "bad.json")
-    with pytest.raises(RecordError, match=r"gone\.json: cannot be read"):
-        read_vllm(tmp_path / "gone.json")
-    with pytest.raises(RecordError, match="result 2: request_rate"):
-        read_vllm(write(tmp_path, told(), told() | {"request_rate": 0}))
-
-
-def test_a_number_that_no_record_holds_is_told_in_one_line(tmp_path: Path) -> None:
-    late = told()
-    late["ttfts"][0] = 2e6
-    with pytest.raises(RecordError, match=r"^the file.s numbers make no record: window: Input should") as refused:
-        imported(tmp_path, late)
-    assert str(refused.value).isprintable()
-
-
-def test_two_models_are_two_records(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="results of 2 models"):
-        imported(tmp_path, told(), told() | {"model_id": "other"})
-    nothing = told() | {"output_lens": [0] * 400}
-    with pytest.raises(RecordError, match="no request of the file was complete"):
-        imported(tmp_path, nothing)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hostile_server import HostileServer
@@ -17,7 +16,7 @@ from penstock.bench import worker_pool
 from penstock.bench.endpoint import target_of
 from penstock.bench.run_load import Load, run_load, shares
 from penstock.bench.worker_pool import WorkerProcess
-from penstock.bench.worker_protocol import PlannedRequest, WorkerProgress, WorkerReady, WorkerStart, receive, send
+from penstock.bench.worker_protocol import PlannedRequest
 from penstock.errors import EngineError
 
 
@@ -59,38 +58,6 @@ def test_a_client_process_that_dies_is_told_with_its_last_words(started: list[Wo
 
     with HostileServer() as server, pytest.raises(EngineError, match="ended with code -9: no more memory"):
         run_load(target_of(server.url), load_of(["nothing"] * 2), point="p", start=0, processes=2, progress=kill)
-
-
-def test_a_client_ends_when_its_load_goes_away_in_the_middle_of_a_point() -> None:
-    worker = worker_pool.start_worker()
-    with HostileServer() as server, worker.errors:
-        send(worker.pipe, shares(target_of(server.url), load_of(["nothing"]), 1)[0])
-        assert receive(worker.pipe) == WorkerReady(1)
-        send(worker.pipe, WorkerStart(time.monotonic()))
-        assert isinstance(receive(worker.pipe), WorkerProgress)
-        worker.pipe.close()
-        assert worker.process.wait(30) == 0
-
-
-def test_an_interrupted_load_leaves_no_process(started: list[WorkerProcess]) -> None:
-    def interrupt(_: object) -> None:
-        raise KeyboardInterrupt
-
-    with HostileServer() as server, pytest.raises(KeyboardInterrupt):
-        load = load_of(["nothing"] * 2)
-        run_load(target_of(server.url), load, point="p", start=0, processes=2, progress=interrupt)
-    assert len(started) == 2 and all(each.process.poll() is not None for each in started)
-
-
-def test_a_load_ends_when_whoever_hears_it_has_enough() -> None:
-    """Its samples are there all the same: what went on is unfinished."""
-    with HostileServer() as server:
-        load = load_of(["good", "nothing"])
-        samples, _ = run_load(
-            target_of(server.url), load, point="p", start=0, processes=2,
-            progress=lambda now: bool(now.ended and now.in_flight),
-        )  # fmt: skip
-    assert sorted(samples.outcome) == ["ok", "unfinished"]
 
 
 WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"

@@ -56,13 +56,6 @@ def test_a_body_has_exactly_these_fields() -> None:
     assert body["extra"] == '{"tokens": 9}' and body["top_k"] == 5 and "ignore_eos" not in body
 
 
-def test_lengths_that_must_come_back() -> None:
-    exact = next(prompts(workload("5x9"), IDS, 0, "s", no_texts))
-    assert (exact.prompt_tokens, exact.output_tokens) == (5, 9)
-    monkeys = next(prompts(workload("monkeys:3"), IDS, 0, "s", no_texts))
-    assert (monkeys.prompt_tokens, monkeys.output_tokens) == (512, NO_LENGTH)
-
-
 def test_no_two_prompts_begin_alike() -> None:
     """Of a point, of two points, of two runs, of two shapes: not in their first 16 ids."""
     groups = [
@@ -95,26 +88,6 @@ def test_conversations_and_questions_come_from_files(tmp_path: Path) -> None:
     assert (asked.prompt_tokens, asked.output_tokens) == (NO_LENGTH, NO_LENGTH)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("a.json", "[1, 2]", "no ShareGPT-form file"),
-        ("b.json", "[]", "no conversation of two turns"),
-        ("c.json", "{", "no ShareGPT-form file"),
-        ("d.json", '[{"conversations": [{"value": 5}, {"value": "x"}]}]', "is no text"),
-        ("e.jsonl", '{"q": 1}', "no GSM8K-form file"),
-        ("f.jsonl", "", "holds no question"),
-        ("missing.jsonl", None, "cannot be read"),
-    ],
-)
-def test_files_that_are_none_are_told_by_name(tmp_path: Path, name: str, content: str | None, told: str) -> None:
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match=told) as caught:
-        workload(f"monkeys@{tmp_path / name}" if name.endswith("jsonl") else str(tmp_path / name))
-    assert name in str(caught.value)
-
-
 # --- texts
 
 
@@ -141,16 +114,3 @@ def test_texts_have_exactly_the_tokens_that_were_asked(tmp_path: Path, special: 
     speech = RequestStyle("m", 0, ids=False)
     asked = next(prompts(workload("9x4"), speech, 0, "s", texts.of))
     assert len(told.encode(json.loads(asked.body)["prompt"]).ids) == asked.prompt_tokens == 9
-
-
-def test_texts_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
-    few = TextPrompts(tokenizer(tmp_path / "few.json", 20))
-    with pytest.raises(UsageError, match="has 20 whole words"):
-        next(few.of(10, np.random.default_rng(0)))
-    special = TextPrompts(tokenizer(tmp_path / "special.json", 300, special=True))
-    with pytest.raises(UsageError, match="no text of 1 tokens"):
-        next(special.of(1, np.random.default_rng(0)))
-    (tmp_path / "broken.json").write_text("{")
-    for name in ("broken.json", "missing.json"):
-        with pytest.raises(UsageError, match=f"{name} is no tokenizer.json"):
-            TextPrompts(tmp_path / name)

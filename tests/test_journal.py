@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,19 +65,6 @@ def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
         Journal(out, RUN)
     assert out.read_text() == "mine\n"
     assert not (tmp_path / "out.jsonl.journal").exists()
-
-
-def test_a_run_without_settings_goes_on_too(tmp_path: Path) -> None:
-    for i in range(2):
-        with Journal(tmp_path / "out.jsonl", {}) as journal:
-            journal.add(i, {"id": i})
-    assert len(read(tmp_path / "out.jsonl")) == 2
-
-
-def test_an_empty_file_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "out.jsonl").touch()
-    fill(tmp_path / "out.jsonl", 1)
-    assert len(read(tmp_path / "out.jsonl")) == 1
 
 
 def test_taking_the_rows_away_begins_anew(tmp_path: Path) -> None:
@@ -169,16 +150,6 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
         assert len(journal) == 3
 
 
-@pytest.mark.parametrize("letters", [250, 300])
-def test_a_name_that_is_too_long_ends_in_one_line(tmp_path: Path, letters: int) -> None:
-    with pytest.raises(JournalError, match=r"cannot be written \(file name too long\)"):
-        check_writable(tmp_path / ("x" * letters))
-        Journal(tmp_path / ("x" * letters), RUN)
-    with pytest.raises(JournalError, match=r"cannot be written \(file name too long\)"):
-        write_whole(tmp_path / ("x" * 252), b"1")
-    assert list(tmp_path.iterdir()) == []
-
-
 @given(st.lists(st.one_of(st.text(max_size=3), st.integers(-3, 3)), max_size=80))
 def test_key_set_is_a_set(keys: list[str | int]) -> None:
     ours, plain = KeySet(), set[tuple[type, str | int]]()
@@ -194,43 +165,6 @@ def test_key_set_grows() -> None:
     assert all(keys.add(i) for i in range(5000))
     assert not any(keys.add(i) for i in range(5000))
     assert 5000 not in keys and "1" not in keys
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from penstock.journal import Journal
-import penstock.journal as room
-room.COMMIT_ROWS = 3
-try:
-    with Journal(Path(sys.argv[1]), {"run": 1}) as journal:
-        for i in range(100000):
-            if i not in journal:
-                journal.add(i, {"id": i, "text": "x" * (i % 97)})
-except KeyboardInterrupt:
-    print(len(journal))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_signals_at_moments_that_nobody_chose(tmp_path: Path, number: signal.Signals) -> None:
-    """The rows are always a whole beginning; after Ctrl-C, where the writer closes its journal, all that it added."""
-    out, known = tmp_path / "out.jsonl", 0
-    for round_ in range(3):
-        child = subprocess.Popen([sys.executable, "-c", WRITER, str(out)], stdout=subprocess.PIPE, text=True)
-        while not out.exists() or out.read_bytes().count(b"\n") < known + 5:
-            assert child.poll() is None
-            time.sleep(0.001)
-        time.sleep(0.0007 * round_)
-        child.send_signal(number)
-        said, _ = child.communicate()
-        with Journal(out, {"run": 1}) as journal:
-            ids = [row["id"] for row in journal.rows()]
-        assert ids == list(range(len(ids))) == [row["id"] for row in read(out)] and len(ids) >= known
-        if number == signal.SIGINT:
-            assert len(ids) in (int(said), int(said) - 1), "the one that was being added may be missing"
-        known = len(ids)
-    assert known > 5
 
 
 @pytest.mark.parametrize("left", [b"12", b"a1b2c3d4 penstock-jour", bytes(60)])
@@ -250,24 +184,6 @@ def test_rows_that_are_json_already_are_taken_as_they_are(tmp_path: Path) -> Non
         journal.add_json("a", '{"x": "\u2028\u2029\x85é"}'.encode())
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"x": "\\u2028\\u2029\\u0085\xc3\xa9"}\n'
     assert read(tmp_path / "out.jsonl") == [{"x": "\u2028\u2029\x85é"}]
-
-
-def test_files_that_were_taken_away_are_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another run opened them, failed before its first row and took them away, between our opening and our lock."""
-    out, lock = tmp_path / "out.jsonl", fcntl.flock
-    lines = out.with_name("out.jsonl.journal")
-
-    def late(file: object, how: int) -> None:
-        lines.unlink()
-        lines.touch()
-        lock(file, how)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(JournalError, match="in use by another run"):
-        Journal(out, RUN)
-    monkeypatch.undo()
-    fill(out, 2)
-    assert len(read(out)) == 2
 
 
 @pytest.mark.parametrize("put", ["moved", "deleted", "replaced"])
@@ -305,22 +221,6 @@ def test_what_came_in_the_place_of_a_run_s_files_is_not_taken_away(tmp_path: Pat
         raise ZeroDivisionError
     assert {path.read_text() for path in tmp_path.iterdir()} == {"somebody's\n"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.journal"]
-
-
-def test_files_are_taken_away_while_they_are_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, unlink, free = tmp_path / "out.jsonl", os.unlink, []
-    lines = out.with_name("out.jsonl.journal")
-
-    def looked(path: object) -> None:
-        with lines.open("rb") as other, contextlib.suppress(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free.append(path)
-        unlink(path)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(os, "unlink", looked)
-    with pytest.raises(ZeroDivisionError), Journal(out, RUN):
-        raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == [] and free == []
 
 
 def test_a_whole_file_s_name_is_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,22 +291,3 @@ def test_many_rows_are_a_group_without_a_tick(tmp_path: Path, monkeypatch: pytes
         assert vouched(out) == 20
         journal.add("long", {"text": "x" * 1000})
         assert vouched(out) == 26 and journal.tick()
-
-
-def test_a_slow_disk_does_not_get_all_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sync of seconds: between two there is work for COMMIT_SECONDS."""
-    out, clock = tmp_path / "out.jsonl", Clock(monkeypatch)
-    write = journal_room._write
-
-    def slow(file: object, data: bytes) -> None:
-        write(file, data)  # type: ignore[arg-type]
-        clock.now += 3
-
-    monkeypatch.setattr(journal_room, "_write", slow)
-    with Journal(out, RUN) as journal:
-        journal.add(1, {"id": 1})
-        assert journal.tick()
-        journal.add(2, {"id": 2})
-        assert not journal.tick()
-        clock.now += COMMIT_SECONDS
-        assert journal.tick() and vouched(out) == 2

@@ -17,21 +17,16 @@ from penstock.row_table import RANGES
     ("fields", "says"),
     [
         ({"stop": 3}, "stop must be a list"),
-        ({"stop": {"a": 1}}, "stop must be a list"),
         ({"stop": [1]}, "stop holds"),
         ({"stop": ["a"] * (MAX_STOPS + 1)}, "stop holds at most 64 strings, of 2,048 characters together: send fewer"),
         ({"stop": "a" * (MAX_STOP_CHARACTERS + 1)}, "stop holds at most 64 strings, of 2,048 characters together"),
-        ({"stop": ["a", "b" * MAX_STOP_CHARACTERS]}, "stop holds at most 64 strings, of 2,048 characters together"),
         ({"stop_token_ids": 3}, "stop_token_ids must be a list"),
-        ({"stop_token_ids": ["a"]}, "stop_token_ids must be a whole number"),
         ({"allowed_token_ids": []}, "allowed_token_ids must be a list of at least one token id, not []"),
         ({"allowed_token_ids": 3}, "allowed_token_ids must be a list of at least one token id"),
         ({"allowed_token_ids": [3, -1]}, "allowed_token_ids must be between 0 and"),
         ({"allowed_token_ids": [3.0]}, "allowed_token_ids must be a whole number"),
         ({"logit_bias": {"a": 1}}, "logit_bias must map"),
         ({"logit_bias": {1: "a"}}, "logit_bias must map"),
-        ({"logit_bias": [3]}, "logit_bias must map"),
-        ({"logit_bias": 3}, "logit_bias must map"),
     ],
 )
 def test_sampling_params_of_a_wrong_type(fields: dict[str, Any], says: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import products
 import pytest
-import run_all
 import streams
 import torch
 
@@ -38,39 +37,6 @@ def test_products_are_the_linear_layers_of_transformers(head_dim: int | None) ->
     linear = [m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear)]
     assert sum(weight.numel() for weight in [*layers, head]) == sum(linear)
     assert products.forward_seconds(layers, head, 2, at_least=0.0) > 0
-
-
-def test_the_table_takes_figures_from_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "good.py").write_text("import json; print('talk'); print(json.dumps({'a': {'b': 3}}))")
-    (tmp_path / "bad.py").write_text("raise SystemExit('no disk')")
-    monkeypatch.setattr(run_all, "HERE", tmp_path)
-    monkeypatch.setattr(run_all, "OUT", tmp_path / "build" / "bench.json")
-    monkeypatch.setattr(
-        run_all,
-        "BENCHMARKS",
-        (
-            run_all.Benchmark(("good.py",), (run_all.Figure("good", "good", "x", "", ("a", "b")),)),
-            run_all.Benchmark(("bad.py",), (run_all.Figure("bad", "bad", "x", "", ("a",)),)),
-        ),
-    )
-    assert run_all.main() == 1
-    written = json.loads((tmp_path / "build" / "bench.json").read_text())
-    assert (written["good"], written["bad"]) == (3.0, None)
-    assert "no disk" in written["details"]["bad.py"]
-
-
-def test_the_keys_that_the_figures_are_known_by() -> None:
-    keys = {figure.key for benchmark in run_all.BENCHMARKS for figure in benchmark.figures}
-    assert keys >= {
-        "host_step_ms",
-        "host_admit_group_ms",
-        "host_finish_ms",
-        "demo_vs_transformers",
-        "qwen_vs_transformers",
-        "help_s",
-        "demo_first_sample_s",
-    }
-    assert all((BENCHMARKS / benchmark.command[0]).is_file() for benchmark in run_all.BENCHMARKS)
 
 
 def streams_part(steps: list[list[list[int]]], arrivals: list[list[float]], words: int) -> dict[str, np.ndarray]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import shapes
 from random_model import SHAPES, load_format, tensors, write_model
-from random_tokenizer import rare_pair, write_tokenizer
 from step_limit import Machine
-from step_parts import Ran, part_of_kernel, part_of_operator, split
+from step_parts import part_of_kernel
 from step_watch import Watch
 
 import penstock.kernels
@@ -65,23 +62,6 @@ def test_the_tokenizer_is_filled_up_and_still_encodes_as_before(folder: Path) ->
     assert all(filled.decode([token]) for token in range(demo.vocab_size, TINY.vocab))
 
 
-def test_a_given_tokenizer_is_taken_gzipped_too(tmp_path: Path) -> None:
-    source = tmp_path / "tokenizer.json.gz"
-    source.write_bytes(gzip.compress((model_folder() / "tokenizer.json").read_bytes()))
-    write_model(TINY, tmp_path / "model", source)
-    assert Tokenizer.load(tmp_path / "model").vocab_size == TINY.vocab
-    assert load_format(tmp_path / "model") == "dummy"
-    with pytest.raises(SystemExit, match="no vocabulary of 100"):
-        write_tokenizer(tmp_path, source, 100)
-
-
-def test_a_rare_pair_is_in_about_the_share_that_was_asked() -> None:
-    pieces = [b"ab"] * 40 + [b"cd"] * 9 + [b" ef"] * 51
-    assert rare_pair(pieces, 0.1) == "cd"
-    with pytest.raises(SystemExit, match="no token"):
-        rare_pair([b"1", b"2"], 0.1)
-
-
 # --- steps
 
 
@@ -108,19 +88,6 @@ def test_watch_counts_what_ran(folder: Path) -> None:
     assert Watch(Asking()).answer() == 42  # type: ignore[arg-type]
 
 
-def test_a_watch_cuts_at_its_deadline_and_the_engine_goes_on(folder: Path) -> None:
-    with LLM(str(folder), **KNOBS) as llm:
-        watch = llm.engine.runner = Watch(llm.engine.runner)
-        watch.begin(deadline=time.monotonic() - 1)
-        long = SamplingParams(max_tokens=900, ignore_eos=True)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate([[1, 2, 3]], long, use_tqdm=False)
-        assert watch.cut and len(watch.steps) < 10
-        watch.begin()
-        out = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=7, ignore_eos=True), use_tqdm=False)
-        assert len(out[0].outputs[0].token_ids) == 7 and not watch.cut
-
-
 def test_the_limit_is_the_sum_of_its_terms() -> None:
     machine = Machine("cpu", 2, 1e9, (1, 100), (1e-4, 1e-3), (2e-4, 1e-2))
     names = ("rows", "own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
@@ -139,43 +106,6 @@ def test_the_limit_is_the_sum_of_its_terms() -> None:
 
 
 # --- parts
-
-
-def test_parts_add_up_to_the_step_with_the_gap() -> None:
-    ran = [
-        Ran("nvjet_gemm", 0, 400),
-        Ran("flash_fwd", 400, 500),
-        Ran("flash_fwd", 450, 550),  # beside the other: the gap sees their union
-        Ran("add_kernel", 900, 1200),  # half of it is past the window
-    ]
-    found = split(ran, 100, 1050, 1, part_of_kernel())
-    assert found["parts_ms"] == pytest.approx(
-        {"products": 300e-6, "attention": 200e-6, "sampling": 0, "elementwise": 150e-6, "gap": 350e-6}
-    )
-    assert found["busy_percent"] == pytest.approx(100 * 600 / 950)
-    assert found["kernels"][0]["name"] == "nvjet_gemm"
-
-
-def test_our_kernels_count_by_their_file(tmp_path: Path) -> None:
-    (tmp_path / "decode.py").write_text("@triton.jit\ndef _own(q):\n    pass\n\ndef host():\n    pass\n")
-    (tmp_path / "tiles.py").write_text("@jit\ndef _draw(q):\n    pass\n")
-    (tmp_path / "norm.py").write_text("@triton.jit\ndef _norm(q):\n    pass\n")
-    (tmp_path / "rows.py").write_text("@triton.jit\ndef _own(q):\n    pass\n")  # a second one of the name
-    part_of = part_of_kernel(tmp_path)
-    assert [part_of(name) for name in ("_own", "_own_0d1d2d", "_draw", "_norm", "host")] == [
-        "attention",
-        "attention",
-        "sampling",
-        "elementwise",
-        "elementwise",
-    ]
-    named = {
-        "products": "sm90_xmma_gemm_bf16bf16",
-        "attention": "flash_fwd_kernel",
-        "elementwise": "vectorized_elementwise_kernel",
-    }
-    assert {part: part_of(name) for part, name in named.items()} == {part: part for part in named}
-    assert part_of_operator("aten::mm") == "products" and part_of_operator("aten::copy_") == "elementwise"
 
 
 def test_the_files_that_are_named_hold_kernels() -> None:

@@ -82,16 +82,11 @@ def test_what_changes_nothing_is_told() -> None:
     ("given", "says"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not served (only 1): a process drives one GPU"),
-        ({"tensor_parallel_size": True}, "tensor_parallel_size=True is not served (only 1)"),
-        ({"quantization": "fp8"}, "quantization='fp8' is not served: give the model in bfloat16"),
-        ({"enable_lora": True}, "enable_lora=True is not served: merge an adapter"),
         ({"tokenizer": "other"}, "tokenizer='other' is not served (only the same as model)"),
-        ({"tokenizer_revision": "v2", "revision": "v1"}, "(only the same as revision)"),
         ({"kv_cache_dtype": "fp8"}, "(only 'auto' or the same as dtype)"),
         ({"task": "embed"}, "(only 'auto' or 'generate'): models generate text here"),
         ({"hf_overrides": {"x": "y" * 900}}, "..."),
         ({"trust_remote_code": "yes"}, "trust_remote_code='yes' is not served (only False): no code of a model"),
-        ({"disable_log_stats": 1}, "disable_log_stats=1 is not served (only true or false)"),
         ({"swap_space": "much"}, "swap_space='much' is not served (only a number)"),
     ],
 )

@@ -9,17 +9,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
-import measure
 import pytest
 import torch
-from documents import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PAD, chat_text, few_shot_text
 from measure import number_of, pass_at_k, prompts_of
-from problems import shipped
 from safetensors import safe_open
 from small_llama import load
-from tokenizers import Tokenizer
 from train_tokenizer import VOCABULARY, train
 
 from penstock import LLM, RequestOutput, SamplingParams
@@ -88,44 +83,9 @@ def test_the_tokenizer_is_the_one_that_the_script_trains() -> None:
     assert json.loads(train().to_str()) == json.loads(shipped_text)
 
 
-def test_transformers_reads_the_tokenizer_and_its_chat_template() -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(model_folder()))
-    assert len(tokenizer) == VOCABULARY == json.loads((model_folder() / "config.json").read_text())["vocab_size"]
-    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == (END_OF_TEXT, PAD, None)
-    assert tokenizer.convert_tokens_to_ids([END_OF_TEXT, END_OF_TURN]) == [0, 2]
-    assert tokenizer.chat_template == CHAT_TEMPLATE
-    problem = shipped("test")[0]
-    turns = [{"role": "user", "content": problem.question}, {"role": "assistant", "content": problem.answer}]
-    assert tokenizer.apply_chat_template(turns, tokenize=False) + END_OF_TEXT == chat_text([problem], None)
-    assert tokenizer.decode(tokenizer.encode(few_shot_text([problem]))) == few_shot_text([problem])
-
-
-@pytest.mark.parametrize("text", ["", " 12345", "naïve 日本語 😀", "def f(x):\n\n\treturn x  # ok\r\n", "\u0000\ufeff"])
-def test_any_text_comes_back(text: str) -> None:
-
-    tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
-    assert tokenizer.decode(tokenizer.encode(text).ids) == text
-
-
-def test_digits_are_tokens_of_their_own() -> None:
-
-    tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
-    assert tokenizer.encode("x 2048").tokens[1:] == ["Ġ2", "0", "4", "8"]
-    assert all(sum(c.isdigit() for c in token) <= 1 for token in tokenizer.get_vocab())
-
-
 def test_the_package_stays_small() -> None:
     files = list(model_folder().iterdir())
     assert sum(path.stat().st_size for path in files) < 20e6
     assert all(path.stat().st_size < 16 * 2**20 for path in files)
     with safe_open(model_folder() / "model.safetensors", "pt") as weights:
         assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.bfloat16}  # noqa: SIM118
-
-
-def test_the_training_log_holds_the_bar() -> None:
-    log = json.loads((Path(measure.__file__).parent / "training.json").read_text(encoding="utf-8"))
-    passed = log["measured"]["pass_at_k"]
-    assert log["measured"]["problems"] == 200 and log["measured"]["few_shot"] == 4
-    assert 0.25 < passed["1"] < 0.80 and passed["64"] > passed["1"] + 0.15

@@ -6,7 +6,6 @@ import ast
 import json
 import operator
 import re
-from collections import Counter
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -18,9 +17,6 @@ from problems import NAMES, Problem, Side, make_problem, problems, shipped, side
 from penstock.demo import problems_file, shots_file
 
 EQUATION = re.compile(r"([\d(][\d +\-*/()]*[\d)]) = (\d+)")
-NUMBER = re.compile(r"\d+")
-# Said in words by a question ("half", "twice", "a dozen", "percent"), or known (two sides of each length).
-KNOWN = {1, 2, 3, 4, 5, 6, 12, 100}
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -57,43 +53,6 @@ def test_the_last_result_is_the_answer(kind: str) -> None:
         *steps, closing = problem.answer.split("\n")
         assert re.fullmatch(r"#### \d+", closing)
         assert EQUATION.findall("\n".join(steps))[-1][1] == closing.removeprefix("#### ")
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_every_number_comes_from_the_question_or_an_earlier_step(kind: str) -> None:
-    for problem in draws(kind):
-        seen = set(map(int, NUMBER.findall(problem.question)))
-        for expression, result in EQUATION.findall(problem.answer):
-            free = set(map(int, NUMBER.findall(expression))) - seen - KNOWN
-            if kind in ("left_over", "film_night"):  # how many full boxes, how many breaks: worked out in the head
-                assert len(free) <= 1
-            else:
-                assert not free, problem
-            seen.add(int(result))
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_the_question_names_the_numbers_that_decide_the_split(kind: str) -> None:
-    for problem in draws(kind):
-        asked = Counter(map(int, NUMBER.findall(problem.question)))
-        unsaid = Counter(problem.numbers) - asked
-        assert set(unsaid) <= KNOWN, problem  # "a third" stands for 3
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_a_kind_varies(kind: str) -> None:
-    made = draws(kind)
-    assert len({problem.numbers for problem in made}) > 50
-    assert len({problem.question for problem in made}) == len(made)
-    assert len({NUMBER.sub("", problem.question) for problem in made}) >= 4
-
-
-def test_the_text_is_whole() -> None:
-    for problem in islice(problems(4), 2000):
-        assert not re.search(r"\ba [aeiou](?!ne|ni)", problem.question + problem.answer), problem
-        assert "  " not in problem.question + problem.answer
-        assert "{" not in problem.question + problem.answer
-        assert problem.question.endswith("?") and problem.question.count("?") == 1
 
 
 def test_the_split_holds_one_in_sixteen_out() -> None:

@@ -67,11 +67,6 @@ def test_a_reader_that_keeps_up_gets_each_by_itself() -> None:
     assert [delta.text for delta in read_all(stream)] == ["a", "b"]
 
 
-def test_many_samples_stay_apart() -> None:
-    stream, _ = stream_of([[Delta(1, index, "x", [1], "length") for index in range(5000)]] * 1 + [[]])
-    assert len(read_all(stream)) == 5000
-
-
 def message(step: int, rows: int, k: int = 2) -> Deltas:
     """A step's, of a token of each of `rows` samples of request 1."""
     index = np.arange(rows, dtype=np.int32)

@@ -43,15 +43,6 @@ def test_the_block_s_own_error_comes_through() -> None:
         raise ZeroDivisionError
 
 
-def test_held_in_a_held_block_still_comes_out() -> None:
-    reached = []
-    with pytest.raises(KeyboardInterrupt), held_interrupts():
-        with held_interrupts():
-            press()
-        reached.append("the inner end")
-    assert reached == ["the inner end"]
-
-
 def test_other_handlers_and_threads_are_left_alone() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))

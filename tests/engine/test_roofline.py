@@ -10,7 +10,7 @@ import pytest
 from fake_device import FakeDevice
 
 from penstock.engine.engine import Engine
-from penstock.engine.roofline import AT_ONCE, RooflineGauge, Steps, limit_seconds
+from penstock.engine.roofline import RooflineGauge, Steps, limit_seconds
 from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs
 from penstock.models.sizes import ModelSizes
 from penstock.request import Request, SamplingParams
@@ -116,54 +116,6 @@ def test_it_is_the_least_time_over_the_time_taken(ahead: int) -> None:
     assert seen[0] == 0.0 and seen[-1] == 0.0  # nothing is known yet; at rest
     assert {round(value, 6) for value in seen[:-1]} == {0.0, 0.5}
     assert seen.index(0.0, 1) == 1 and seen[-2] > 0
-
-
-def test_at_the_limit_it_is_one_and_no_more() -> None:
-    clock = Clock()
-    made = engine(clock, 1.0)
-    ask(made, 0, prompt=40, n=8, tokens=200)
-    assert max(run(made, clock)) == pytest.approx(1.0, rel=1e-6)
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_times_without_work_are_not_counted(ahead: int) -> None:
-    clock = Clock()
-    made = engine(clock, 2.0, ahead)
-    for number in range(0, 80, 2):
-        ask(made, number, prompt=9, n=1, tokens=9)
-        seen = run(made, clock)
-        clock.now += 1000.0
-        ask(made, number + 1, prompt=9, n=1, tokens=9)  # this one is cancelled: the last of it is no step
-        for _ in range(3):
-            made.step()
-        made.cancel(number + 1)
-        run(made, clock)
-        clock.now += 1000.0
-    assert seen[-1] == 0.0 and seen[-2] == pytest.approx(0.5, rel=1e-6)
-
-
-def test_a_slow_host_is_counted_where_the_device_waits_for_it() -> None:
-    taken = {}
-    for ahead in (0, 1):
-        clock = Clock()
-        made = engine(clock, 1.0, ahead)
-        ask(made, 0, prompt=9, n=1, tokens=400)
-        taken[ahead] = max(run(made, clock, host=0.01))  # a step is 6 to 58 ms here
-    assert 0.7 < taken[0] < 0.9 and taken[1] == pytest.approx(1.0, rel=1e-6)
-
-
-def test_many_steps_a_second_are_taken_in_part_by_part() -> None:
-    """More steps than are summed at once, in less than a second."""
-    clock = Clock()
-    fast = RooflineGauge(MODEL, GpuSpecs(item=2, copy=1e8, flops=1e18), clock)
-    made = engine(clock, 0.02, 1)  # 0.02 times the least time of MEMORY: twice that of memory 100 times as fast
-    made.limit = fast
-    values: set[float] = set()
-    for number in range(6):
-        ask(made, number, prompt=9, n=1, tokens=500)  # 0.4 s
-        values |= {round(value, 6) for value in run(made, clock)}
-        assert len(fast._steps) < AT_ONCE
-    assert values == {0.0, 0.5} and made.completed > 2500
 
 
 def test_products_count_where_they_take_longer_than_their_weights() -> None:

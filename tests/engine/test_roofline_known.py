@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,8 @@ from random_model import SHAPES
 from server_fake import FakeEngine
 
 from penstock.config import Config
-from penstock.engine.build_engine import build_engine, limit_of
-from penstock.execute.gpu_specs import DATA_SHEETS, GpuSpecs, rated
+from penstock.engine.build_engine import build_engine
+from penstock.execute.gpu_specs import GpuSpecs
 from penstock.models.build_model import build_model
 from penstock.models.read_config import model_config_of
 from penstock.models.sizes import ModelSizes
@@ -23,8 +21,6 @@ from penstock.request import Request, SamplingParams
 from penstock.server.online.metrics import Metrics
 
 pytestmark = pytest.mark.torch
-
-CUDA = torch.device("cuda", 0)
 
 
 def sizes_of(config: Any) -> ModelSizes | None:
@@ -43,28 +39,6 @@ def test_sizes_are_those_that_the_shapes_are_reckoned_with(name: str) -> None:
         assert getattr(sizes, field) == getattr(shape, field), field
 
 
-def test_gpus_are_known_by_their_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, (copy, flops) in DATA_SHEETS.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert rated(CUDA, torch.bfloat16) == rated(CUDA, torch.float16) == GpuSpecs(item=2, copy=copy, flops=flops)
-        assert rated(CUDA, torch.float32) is None
-        assert 1e12 < copy < 1e13 and 1e14 < flops < 1e16
-    for other in ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA A10G", "Radeon"):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=other: name)
-        assert rated(CUDA, torch.bfloat16) is None
-    assert rated(torch.device("cpu"), torch.bfloat16) is None
-
-
-def test_windows_count_and_an_unknown_device_leaves_it_out() -> None:
-    known, config = GpuSpecs(item=2, copy=1e12, flops=1e15), config_of("llama-3.2-1b")
-    windowed = sizes_of(replace(config, windows=(None,) * 15 + (4096,)))
-    assert windowed is not None and windowed.windows == (4096,)
-    for sizes in (sizes_of(config), windowed):
-        assert limit_of(SimpleNamespace(rated=known, model_sizes=sizes)) is not None  # type: ignore[arg-type]
-        assert limit_of(SimpleNamespace(rated=None, model_sizes=sizes)) is None  # type: ignore[arg-type]
-    assert limit_of(SimpleNamespace(rated=known, model_sizes=None)) is None  # type: ignore[arg-type]
-
-
 def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU that is known: the runner says what it is rated at, and the plans are a real scheduler's."""
     monkeypatch.setattr("penstock.execute.runner.rated", lambda device, dtype: GpuSpecs(item=2, copy=1e12, flops=1e14))
@@ -79,14 +53,6 @@ def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> N
             engine.step()
             seen.append(engine.stats()["hardware_limit"])
         assert 0 < max(seen) < 1 and seen[-1] == 0
-    finally:
-        engine.runner.close()
-
-
-def test_on_a_cpu_there_is_no_gauge() -> None:
-    engine, _ = build_engine(Config.of(model="demo", device="cpu", max_num_seqs=2, kv_cache_tokens=4096))
-    try:
-        assert engine.limit is None and "hardware_limit" not in engine.stats()
     finally:
         engine.runner.close()
 

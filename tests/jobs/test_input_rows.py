@@ -5,17 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.jobs.input_rows import LONGEST, Row, parse_row, read_rows, survey
-from penstock.server.openai.batch_line import LineNumbers
+from penstock.jobs.input_rows import Row, parse_row, read_rows, survey
 
 
 def parse(row: Any) -> Row:
@@ -168,33 +164,3 @@ def test_survey_tells_every_bad_row_at_once(tmp_path: Path) -> None:
     path.write_text("\n".join(lines[:7] + lines[29:30]))
     with pytest.raises(UsageError, match=r"row 7: id 1 was there before: .*; row 8 is no JSON.*out$"):
         survey(path, lambda rows: None)
-
-
-def test_what_is_said_of_a_row_is_of_bounded_length(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text("\n".join(json.dumps({"id": i, "prompt": "x", "y" * 100_000: 1}) for i in range(30)))
-    with pytest.raises(UsageError) as caught:
-        survey(path, lambda rows: None)
-    assert len(str(caught.value)) < 20 * LONGEST + 300
-    path.write_text(json.dumps({"id": 1, "prompt": "x", "temprature": 1}))
-    with pytest.raises(UsageError, match=r"no field 'temprature'; known are .*, top_p$") as known:
-        survey(path, lambda rows: None)
-    assert known.value.param == "temprature", "a single one is told as it always was"
-
-
-@given(st.sets(st.integers(1, 60)))
-def test_line_numbers_are_told_as_spans(numbers: set[int]) -> None:
-    kept = LineNumbers()
-    for number in sorted(numbers):
-        kept.add(number)
-    spans = [part.split("-") for part in str(kept).split(", ")] if numbers else []
-    assert [n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)] == sorted(numbers)
-    assert all(int(b[0]) > int(a[-1]) + 1 for a, b in pairwise(spans)), "neighbours are one span"
-    assert len(kept) == len(numbers) and (not numbers or kept.first == min(numbers))
-
-
-def test_line_numbers_take_bounded_memory() -> None:
-    kept = LineNumbers(3)
-    for number in (1, 2, 5, 7, 8, 10, 11, 13):
-        kept.add(number)
-    assert str(kept) == "1-2, 5, 7-8 and 3 more up to 13" and len(kept) == 8

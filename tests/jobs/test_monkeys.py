@@ -11,12 +11,11 @@ import pytest
 from fake_llm import CONTEXT, FakeLLM, shown_by
 
 from penstock.config import Config
-from penstock.errors import CapacityError, ContextLengthError, JournalError, PenstockError, UsageError
+from penstock.errors import ContextLengthError, JournalError, PenstockError, UsageError
 from penstock.jobs import monkeys as monkeys_room
 from penstock.jobs.monkeys import Options, run_monkeys
 from penstock.jobs.open_llm import OpenLLM
 from penstock.jobs.pass_at_k import pass_at_k
-from penstock.jobs.report import pick_samples
 from penstock.llm import Finished, Prompt
 from penstock.request import SamplingParams
 
@@ -99,18 +98,6 @@ def test_the_report_stands_alone(tmp_path: Path) -> None:
     assert "<svg" in page and 'class="curve"' in page and "prefers-color-scheme: dark" in page
     assert "&lt;b&gt;letters&lt;/b&gt; &amp; signs" in page and "<b>letters" not in page
     assert "Right samples" in page and "Wrong samples" in page
-
-
-def test_limit_shots_and_no_shots(tmp_path: Path) -> None:
-    llm = FakeLLM()
-    shots = tmp_path / "shots.jsonl"
-    shots.write_text(json.dumps({"question": "A shot?", "answer": "Yes.\n#### 1"}) + "\n")
-    run_monkeys(Config(), ask(tmp_path, limit=2, few_shot=1, shots=str(shots)), opener(llm))
-    assert [p.key for p in llm.asked] == [0, 1]
-    assert all(str(p.prompt).startswith("Question: A shot?\nAnswer: Yes.\n#### 1\n\nQuestion: ") for p in llm.asked)
-    none = FakeLLM()
-    run_monkeys(Config(), ask(tmp_path, out="none", few_shot=0), opener(none))
-    assert all(str(p.prompt).startswith("Question: How many") for p in none.asked)
 
 
 def test_stopped_it_goes_on(tmp_path: Path) -> None:
@@ -221,23 +208,3 @@ def test_bad_input_leaves_nothing(tmp_path: Path) -> None:
 
 def must_not_open(config: Config) -> None:
     raise AssertionError("the model was opened before the input was checked")
-
-
-def test_a_model_that_cannot_open_leaves_nothing(tmp_path: Path) -> None:
-    def broken(config: Config) -> None:
-        raise CapacityError("no room")
-
-    with pytest.raises(CapacityError):
-        run_monkeys(Config(), ask(tmp_path), cast(OpenLLM, broken))
-    assert not (tmp_path / "out").exists()
-
-
-def test_pick_samples_takes_the_first_of_problems_spread_over_the_run() -> None:
-    rows = [
-        {"problem": p, "sample": s, "right": s % 2 == 0, "text": ""}
-        for s in reversed(range(4))
-        for p in reversed(range(9))
-    ]
-    right, wrong = pick_samples(rows)
-    assert [(row["problem"], row["sample"]) for row in right] == [(0, 0), (3, 0), (6, 0)]
-    assert [(row["problem"], row["sample"]) for row in wrong] == [(0, 1), (3, 1), (6, 1)]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from itertools import combinations, pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +12,6 @@ from scipy.stats import binomtest
 
 from penstock.jobs import pass_at_k as pass_at_k_room
 from penstock.jobs.pass_at_k import coverage, majority, pass_at_k, powers
-from penstock.jobs.problems import Problem
-from penstock.jobs.report import print_table, render
-from penstock.jobs.tally import Tally, add_up
 
 
 @given(st.integers(1, 9), st.data())
@@ -38,10 +32,6 @@ def test_large_numbers_stay_numbers() -> None:
 def test_what_doesnt_exist(n: int, right: int, k: int) -> None:
     with pytest.raises(ValueError, match="doesn't exist"):
         pass_at_k(n, right, k)
-
-
-def test_powers() -> None:
-    assert [powers(n) for n in (1, 2, 3, 8, 12)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8], [1, 2, 4, 8, 12]]
 
 
 def test_coverage_is_the_mean_and_rises() -> None:
@@ -78,12 +68,6 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(
     assert held >= 95
 
 
-def test_an_interval_of_many_problems_is_no_wider_than_it_must_be() -> None:
-    right = np.random.default_rng(4).binomial(16, np.random.default_rng(5).uniform(0, 1, 1000))
-    point = coverage([16] * 1000, right.tolist(), [1], seed=1)[0]
-    assert point.high - point.low == pytest.approx(2 * 1.96 * (right / 16).std() / 1000**0.5, rel=0.05)
-
-
 @pytest.mark.parametrize("problems", [1, 2, 40, 1000])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_where_problems_are_solved_or_not_the_interval_is_the_exact_one(problems: int, share: float) -> None:
@@ -99,24 +83,6 @@ def test_where_problems_are_solved_or_not_the_interval_is_the_exact_one(problems
 def test_no_interval_is_of_zero_width(right: list[int]) -> None:
     points = coverage([4] * len(right), right, powers(4), seed=1)
     assert all(point.low < point.high and point.low <= point.value <= point.high for point in points)
-
-
-@pytest.mark.parametrize(("right", "told"), [([0] * 1000, "0.00% to 0.37%"), ([4] * 40, "91.2% to 100.0%")])
-def test_table_page_and_picture_show_the_interval_of_none_and_of_all(
-    right: list[int], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tallies = [
-        Tally(Problem(i, "?", "", "1"), dict.fromkeys(range(4), "1" if each else "2"), dict.fromkeys(range(4), 9))
-        for i, each in enumerate(right)
-    ]
-    run = {"speed": {"samples": 0}, "settings": {"model": "demo", "n": 4}}
-    summary = {**add_up(tallies, Counter(stop=4 * len(right)), 4, 1), **run}
-    print_table(summary, tmp_path)
-    assert capsys.readouterr().out.count(told) == 3
-    page = render(summary, [])
-    assert page.count(f'<td class="n">{told}</td>') == page.count(f"({told})</title>") == 3
-    spans = re.findall(r'class="span" .*? y1="([\d.]+)" y2="([\d.]+)"', page)
-    assert len(spans) == 3 and all(float(low) - float(high) > 1 for high, low in spans)
 
 
 def test_majority() -> None:

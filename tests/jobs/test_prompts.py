@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CapacityError, UsageError
-from penstock.jobs import problems as problems_room
 from penstock.jobs.problems import Problem, digest, load_problems
 from penstock.jobs.prompts import draw_shots, find_answer, make_prompt, mix
 
@@ -76,13 +75,6 @@ def test_seeds_are_the_same_on_any_machine() -> None:
     assert all(0 <= mix("x", seed, "k") < 2**63 for seed in range(200))
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz"])
-def test_files_are_read_plain_and_packed(tmp_path: Path, name: str) -> None:
-    problems = load_problems(write(tmp_path / name, [*ROWS]), "test")
-    assert [(p.index, p.answer) for p in problems] == [(i, str(i + 1)) for i in range(6)]
-    assert problems[2].solution == ROWS[2]["answer"]
-
-
 def test_digest_is_of_what_they_say(tmp_path: Path) -> None:
     a = load_problems(write(tmp_path / "a.jsonl", [*ROWS]), "test")
     b = load_problems(write(tmp_path / "b.jsonl.gz", [*ROWS]), "test")
@@ -107,27 +99,6 @@ def test_a_broken_row_is_told_by_its_number(tmp_path: Path, row: str, says: str)
     with pytest.raises(UsageError) as caught:
         load_problems(str(path), "test")
     assert says in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_files_that_are_not_there_or_cut_short(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file"):
-        load_problems(str(tmp_path / "none.jsonl"), "test")
-    whole = write(tmp_path / "p.jsonl.gz", [*ROWS] * 50)
-    Path(whole).write_bytes(Path(whole).read_bytes()[:-20])
-    with pytest.raises(UsageError, match="cannot be read after row"):
-        load_problems(whole, "test")
-    (tmp_path / "empty.jsonl").touch()
-    with pytest.raises(UsageError, match="holds no problem"):
-        load_problems(str(tmp_path / "empty.jsonl"), "test")
-
-
-def test_which_file_of_a_dataset() -> None:
-    files = ["README.md", "main/test-0.parquet", "main/train-0.parquet", "socratic/test-0.parquet", "x/train.jsonl"]
-    assert problems_room._choose("a/b", files, "", "test") == "main/test-0.parquet"
-    assert problems_room._choose("a/b", files, "", "train") == "main/train-0.parquet"
-    assert problems_room._choose("a/b:socratic/test", files, "socratic/test", "test") == "socratic/test-0.parquet"
-    with pytest.raises(UsageError, match="doesn't say which file"):
-        problems_room._choose("a/b:main", files, "main", "test")
 
 
 def test_no_network_is_one_line() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import http.server
 import io
@@ -10,19 +9,18 @@ import json
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_fake import CHAT, Batching, batching, jsonl, line
+from batch_fake import Batching, batching, jsonl, line
 from server_fake import make_tokenizer
 
 from penstock.cli import main
 from penstock.errors import JournalError, UsageError
 from penstock.jobs.remote import NoAnswerError, Remote, RemoteError
-from penstock.jobs.remote_batch import fetch, line_of, submit, troubles_of, watch
+from penstock.jobs.remote_batch import fetch, submit, watch
 from penstock.journal import Journal
 from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.online.api_keys import gather_keys
@@ -90,27 +88,6 @@ def test_bad_lines_are_named(
         fetch(Remote(server.url), batch_id, tmp_path / "out")
 
 
-def test_bad_lines_among_good_ones_are_named_once(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(tmp_path, [line("a"), line("b", n=0), line("a"), line("c")])
-    batch_id, out = submit(Remote(server.url), path, None), tmp_path / "out.jsonl"
-    assert run(monkeypatch, "watch", batch_id, "--url", server.url) == 0
-    said = [each for each in capsys.readouterr().err.splitlines() if each.startswith("penstock: ")]
-    assert said[0] == "penstock: bad lines are not run and go to the error file:" and len(said) == 3
-    assert said[1].startswith("penstock: line 2: n must be between 1 and 65536") and said[1].endswith(" (body.n)")
-    assert said[2] == "penstock: line 3: an earlier line has this custom_id: give every line its own (custom_id)"
-    assert run(monkeypatch, "fetch", batch_id, out, "--url", server.url) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{out}: 2 rows", f"{tmp_path / 'out.errors.jsonl'}: 2 rows"]
-
-
-def test_the_endpoint_is_the_first_lines_or_as_said(server: Batching, tmp_path: Path) -> None:
-    remote = Remote(server.url)
-    path = written(tmp_path, [line("a", CHAT)])
-    assert watch(remote, submit(remote, path, None), io.StringIO(), 0.01)["endpoint"] == CHAT
-    assert watch(remote, submit(remote, path, "/v1/completions"), io.StringIO(), 0.01)["status"] == "failed"
-
-
 @pytest.mark.parametrize("content", [b"", b"x", b"[]", b"{}", b'{"url": 3}', b"\xff"])
 def test_a_file_that_says_no_url_needs_one(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
@@ -130,18 +107,6 @@ def test_what_is_no_plain_file_of_lines_is_refused_before_it_is_sent(endpoint: s
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(jsonl([line("a")])))
     with pytest.raises(UsageError, match="is gzip, and servers take plain lines: gunzip -k it first"):
         submit(nobody, tmp_path / "in.jsonl.gz", endpoint)
-
-
-def test_a_first_line_is_read_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.jobs.remote_batch.LONGEST_LINE", 100)
-    nobody, path = Remote("http://127.0.0.1:1"), tmp_path / "in.jsonl"
-    for content in (b"x" * 101, b" " * 101, b"\n" * 500 + b" " * 80 + b'{"url": "/v1/completions"}\n'):
-        path.write_bytes(content)
-        with pytest.raises(UsageError, match="first line has more than 32 MiB"):
-            submit(nobody, path, None)
-    path.write_bytes(b"\n" * 500 + b'{"url": "/v1/completions"}\n' + b"x" * 200)
-    with pytest.raises(NoAnswerError):
-        submit(nobody, path, None)
 
 
 def test_a_refused_submit_takes_its_upload_back(server: Batching, tmp_path: Path) -> None:
@@ -214,17 +179,6 @@ def test_an_error_file_of_another_batch_is_not_left_beside(server: Batching, tmp
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
-def test_fetch_refuses_what_is_no_file_before_it_asks(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
-    for overwrite in (False, True):
-        with pytest.raises(JournalError, match=f"{name} is a device, a pipe or a socket: name a file"):
-            fetch(Remote("http://127.0.0.1:1"), "batch_x", tmp_path / "out.jsonl", overwrite=overwrite)
-    assert (tmp_path / name).is_fifo()
-    with pytest.raises(UsageError, match="- is no OUT"):
-        fetch(Remote("http://127.0.0.1:1"), "batch_x", Path("-"))
-
-
-@pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_fetch_takes_no_name_of_a_run(tmp_path: Path, name: str, overwrite: bool) -> None:
     """An OUT without a byte is as free as any, were it not for its journal."""
@@ -236,46 +190,6 @@ def test_fetch_takes_no_name_of_a_run(tmp_path: Path, name: str, overwrite: bool
                 fetch(Remote("http://127.0.0.1:1"), "batch_x", folder / "out.jsonl", overwrite=overwrite)
         journal.add(1, {"id": 1})
     assert json.loads((tmp_path / name).read_text()) == {"id": 1}
-
-
-def test_fetch_writes_through_a_link_and_keeps_a_draft_s_namesake(server: Batching, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "out.jsonl").symlink_to("../there.jsonl")  # to nothing
-    (folder / "out.jsonl.part").write_text("mine")
-    fetched(server, folder, [line("a")])
-    assert (folder / "out.jsonl").is_symlink() and json.loads((tmp_path / "there.jsonl").read_text())[
-        "custom_id"
-    ] == "a"
-    assert (folder / "out.jsonl.part").read_text() == "mine" and len(list(folder.iterdir())) == 2
-
-
-def test_a_disk_that_only_reads(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be opened there, and nothing taken away."""
-
-    def refused(path: Path, *_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    batch_id = server.submit(jsonl([line("a")]))
-    server.until_over(batch_id)
-    monkeypatch.setattr(Path, "open", refused)
-    monkeypatch.setattr(Path, "unlink", refused)
-    with pytest.raises(JournalError, match=r"cannot be written \(read-only file system\): name another output"):
-        fetch(Remote(server.url), batch_id, tmp_path / "out")
-
-
-def test_https_where_http_is_spoken(server: Batching) -> None:
-    url = server.url.replace("http:", "https:")
-    with pytest.raises(RemoteError, match=f"^{url} answers without TLS: write http:// in --url$") as error:
-        watch(Remote(url), "batch_x", io.StringIO(), 0.01)
-    assert not isinstance(error.value, NoAnswerError)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path):
-        for endpoint in (None, "/v1/completions"):
-            with pytest.raises(UsageError, match="cannot be read"):
-                submit(Remote("http://127.0.0.1:1"), path, endpoint)
 
 
 def test_large_files_go_up_and_come_down(server: Batching, tmp_path: Path) -> None:
@@ -320,17 +234,6 @@ def test_a_server_that_goes_and_comes_back_is_watched_on(tokenizer: Tokenizer, t
     lines = said.getvalue().splitlines()
     assert lines[0].startswith("in_progress, 0 of 1") and lines[-1] == "completed, 1 of 1"
     assert lines.count("the server does not answer; its batches go on when it is started again") == 1
-
-
-def test_fetching_too_early_says_so(server: Batching, tmp_path: Path) -> None:
-    server.running.hold(True)
-    batch_id = server.submit(jsonl([line("a")]))
-    with pytest.raises(RemoteError, match=f"is not over .*penstock batch watch {batch_id}"):
-        fetch(Remote(server.url), batch_id, tmp_path / "out")
-    server.running.hold(False)
-    server.until_over(batch_id)
-    with pytest.raises(JournalError, match="is no folder: make it first"):
-        fetch(Remote(server.url), batch_id, tmp_path / "none" / "out")
 
 
 @pytest.mark.parametrize(
@@ -387,19 +290,3 @@ def test_a_file_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(NoAnswerError, match="broke off"):
             fetch(Remote(f"http://127.0.0.1:{torn.server_port}"), "batch_x", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_words_of_a_batch() -> None:
-    assert line_of({"status": "validating", "request_counts": {"total": 0}}) == "validating"
-    assert line_of({"status": "in_progress", "request_counts": {"total": 1500, "completed": 7, "failed": 2}}) == (
-        "in_progress, 9 of 1,500, 2 failed"
-    )
-    assert line_of({"status": "in_progress", "expected_at": int(time.time()) + 5_410}) == (
-        "in_progress, done in about 1 h 30 min"
-    )
-    assert line_of({"status": "in_progress", "expected_at": 5}) == "in_progress, done in about 0 s"
-    held = {"status": "in_progress", "request_counts": {"total": 5, "completed": 3}, "waits_for": "disk"}
-    assert line_of(held) == "in_progress, 3 of 5, held up by the server's disk: its log says why"
-    assert line_of({"status": "validating", "waits_for": "turn"}) == "validating, waits for its turn"
-    assert line_of({"status": "validating", "waits_for": "what another server says"}) == "validating"
-    assert troubles_of({"errors": None}) == []

@@ -186,25 +186,6 @@ def must_not_open(config: Config) -> None:
     raise AssertionError("the model was opened before the input was checked")
 
 
-def test_an_empty_file_gives_an_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text("\n")
-    outcome = run_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", Config(), cast(OpenLLM, must_not_open))
-    assert outcome.rows == 0 and (tmp_path / "out.jsonl").read_bytes() == b""
-
-
-def test_how_many_failed_is_said_each_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of an earlier sitting too; a text that says "error" is none."""
-    long = [{"id": i, "prompt": "x" * (CONTEXT + 1)} for i in range(3)]
-    rows = [*long[:2], {"id": '"error"', "prompt": "y"}, *many(30), *long[2:]]
-    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    with pytest.raises(KeyboardInterrupt):
-        run_file(source, out, Config(), opener(FakeLLM(dies_after=50)))
-    assert sum("error" in row for row in read(out).values()) == 2
-    for said in (f"all 34 are in {out}, 3 of them with an error", "3 of them with an error; nothing was left to do"):
-        outcome = run_file(source, out, Config(), opener(FakeLLM()))
-        assert outcome.failed == 3 and said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("failed", "asked", "code"), [(0, True, 0), (2, False, 0), (2, True, 1)])
 def test_fail_on_error_is_an_exit_code(
     failed: int, asked: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -92,8 +92,3 @@ def test_nesting_as_deep_as_can_be_read(folder: Path) -> None:
 )
 def test_tokenizer_configs_that_are_none(folder: Path, raw: dict[str, Any]) -> None:
     assert not tokenizer_config(folder, json.dumps(raw).encode())
-
-
-def test_a_number_of_5_000_digits(folder: Path) -> None:
-    for read in (config, generation_config, tokenizer_config):
-        assert not read(folder, b'{"model_type": ' + b"9" * 5_000 + b"}")

@@ -1,10 +1,11 @@
-"""config.json and generation_config.json: the published ones of real models, both spellings, and every refusal."""
+"""config.json and generation_config.json: what decides of real models' ones, both spellings, and every refusal.
+
+(That each key which transformers writes is understood is in test_against_transformers.)
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,11 @@ from penstock.row_table import RANGES
 LLAMA_32_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "bos_token_id": 128000,
     "eos_token_id": [128001, 128008, 128009],
     "head_dim": 64,
     "hidden_act": "silu",
     "hidden_size": 2048,
-    "initializer_range": 0.02,
     "intermediate_size": 8192,
     "max_position_embeddings": 131072,
     "mlp_bias": False,
@@ -35,7 +34,6 @@ LLAMA_32_1B: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_hidden_layers": 16,
     "num_key_value_heads": 8,
-    "pretraining_tp": 1,
     "rms_norm_eps": 1e-05,
     "rope_scaling": {
         "factor": 32.0,
@@ -47,30 +45,23 @@ LLAMA_32_1B: dict[str, Any] = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.45.0.dev0",
-    "use_cache": True,
     "vocab_size": 128256,
 }
 LLAMA_2_7B: dict[str, Any] = {
-    "_name_or_path": "meta-llama/Llama-2-7b-hf",
     "architectures": ["LlamaForCausalLM"],
     "bos_token_id": 1,
     "eos_token_id": 2,
     "hidden_act": "silu",
     "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 11008,
     "max_position_embeddings": 4096,
     "model_type": "llama",
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
-    "pretraining_tp": 1,
     "rms_norm_eps": 1e-05,
     "rope_scaling": None,
     "tie_word_embeddings": False,
     "torch_dtype": "float16",
-    "transformers_version": "4.31.0.dev0",
-    "use_cache": True,
     "vocab_size": 32000,
 }
 MISTRAL_7B: dict[str, Any] = {
@@ -79,7 +70,6 @@ MISTRAL_7B: dict[str, Any] = {
     "eos_token_id": 2,
     "hidden_act": "silu",
     "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 14336,
     "max_position_embeddings": 32768,
     "model_type": "mistral",
@@ -91,18 +81,14 @@ MISTRAL_7B: dict[str, Any] = {
     "sliding_window": 4096,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.34.0.dev0",
-    "use_cache": True,
     "vocab_size": 32000,
 }
 QWEN25_05B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
-    "attention_dropout": 0.0,
     "bos_token_id": 151643,
     "eos_token_id": 151643,
     "hidden_act": "silu",
     "hidden_size": 896,
-    "initializer_range": 0.02,
     "intermediate_size": 4864,
     "max_position_embeddings": 32768,
     "max_window_layers": 24,
@@ -115,8 +101,6 @@ QWEN25_05B: dict[str, Any] = {
     "sliding_window": 32768,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.40.1",
-    "use_cache": True,
     "use_mrope": False,
     "use_sliding_window": False,
     "vocab_size": 151936,
@@ -124,13 +108,11 @@ QWEN25_05B: dict[str, Any] = {
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
-    "attention_dropout": 0.0,
     "bos_token_id": 151643,
     "eos_token_id": 151645,
     "head_dim": 128,
     "hidden_act": "silu",
     "hidden_size": 1024,
-    "initializer_range": 0.02,
     "intermediate_size": 3072,
     "max_position_embeddings": 40960,
     "max_window_layers": 28,
@@ -144,8 +126,6 @@ QWEN3_06B: dict[str, Any] = {
     "sliding_window": None,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.51.0",
-    "use_cache": True,
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
@@ -248,29 +228,18 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
         ({"hidden_size": REMOVE}, "key 'hidden_size' is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number"),
-        ({"vocab_size": True}, "vocab_size must be a whole number"),
         ({"num_key_value_heads": 5}, "no multiple of num_key_value_heads"),
         ({"head_dim": 63}, "head_dim (63) is odd"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps must be above 0"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"torch_dtype": "float64"}, "dtype 'float64' is not supported"),
         ({"dtype": "float16"}, "dtype (float16) and torch_dtype (bfloat16) disagree"),
-        ({"eos_token_id": [1, "x"]}, "eos_token_id must be a token id"),
         ({"eos_token_id": 128256}, "eos_token_id 128256 is outside the vocabulary"),
         ({"logit_scale": 0.5}, "key 'logit_scale' (0.5) is not supported for model_type 'llama'"),
-        ({"sliding_window": 512}, "key 'sliding_window' (512) is not supported"),
         ({"use_sliding_window": True}, "key 'use_sliding_window' (true) is not supported"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "key 'auto_map'"),
-        ({"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' (0.5) is not supported"),
-        ({"rope_theta": -1}, "rope_theta must be above 0"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "rope_type 'mrope' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "key 'factor' is missing"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2, "beta": 1}}, "key 'beta' (1) is not supported"),
         ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "disagree"),
-        ({"rope_scaling": "linear"}, "must be an object"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters and rope_scaling disagree"),
         (
             {"rope_scaling": LLAMA_32_1B["rope_scaling"] | {"low_freq_factor": 4.0}},
@@ -292,7 +261,6 @@ def test_what_is_not_understood_is_refused_by_name(changes: dict[str, Any], said
         ({"layer_types": ["full_attention"]}, "must list 24 layers"),
         ({"layer_types": ["chunked_attention"] * 24}, "'chunked_attention'"),
         ({"layer_types": ["sliding_attention"] * 24}, "use_sliding_window is false"),
-        ({"use_mrope": True}, "key 'use_mrope' (true)"),
         ({"num_key_value_heads": REMOVE}, "key 'num_key_value_heads' is missing"),
     ],
 )
@@ -359,14 +327,10 @@ def test_generation_defaults(tmp_path: Path) -> None:
     "raw",
     [
         {"temperature": -1},
-        {"temperature": 100.1},
         {"top_p": 0},
-        {"top_p": 1.5},
         {"top_k": 0.5},
-        {"top_k": -2},
         {"min_p": 1.1},
         {"repetition_penalty": 1e-38},
-        {"repetition_penalty": 100.1},
         {"eos_token_id": "x"},
         {"max_new_tokens": 0},
     ],
@@ -386,8 +350,3 @@ def test_what_a_request_may_say_generation_defaults_may(tmp_path: Path) -> None:
 def test_an_end_id_outside_the_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="200000 is outside the vocabulary"):
         end_ids(_read(LLAMA_32_1B), _generation(tmp_path, {"eos_token_id": [1, 200000]}))
-
-
-def test_reading_a_config_loads_no_torch() -> None:
-    code = "import sys, penstock.models.generation_config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

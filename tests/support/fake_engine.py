@@ -1,9 +1,7 @@
 """An engine that can be started, killed and led astray: `python fake_engine.py PORT NAME=VALUE ...`. No model.
 
-slots=4        requests served at once, others queue       first=0.01, gap=0.001    seconds
-context=N      more tokens than that are refused with 400
+first=0.01, gap=0.001    seconds
 dies_above=N   it ends when more than N requests are there at once; says=TEXT is its last word
-dies_after=N   it ends at the request after the Nth        silent_above=N   it says nothing while more are there
 less=N         it sends N tokens fewer than asked          ending=WORD      the finish_reason that it tells
 begins=no      it ends before it serves                    count=FILE       its process id is added at each start
 """
@@ -29,8 +27,8 @@ def with_length(status: bytes, body: bytes) -> bytes:
 class Engine:
     def __init__(self, told: dict[str, str]) -> None:
         self.told = told
-        self.there = self.served = 0
-        self.slots = asyncio.Semaphore(int(told.get("slots", 4)))
+        self.there = 0
+        self.slots = asyncio.Semaphore(4)  # others queue
 
     def number(self, name: str, usual: float = float("inf")) -> float:
         return float(self.told.get(name, usual))
@@ -52,13 +50,8 @@ class Engine:
     async def answer(self, asked: dict[str, object], writer: asyncio.StreamWriter) -> None:
         prompt, tokens = asked["prompt"], int(str(asked["max_tokens"]))
         count = len(prompt.split()) if isinstance(prompt, str) else len(prompt)  # type: ignore[arg-type]
-        if count + tokens > self.number("context"):
-            body = {"error": {"message": f"{count + tokens} tokens, the context is {self.told['context']}"}}
-            writer.write(with_length(b"400 Bad Request", json.dumps(body).encode()))
-            return
         self.there += 1
-        self.served += 1
-        if self.there > self.number("dies_above") or self.served > self.number("dies_after"):
+        if self.there > self.number("dies_above"):
             print("\x1b[31m" + self.told.get("says", "going down") + "\x1b[0m\u200b\x07", flush=True)
             os._exit(7)
         try:
@@ -71,8 +64,6 @@ class Engine:
         writer.write(HEAD)
         await asyncio.sleep(self.number("first", 0.01))
         for at in range(tokens):
-            while self.there > self.number("silent_above"):
-                await asyncio.sleep(0.05)
             finish = self.told.get("ending", "length") if at == tokens - 1 else None
             event = {"choices": [{"index": 0, "text": "a", "finish_reason": finish}]}
             writer.write(chunk(b"data: " + json.dumps(event).encode() + b"\n\n"))

@@ -88,13 +88,12 @@ CLOSES = {"good, until the end", "500 without a length", "closed at once", "clos
 
 
 class HostileServer:
-    """`url` while the context is open. seen: heads of the requests. `once`: a connection answers one request, and goes
-    without a word when a second comes."""
+    """`url` while the context is open. seen: heads of the requests."""
 
-    def __init__(self, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, once: bool = False) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.seen: list[bytes] = []
         self.connections = 0
-        self._host, self._tls, self._once = host, tls, once
+        self._tls = tls
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._end: asyncio.Event
@@ -113,10 +112,9 @@ class HostileServer:
 
     async def _run(self) -> None:
         self._end = asyncio.Event()
-        server = await asyncio.start_server(self._meet, self._host, 0, ssl=self._tls)
+        server = await asyncio.start_server(self._meet, "127.0.0.1", 0, ssl=self._tls)
         port = server.sockets[0].getsockname()[1]
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{port}"
         self._ready.set()
         await self._end.wait()
         server.close()
@@ -126,14 +124,10 @@ class HostileServer:
     async def _meet(self, reader: asyncio.StreamReader, writer: Writer) -> None:
         self.connections += 1
         try:
-            served = 0
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 behave = json.loads(await reader.readexactly(length))["behave"]
-                if self._once and served:
-                    return
-                served += 1
                 self.seen.append(head)
                 await _send(writer, behave)
                 if behave in CLOSES:

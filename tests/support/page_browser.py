@@ -81,16 +81,6 @@ class Reader:
     def choose(self, control: str, value: str) -> None:
         self.page.select_option(f"#{control}", value)
 
-    def slide(self, seconds: float) -> None:
-        """Moves the slider of the first token: 600 steps from 10 ms to 100 s, evenly in logarithms."""
-        import math
-
-        step = round(600 * math.log(seconds / 0.01) / math.log(1e4))
-        self.page.evaluate(
-            "(step) => { const it = document.getElementById('first-slider'); it.value = step;"
-            " it.dispatchEvent(new Event('input', {bubbles: true})); }", str(step),
-        )  # fmt: skip
-
     def ranking(self) -> list[str]:
         return [each.split(" ", 1)[1] for each in self.texts(".rank-name")]
 

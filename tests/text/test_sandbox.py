@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 import penstock.demo
-from penstock.errors import CapacityError, ContextLengthError, FaultError, PenstockError, TokenizerError, UsageError
+from penstock.errors import ContextLengthError, FaultError, PenstockError, TokenizerError, UsageError
 from penstock.text.sandbox import RETRY, SHORT, Sandbox, SandboxPool
 from penstock.text.sandbox_process import Bounds, ChatJob, TextJob
 from penstock.text.tokenizer import Tokenizer
@@ -262,24 +261,6 @@ def test_a_late_answer_is_read_whoever_has_gone_and_the_next_jobs_are_not_held_f
             pool.close()
 
     asyncio.run(tried())
-
-
-def test_a_process_that_a_job_made_grow_is_replaced(tokenizer: Tokenizer) -> None:
-    sandbox = Sandbox.open(tokenizer, 1_000_000, Bounds(grown=2**20))
-    assert len(sandbox.run(TextJob([PROSE])).ids[0]) > 1000
-    assert not sandbox.usable
-    sandbox.close()
-
-
-def test_where_no_process_can_be_started_all_are_told(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-
-    async def tried() -> list[Any]:
-        pool = SandboxPool(tokenizer, LIMIT, 2)
-        jobs = (pool.run([ChatJob(messages=HI)]) for _ in range(5))
-        return await asyncio.gather(*jobs, return_exceptions=True)
-
-    assert [type(error) for error in asyncio.run(tried())] == [CapacityError] * 5
 
 
 @pytest.mark.parametrize(

@@ -63,14 +63,9 @@ def test_a_hub_id_in_the_cache_needs_no_network(offline: Path) -> None:
     [
         ("owner/absent", "there is no folder 'owner/absent' here, and the hub cannot be reached"),
         ("/no/such/folder", "there is no folder '/no/such/folder'"),
-        ("./absent", "there is no folder './absent'"),
-        ("~/absent", "there is no folder '~/absent'"),
-        ("a/b/c", "there is no folder 'a/b/c'"),
         ("", "there is no folder ''"),
         ("owner name", "neither a folder here nor a hub id"),
-        ("x" * 5000, "neither a folder here nor a hub id"),
         ("a\0b", "neither a folder here nor a hub id"),
-        ("~nobody-of-that-name", "there is no folder"),
         ("--bad", "neither a folder here nor a hub id"),
     ],
 )
@@ -78,13 +73,6 @@ def test_what_is_neither(offline: Path, model: str, said: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         find_model(model)
     assert said in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_file_is_not_a_model(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is a file: give the folder"):
-        find_model(str(path))
 
 
 @pytest.mark.parametrize(
@@ -113,13 +101,6 @@ def test_adapters_and_gguf_are_named_for_what_they_are(
         with pytest.raises(CheckpointError, match=f"^{model} {said}") as caught:
             find_model(model)
         assert "\n" not in str(caught.value)
-
-
-def test_a_gguf_file_is_named_for_what_it_is(tmp_path: Path, offline: Path) -> None:
-    (tmp_path / "model.Q4.GGUF").touch()
-    for model in (str(tmp_path / "model.Q4.GGUF"), "owner/name/model.gguf"):
-        with pytest.raises(CheckpointError, match="is a GGUF file, and GGUF is not read: give the folder or hub id"):
-            find_model(model)
 
 
 def _response(status: int) -> Any:

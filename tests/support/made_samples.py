@@ -54,3 +54,9 @@ def open_loop(
     first = sent + 0.1 * slow * rng.lognormal(0, 0.3, len(sent))
     gaps = list(rng.exponential(0.01, (len(sent), output - 1)))
     return samples_of(sent, first, gaps, name=name, window=(warm, warm + seconds), start=start, actual=sent + 5e-4)
+
+
+def one_line(arrive: npt.NDArray[np.float64], takes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """When each request is served, where each waits for the ones before it (Lindley's recursion)."""
+    before = np.cumsum(takes) - takes
+    return before + takes + np.maximum.accumulate(arrive - before)

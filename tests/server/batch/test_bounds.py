@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -169,16 +168,6 @@ def bad_lines(count: int) -> bytes:
     return jsonl([line("good"), *(line(str(number), n=0) for number in range(count))])
 
 
-def test_a_list_leaves_long_errors_out(server: Batching) -> None:
-    ids = {count: server.submit(bad_lines(count)) for count in (10, 300)}
-    whole = {count: server.until_over(batch_id).errors.data for count, batch_id in ids.items()}
-    assert [len(errors) for errors in whole.values()] == [10, 300]
-    page: list[Any] = list(server.openai.batches.list())
-    (last,) = page[0].errors.data
-    assert page[1].errors.data == whole[10]
-    assert last.code == "more_errors" and ids[300] in last.message
-
-
 def test_a_batchs_errors_are_bounded_in_bytes(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with batching(tokenizer, tmp_path, BatchJobLimits(max_error_bytes=2_000)) as server:
         errors = server.until_over(server.submit(bad_lines(100))).errors.data
@@ -186,19 +175,6 @@ def test_a_batchs_errors_are_bounded_in_bytes(tokenizer: Tokenizer, tmp_path: Pa
         assert 5 < len(told) < 2_000 // 40 and [error.line for error in told] == list(range(2, 2 + len(told)))
         assert last.code == "more_errors" and last.line == 2 + len(told)
         assert last.message == f"more lines are bad, {100 - len(told)} of them: {2 + len(told)}-101"
-
-
-def test_a_batch_on_its_way_keeps_no_errors_in_memory(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """A thousand of them may wait, with half a megabyte each."""
-    with batching(tokenizer, tmp_path) as server:
-        server.running.hold(True)
-        batch_id = server.submit(bad_lines(20))
-        server.running.wait_for(lambda: server.engine.open)
-        run = server.manager.job_of(batch_id)
-        assert run is not None and run._row.errors is None and run._row.total == 21
-        assert len(server.openai.batches.retrieve(batch_id).errors.data) == 20  # type: ignore[union-attr, arg-type]
-    with batching(tokenizer, tmp_path) as server:
-        assert len(server.until_over(batch_id).errors.data) == 20
 
 
 def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -6,16 +6,13 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 from bare_http import connect, read_one, request
-from batch_fake import Batching, StuckRead, batching, jsonl, line
+from batch_fake import Batching, batching, jsonl, line
 
-from penstock.server.batch import batches, files
 from penstock.server.batch.batch_limits import BatchJobLimits
-from penstock.server.batch.state_folder import StateFolder
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 
@@ -90,21 +87,6 @@ def test_a_file_that_a_batch_reads_stays(server: Batching) -> None:
     server.running.hold(False)
     server.until_over(batch.id)
     assert server.openai.files.delete(file_id).deleted
-
-
-def test_of_a_file_that_is_deleted_just_now_no_batch_is_made(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
-    file_id = server.upload(jsonl([line("a")]))
-    plain = StateFolder.attempt
-
-    async def attempt(state: StateFolder, work: Any, *values: Any, **named: Any) -> Any:
-        if work is batches._add:  # whatever was looked at before it
-            assert await plain(state, state.database.remove_file, file_id, "")
-        return await plain(state, work, *values, **named)
-
-    monkeypatch.setattr(StateFolder, "attempt", attempt)
-    with pytest.raises(openai.NotFoundError) as refused:
-        server.openai.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
-    assert refused.value.param == "input_file_id" and list(server.openai.batches.list()) == []
 
 
 def form(*parts: tuple[str, str | None, bytes], boundary: bytes = b"edge", end: bytes = b"--\r\n") -> bytes:
@@ -196,15 +178,6 @@ def test_an_upload_that_breaks_off_leaves_nothing(server: Batching, tmp_path: Pa
     assert list(server.openai.files.list()) == []
 
 
-def test_a_slow_upload_lies_on_the_disk_and_not_in_memory(server: Batching, tmp_path: Path) -> None:
-    def written() -> int:
-        return sum(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir())
-
-    with connect(server.url) as connection:
-        connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
-        server.running.wait_for(lambda: 300_000 - (64 << 10) < written() <= 300_000)
-
-
 def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with batching(tokenizer, tmp_path / "state", server_limits=HttpLimits(body_seconds=0.2)) as server:
         with connect(server.url) as connection:
@@ -221,25 +194,6 @@ def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path
         answer, body = read_one(connection)
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in body
     server.running.wait_for(lambda: not on_disk(tmp_path))
-
-
-def test_a_client_that_leaves_a_read_without_an_answer_holds_nobody_up(
-    server: Batching, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck = StuckRead()
-    monkeypatch.setattr(files, "_begin", lambda *_: (stuck.buffered(), b"x" * 10))
-    file_id = server.upload(b"x" * 20)
-    try:
-        with server.http.stream("GET", f"/v1/files/{file_id}/content") as answer:
-            pieces = answer.iter_raw()  # one that nobody holds closes the connection
-            assert next(pieces) == b"x" * 10
-            assert stuck.reading.wait(30)
-        assert server.http.get("/health/live", timeout=10).status_code == 200
-        server.running.wait_for(lambda: not server.running.service.request_limits.reqs.total)
-        assert not stuck.closed
-    finally:
-        stuck.going.set()
-    server.running.wait_for(lambda: stuck.closed)
 
 
 def test_a_start_sweeps_what_a_kill_left(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ texts are tokenised at once."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,8 @@ import httpx
 import pytest
 from batch_fake import Batching, StuckDisk, batching, jsonl, line
 
-from penstock.server.batch.batch_limits import BatchJobLimits
-from penstock.server.batch.line_request import ID_BYTES, PREPARED_AT_ONCE, LinePreparer
-from penstock.server.batch.pipeline import LARGE_AT_ONCE
+from penstock.server.batch.line_request import PREPARED_AT_ONCE
 from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
-from penstock.server.openai.batch_line import BatchLine
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 
@@ -68,19 +64,6 @@ def test_one_that_is_too_large_alone_is_the_only_one_refused(tokenizer: Tokenize
         assert (row["custom_id"], row["response"]["status_code"]) == ("large", 400)
         assert row["response"]["body"]["error"]["code"] == "answer_too_large"
         assert batch.request_counts.completed == 6
-
-
-def test_online_answers_take_no_room_of_a_batchs(tokenizer: Tokenizer, tmp_path: Path, size: int) -> None:
-    with with_room(tokenizer, tmp_path, 2 * size) as server:
-
-        async def fill() -> None:
-            for _ in range(20):
-                server.running.service.responses.hold([b"x" * (size // 10)]).__enter__()
-
-        server.running.on_loop(fill())
-        batch = server.until_over(server.submit(jsonl([line("a", **BODY)])))
-        assert batch.request_counts.completed == 1
-        assert server.running.service.responses.bytes == 20 * (size // 10), "nor does the batch take theirs"
 
 
 def test_what_waits_for_the_disk_is_bounded_and_comes_out_whole(
@@ -138,39 +121,3 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
         assert len(begun) == PREPARED_AT_ONCE
         going.set()
         assert {server.until_over(each).request_counts.completed for each in ids} == {1}
-
-
-def test_few_large_lines_of_batches_stand_before_the_gate(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With all of their ids, which are many times as large as their texts."""
-    plain, made = LinePreparer.prepare, []
-
-    async def prepare(caller: LinePreparer, found: BatchLine, owner: str) -> Any:
-        made.append(found.custom_id)
-        return await plain(caller, found, owner)
-
-    monkeypatch.setattr(LinePreparer, "prepare", prepare)
-    with batching(tokenizer, tmp_path, BatchJobLimits(large_line=0)) as server:
-        server.running.hold(True)
-        first = server.submit(jsonl([line(str(number)) for number in range(40)]))
-        server.running.wait_for(lambda: len(server.engine.open) == 24)
-        others = [server.submit(jsonl([line("a")])) for _ in range(6)]
-        for each in others:
-            while server.openai.batches.retrieve(each).status != "in_progress":
-                pass
-        server.running.on_loop(asyncio.sleep(0.1))
-        assert len(made) == 24 + LARGE_AT_ONCE
-        server.running.hold(False)
-        assert {server.until_over(each).request_counts.failed for each in (first, *others)} == {0}
-
-
-def test_lines_at_the_engine_are_bounded_by_their_ids_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path, BatchJobLimits(in_flight_bytes=3 * 100 * ID_BYTES)) as server:
-        server.running.hold(True)
-        batch_id = server.submit(jsonl([line(str(number), prompt=[7] * 100) for number in range(9)]))
-        server.running.wait_for(lambda: len(server.engine.open) == 2)
-        server.running.on_loop(asyncio.sleep(0.1))
-        assert len(server.engine.open) == 2
-        server.running.hold(False)
-        assert server.until_over(batch_id).request_counts.completed == 9

@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from deaths import Waiters
 from server_fake import FakeEngine
 from service import COMPLETIONS, Serving, make_folder, wait_until
 
@@ -188,16 +187,6 @@ def test_who_left_is_in_the_log(serving: Serving) -> None:
     serving.order()
     (left,) = lines(serving.folder)[at:]
     assert left["finish_reasons"] == {"abort": 2} and 0 < left["output_tokens"] < 400
-
-
-def test_several_servers_write_one_log(tmp_path: Path) -> None:
-    make_folder(tmp_path)
-    with Serving(tmp_path, servers=2, access_log=str(tmp_path / "access.jsonl")) as serving:
-        load = Waiters(serving.url, 40)
-        load.join(60)
-        assert [kind for kind, _ in load.ends] == ["answered"] * 40
-        assert wait_until(lambda: len(lines(tmp_path)) == 40, 10) is not None
-        assert sum(line["output_tokens"] for line in lines(tmp_path)) == 40 * 400
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from penstock.server.online.request_limits import (
     FIRST_WAIT,
     LONGEST_WAIT,
     WINDOW,
-    Pool,
     QueueFullError,
     RequestLimits,
     Ticket,
@@ -113,14 +112,6 @@ def test_one_of_many_keys_leaves_every_other_a_place(keys: int) -> None:
     assert queue.reqs.total == 16
 
 
-def test_more_keys_than_places_share_all_of_them() -> None:
-    queue = RequestLimits(16, 10**6, keys=17)
-    for _ in range(16):
-        queue.acquire(key("greedy"), 1, 1)
-    with pytest.raises(QueueFullError):
-        queue.acquire(key("modest"), 1, 1)
-
-
 def test_limits_of_a_key() -> None:
     queue = RequestLimits(100, 1000, keys=1)
     mine = key("mine", max_num_queued_reqs=4, max_num_queued_tokens=50)
@@ -212,25 +203,6 @@ def test_retry_after_is_the_measured_drain() -> None:
     assert wait() == LONGEST_WAIT
 
 
-def test_rest_says_nothing_of_the_drain() -> None:
-    clock = Clock()
-    queue = RequestLimits(10, 10**6, clock=clock)
-
-    def burst() -> tuple[list[Ticket], int]:
-        tickets = [queue.acquire(None, 1, 1) for _ in range(10)]
-        with pytest.raises(QueueFullError) as full:
-            queue.acquire(None, 1, 1)
-        return tickets, int(full.value.headers["retry-after"])
-
-    clock.now += 1000  # at rest
-    tickets, first = burst()
-    for ticket in tickets:  # two a second
-        clock.now += 0.5
-        ticket.release()
-    clock.now += 1000
-    assert (first, burst()[1]) == (FIRST_WAIT, 1)
-
-
 def test_nothing_leaks_over_random_lives() -> None:
     random.seed(1)
     keys = [None, key("a"), key("b", max_num_queued_reqs=20), key("c", max_num_queued_tokens=100)]
@@ -254,15 +226,3 @@ def test_nothing_leaks_over_random_lives() -> None:
         ticket.release()
     for pool in (queue.reqs, queue.tokens):
         assert pool.total == 0 and not pool._held and pool.room("new") == pool._own + pool.most - 3 * pool._own
-
-
-def test_a_pool_of_many_keys_never_passes_its_bound() -> None:
-    random.seed(2)
-    pool = Pool(64, 8, Clock())
-    for _ in range(5_000):
-        name, amount = f"k{random.randrange(8)}", random.randint(1, 5)
-        if random.random() < 0.4:
-            pool.give_back(name, min(amount, pool.held(name)))
-        elif amount <= pool.room(name):
-            pool.add(name, amount)
-        assert 0 <= pool.total <= 64 and all(pool.room(f"k{each}") >= 0 for each in range(8))

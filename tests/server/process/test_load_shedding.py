@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import resource
@@ -13,21 +12,18 @@ from typing import Any
 
 import httpx
 import pytest
-from bare_http import CHAT, COMPLETIONS, connect, read_all, read_one, request
+from bare_http import CHAT, COMPLETIONS, connect, read_one, request
 from server_fake import Running, running_server
 
-from penstock.parent_death import LossyFile
-from penstock.server.online.access_log import AccessLog, open_log
+from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.process.http_protocol import HttpProtocol
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
 BOUND = 8
-CHUNKED = request(b"", "transfer-encoding: chunked")
 FULL = {"prompt": "x", "n": BOUND, "stream": True}
 
 
@@ -35,18 +31,6 @@ FULL = {"prompt": "x", "n": BOUND, "stream": True}
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
     with running_server(tokenizer, limits=HttpLimits(max_num_queued_reqs=BOUND, header_seconds=0.5)) as running:
         yield running
-
-
-@pytest.fixture
-def full(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    """The queue is full, and whoever begins to read a body fails."""
-    server.hold(True)
-    with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
-        monkeypatch.setattr(server.service, "intake", None)
-        yield server
-        monkeypatch.undo()
-    server.hold(False)
-    server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
 
 
 def ask(*headers: str, path: str = COMPLETIONS, version: str = "1.1", **body: Any) -> bytes:
@@ -80,43 +64,6 @@ def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None
         assert b" 200 " in head and json.loads(body)["choices"][0]["text"] == "ab"
 
 
-def test_several_in_one_read_each_have_their_answer(full: Running) -> None:
-    with connect(full.url) as connection:
-        connection.sendall(ask() * 3 + ask("connection: close") + ask())
-        said = read_all(connection)
-    assert said.count(b"HTTP/1.1 429 ") == 4 and said.count(b"connection: close") == 1
-
-
-@pytest.mark.parametrize("data", [ask("connection: close"), ask(version="1.0")])
-def test_who_asks_for_the_end_has_it_at_once(full: Running, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HttpProtocol, "_wait_for_head", lambda connection: None)  # an end that comes by time never does
-    with connect(full.url) as connection:
-        connection.sendall(data)
-        assert b"connection: close" in read_all(connection)
-
-
-def test_a_chunked_body_and_an_upgrade_too(full: Running) -> None:
-    asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
-    with connect(full.url) as connection:
-        for data in (CHUNKED + b"3\r\nabc\r\n0\r\n\r\n", ask(*asks)):
-            connection.sendall(data)
-            assert is_refused(read_one(connection))
-
-
-def test_a_broken_body_has_no_second_answer(full: Running) -> None:
-    with connect(full.url) as connection:
-        connection.sendall(CHUNKED)
-        assert is_refused(read_one(connection))
-        connection.sendall(b"no chunk")
-        assert connection.recv(10) == b""
-
-
-def test_an_idle_connection_is_closed(full: Running) -> None:
-    with connect(full.url) as connection:
-        connection.sendall(ask())
-        assert is_refused(read_one(connection)) and connection.recv(10) == b""
-
-
 def test_what_the_application_says_first_it_still_says(server: Running) -> None:
     """Other paths and methods, and who asks before it sends its body, come to the application."""
     server.hold(True)
@@ -131,17 +78,6 @@ def test_what_the_application_says_first_it_still_says(server: Running) -> None:
             assert is_refused(read_one(asking))
     server.hold(False)
     server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
-
-
-def test_one_behind_an_answer_under_way_waits_for_its_turn(server: Running) -> None:
-    server.hold(True)
-    with connect(server.url) as connection:
-        connection.sendall(ask(n=BOUND) + ask("connection: close"))
-        server.wait_for(lambda: server.service.request_limits.reqs.total == BOUND)
-        time.sleep(0.05)
-        server.hold(False)
-        said = read_all(connection)
-    assert said.startswith(b"HTTP/1.1 200 ") and said.count(b"HTTP/1.1 200 ") == 2  # then there is room
 
 
 def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
@@ -179,26 +115,3 @@ def test_lines_that_find_no_room_are_told_once(tmp_path: Path, capsys: pytest.Ca
     assert place.read_text().splitlines() == ['{"line":0}', '{"li', '{"line":4}', '{"line":5}']
     said = "penstock: lines of the access log are lost (no room): see that they can be written\n"
     assert capsys.readouterr().err == said
-
-
-def test_a_line_that_is_lost_ends_no_request(tmp_path: Path) -> None:
-    place = tmp_path / "log"
-    place.touch()
-
-    async def ask(log: LossyFile) -> None:
-        sent: list[Any] = []
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-
-        async def receive() -> Any:
-            raise AssertionError("nothing is asked of the client")
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await AccessLog(app, log)({"type": "http", "method": "GET", "path": "/x"}, receive, send)
-        assert [message["status"] for message in sent] == [200]
-
-    with LossyFile(str(place), "rb", "the access log") as log:  # which cannot be written
-        asyncio.run(ask(log))

@@ -120,17 +120,6 @@ def test_a_stop_string_is_named_and_may_stay(client: openai.OpenAI) -> None:
     assert kept.text == cut.text + "####"
 
 
-def test_chat(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Tom has 3 apples."}]}
-    asked |= {"max_completion_tokens": 12, "temperature": 0}
-    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
-    content = whole.choices[0].logprobs.content
-    assert len(content) == whole.usage.completion_tokens and all(len(entry.top_logprobs) == 2 for entry in content)
-    assert all(entry.token == entry.top_logprobs[0].token and entry.logprob <= 0 for entry in content)  # greedy
-    chunks = client.chat.completions.create(**asked, stream=True)
-    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.choices[0].message.content
-
-
 def test_echo_scores_the_prompt_as_it_scores_its_own_tokens(client: openai.OpenAI) -> None:
     """What lm_eval relies on: the logprobs of generated tokens are those of the same tokens as a prompt."""
     first = client.completions.create(model="demo", prompt=PROMPT, temperature=0, max_tokens=8, logprobs=1)
@@ -180,15 +169,6 @@ def test_a_burst_of_all_kinds_is_answered_and_leaves_nothing(url: str) -> None:
     assert set(codes) <= {0, 200} and codes.count(200) >= 60
     wait_until(lambda: gauge(url, "num_requests_running") + gauge(url, "num_requests_waiting") == 0)
     assert gauge(url, "kv_cache_usage_perc") == 0
-
-
-def test_prompt_tokens_of_a_group_count_once(url: str, client: openai.OpenAI) -> None:
-    before = gauge(url, "prompt_tokens_total")
-    answer = client.completions.create(model="demo", prompt=PROMPT + " once", n=16, max_tokens=2)
-    wait_until(lambda: gauge(url, "num_requests_running") == 0)
-    assert gauge(url, "prompt_tokens_total") - before == answer.usage.prompt_tokens
-    again = client.completions.create(model="demo", prompt=PROMPT + " once", max_tokens=2)
-    assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
 def test_the_ends_of_every_range_are_answered(url: str) -> None:

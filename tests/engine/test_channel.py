@@ -145,36 +145,6 @@ def test_a_foreign_extension_and_a_foreign_word_are_refused() -> None:
         Wire().down(b"\xc1")
 
 
-def test_the_two_ends_meet(tmp_path: Any) -> None:
-    """In order, many at once, both ways."""
-    import asyncio
-
-    async def meet() -> None:
-        client = ClientEnd(f"ipc://{tmp_path / 'channel'}")
-        engine = EngineEnd([f"ipc://{tmp_path / 'channel'}"])
-        try:
-            engine.send_up(Ready(FACTS))
-            assert_same(await client.receive(), Ready(FACTS))
-            for i in range(300):
-                client.send_down(Cancel(i, None))
-            got: list[Down] = []
-            while len(got) < 300:
-                got += engine.receive(-1)
-                await asyncio.sleep(0)
-            assert [word.request_id for word in got if isinstance(word, Cancel)] == list(range(300))
-            assert engine.receive(0) == []
-            for i in range(300):
-                engine.send_up(StepOutputs(deltas(), [], {"i": float(i)}))
-            for i in range(300):
-                word = await client.receive()
-                assert isinstance(word, StepOutputs) and word.stats == {"i": float(i)}
-        finally:
-            engine.close()
-            client.close()
-
-    asyncio.run(meet())
-
-
 @pytest.mark.parametrize("one_each", [True, False], ids=["a token each", "any number"])
 def test_each_client_gets_its_own_news_in_its_own_ids(one_each: bool) -> None:
     rng = np.random.default_rng(3)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
-import msgspec
 import numpy as np
 import pytest
-import zmq
-from fake_process import COMMAND
-from fuzz_bounds import PATIENCE, check_error
+from fuzz_bounds import check_error
 from fuzz_inputs import examples, mangled
 from fuzz_targets import EngineLoop, heard
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from service import make_folder
 
-from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import Ask, Cancel, Close, Failed, Ready, StepOutputs, Wire
 from penstock.engine.engine import Refused
@@ -124,33 +116,3 @@ def test_no_stream_waits_for_ever(messages: list[bytes]) -> None:
     ended = heard(messages, END)
     event(str(ended))
     assert len(ended) == 2  # each, well or by an error of the house
-
-
-def test_an_engine_that_hears_no_word_says_so_and_ends(tmp_path: Path) -> None:
-    """The real process, over a real socket."""
-    make_folder(tmp_path)
-    knobs = {name: getattr(place, name) for name, place in Config.of(model=str(tmp_path)).places().items()}
-    address = f"ipc://{tmp_path / 'client'}"
-    context = zmq.Context()
-    socket = context.socket(zmq.PAIR)
-    socket.bind(address)
-    socket.rcvtimeo = 1_000 * PATIENCE
-    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert process.stdin is not None and process.stderr is not None
-        process.stdin.write(msgspec.json.encode({"addresses": [address], "knobs": knobs}) + b"\n")
-        process.stdin.flush()
-        assert isinstance(Wire().up(socket.recv()), Ready)
-        socket.send(UP[0])  # a word, but one that comes up
-        words = [Wire().up(socket.recv())]
-        while isinstance(words[-1], StepOutputs):  # of the idle engine
-            words.append(Wire().up(socket.recv()))
-        last = words[-1]
-        assert isinstance(last, Failed) and last.kind == "EngineError" and "cannot be read" in last.message
-        assert process.wait(PATIENCE) == 1
-        assert b"Traceback" not in process.stderr.read()
-    finally:
-        process.kill()
-        process.communicate()
-        socket.close(linger=0)
-        context.term()

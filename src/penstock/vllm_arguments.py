@@ -76,18 +76,14 @@ SHORT = {  # vLLM's short options
 }  # fmt: skip
 
 _ONE_GPU = "a process drives one GPU so far: start a server for each, and share requests out in front of them"
-_ALONE = "belongs to several GPUs; with one it changes nothing"
-_EXPERTS = "mixtures of experts are not served; with other models it changes nothing"
 _ADAPTERS = "merge an adapter into its model (peft's merge_and_unload, save_pretrained), and give that folder"
-_NO_ADAPTERS = "belongs to adapters; without them it changes nothing"
-_TEXT = "only text is served, and with text it changes nothing"
+_NOTHING = "belongs to what is not served, or to how vLLM does it; here it changes nothing"
 _CODE = "code from outside is not run in the engine"
 _GUIDED = "guided decoding is not served: a request that asks for it is refused"
 _FORM = "ask for the form in the prompt, or sample several and keep those that parse"
 _TOOLS = "put the tools' description in a message, and read the answer's text"
 _TEMPLATE = "templates come from the model alone: put a chat_template.jinja into its folder"
 _OVERRIDE = "config.json is read as it stands: change it in a copy of the folder"
-_FILES = "how files are read changes no weight"
 _GENERATES = "models generate text here; they don't embed, classify or score"
 _KERNELS = "the machine decides on kernels: `penstock doctor` says which and why"
 _GRAPHS = "steps are captured and compiled ahead as they are"
@@ -95,7 +91,6 @@ _SCHEDULER = "the scheduler has no such thing: max_num_seqs and max_num_batched_
 _OWN_SCHEDULER = "belongs to vLLM's scheduler; no answer depends on it"
 _OFFLOAD = "weights and KV stay on the device: max_model_len and max_num_seqs make them smaller"
 _BETWEEN = "neither KV nor weights travel between engines"
-_MAMBA = "belongs to Mamba models, which are not served"
 _REASONING = "reasoning is not parsed apart: it is in the answer's text"
 _LOGS = "requests are logged by `--access-log` alone, without prompts"
 _TRACES = "no traces are sent: /metrics and `--access-log` tell of requests"
@@ -112,17 +107,8 @@ ENGINE: dict[str, Argument] = {
     **named(
         "data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb enable_elastic_ep "
         "ray_workers_use_nsight", (False,), _ONE_GPU),
-    **named(
-        "master_addr master_port distributed_timeout_seconds data_parallel_address data_parallel_rpc_port "
-        "dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size max_parallel_loading_workers",
-        object, _ALONE),
-    **named("disable_custom_all_reduce disable_nccl_for_dp_synchronization", bool, _ALONE),
     **named("numa_bind", (False,), "start it under numactl"),
     **named("numa_bind_nodes numa_bind_cpus", (), "start it under numactl"),
-    **named("enable_expert_parallel enable_eplb enable_ep_weight_filter enable_dbo", bool, _EXPERTS),
-    **named(
-        "moe_backend all2all_backend expert_placement_strategy eplb_config ubatch_size dbo_decode_token_threshold "
-        "dbo_prefill_token_threshold", object, _EXPERTS),
     **named("enable_return_routed_experts", (False,), "no model that is served has experts: leave it out"),
     # what the model is
     **named("trust_remote_code", (False,), "no code of a model ever runs here", told=True),
@@ -131,7 +117,6 @@ ENGINE: dict[str, Argument] = {
     **named("tokenizer_revision", (As("revision"),), "the tokenizer is of the model's revision"),
     **named("tokenizer_mode", ("auto", "hf"), "tokenizers are read from tokenizer.json"),
     **named("tokenizer_pool_size", (0,), "one thread tokenises"),
-    **named("tokenizer_pool_type tokenizer_pool_extra_config", object, "without a pool it changes nothing"),
     **named("task runner", ("auto", "generate"), _GENERATES),
     **named("convert", ("auto", "none"), _GENERATES),
     **named("pooler_config override_pooler_config", (), _GENERATES),
@@ -144,8 +129,6 @@ ENGINE: dict[str, Argument] = {
     **named("download_dir", (), "the hub's cache lies where HF_HOME or HF_HUB_CACHE says"),
     **named("ignore_patterns", (["original/**/*"],), "safetensors, JSON and templates alone are fetched"),
     **named("model_loader_extra_config", ({},), "safetensors are read without further settings"),
-    **named("safetensors_load_strategy pt_load_map_location", object, _FILES),
-    **named("use_tqdm_on_load", bool, _FILES),
     **named("quantization quantization_config", (), "give the model in bfloat16, float16 or float32"),
     **named("allow_deprecated_quantization calculate_kv_scales", (False,), "nothing is quantized"),
     **named("kv_cache_dtype", ("auto", As("dtype")), "KV is held in the numbers of dtype"),
@@ -155,25 +138,12 @@ ENGINE: dict[str, Argument] = {
     **named("chat_template", (), _TEMPLATE),
     **named("enable_lora enable_lora_bias enable_prompt_adapter enable_tower_connector_lora", (False,), _ADAPTERS),
     **named("default_mm_loras", (), _ADAPTERS),
-    **named("fully_sharded_loras specialize_active_lora", bool, _NO_ADAPTERS),
-    **named(
-        "max_loras max_lora_rank max_cpu_loras lora_dtype lora_target_modules lora_extra_vocab_size "
-        "long_lora_scaling_factors max_prompt_adapters max_prompt_adapter_token", object, _NO_ADAPTERS),
-    **named(
-        "limit_mm_per_prompt mm_processor_kwargs media_io_kwargs mm_processor_cache_gb mm_processor_cache_type "
-        "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype "
-        "mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin mm_tensor_ipc "
-        "video_pruning_rate allowed_local_media_path allowed_media_domains", object, _TEXT),
-    **named(
-        "language_model_only disable_mm_preprocessor_cache interleave_mm_strings skip_mm_profiling "
-        "disable_chunked_mm_input enable_mm_processor_stats enable_multimodal_encoder_data_parallel", bool, _TEXT),
     **named("enable_mm_embeds mm_encoder_only enable_prompt_embeds", (False,), "prompts are text or token ids"),
     **named("io_processor_plugin logits_processor_pattern scheduler_cls", (), _CODE),
     **named("worker_cls worker_extension_cls", ("auto", ""), _CODE),
     **named("logits_processors", ([],), f"{_CODE}: use a request's logit_bias"),
     # how it runs
     **named("enforce_eager", (False,), "CUDA graphs run where they save time; no answer depends on it", told=True),
-    **named("max_seq_len_to_capture max_cudagraph_capture_size optimization_level performance_mode", object, _GRAPHS),
     **named("cudagraph_capture_sizes cuda_graph_sizes", (), f"{_GRAPHS}: leave it out"),
     **named("compilation_config additional_config", ({},), f"{_GRAPHS}: leave it out"),
     **named("attention_backend attention_config kernel_config ir_op_priority gdn_prefill_backend", (), _KERNELS),
@@ -184,8 +154,6 @@ ENGINE: dict[str, Argument] = {
     **named("swap_space", Real, "what is preempted is computed again; nothing is swapped"),
     **named("cpu_offload_gb offload_group_size kv_offloading_size", (0,), _OFFLOAD),
     **named("cpu_offload_params offload_params", (), _OFFLOAD),
-    **named("offload_backend offload_num_in_group offload_prefetch_step kv_offloading_backend", object,
-           "belongs to offloading; without it nothing changes"),
     **named("enable_chunked_prefill", (True,), "prompts are read in chunks; no answer depends on it", told=True),
     **named("async_scheduling", (True,), "a step starts before the last is read; steps_ahead=0 reads each", told=True),
     **named("disable_cascade_attn", (False,), "prefix_groups='off' attends each row by itself", told=True),
@@ -194,17 +162,10 @@ ENGINE: dict[str, Argument] = {
     **named("long_prefill_token_threshold scheduler_delay_factor num_lookahead_slots", (0,), _SCHEDULER),
     **named("kv_sharing_fast_prefill", (False,), _SCHEDULER),
     **named("scheduling_policy", ("fcfs",), "requests have one priority; between API keys the line is fair"),
-    **named(
-        "multi_step_stream_outputs disable_async_output_proc use_v2_block_manager scheduler_reserve_full_isl "
-        "disable_hybrid_kv_cache_manager", bool, _OWN_SCHEDULER),
     **named("preemption_mode", str, _OWN_SCHEDULER),
     **named("speculative_config speculative_model num_speculative_tokens ngram_prompt_lookup_max", (), _DRAFTS),
     **named("kv_transfer_config kv_events_config ec_transfer_config weight_transfer_config", (), _BETWEEN),
     **named("enable_sleep_mode", (False,), "close() gives the memory back, and a new LLM takes it"),
-    **named(
-        "mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode mamba_backend "
-        "mamba_cache_philox_rounds", object, _MAMBA),
-    **named("enable_mamba_cache_stochastic_rounding", bool, _MAMBA),
     # what it says
     **named("max_logprobs", (20,), "a request may ask for up to 20"),
     **named("logprobs_mode", ("raw_logprobs",), "logprobs are of the raw logits"),
@@ -222,12 +183,35 @@ ENGINE: dict[str, Argument] = {
     **named("enable_layerwise_nvtx_tracing", (False,), _TRACES),
     **named("kv_cache_metrics cudagraph_metrics", (False,), _METRICS),
     **named("enable_mfu_metrics", bool, "/metrics says how near to the hardware's limit steps come, where it is known"),
-    **named("kv_cache_metrics_sample show_hidden_metrics_for_version", object, _METRICS),
     **named("profiler_config", ({},), "benchmarks/shapes.py says what the parts of a step take"),
-    **named("fail_on_environ_validation", bool, "no variables of vLLM's are read"),
     **named("renderer_num_workers", (1,), "long texts are tokenised beside the server's loop as it is"),
     **named("served_model_name shutdown_timeout", object, "belongs to a server"),
     **named("tokens_only", (False,), "skip_tokenizer_init serves token ids alone"),
+    # what belongs to something that isn't served, or to how vLLM does it
+    **named(
+        "master_addr master_port distributed_timeout_seconds data_parallel_address data_parallel_rpc_port "
+        "dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size max_parallel_loading_workers "
+        "moe_backend all2all_backend expert_placement_strategy eplb_config ubatch_size dbo_decode_token_threshold "
+        "dbo_prefill_token_threshold max_loras max_lora_rank max_cpu_loras lora_dtype lora_target_modules "
+        "lora_extra_vocab_size long_lora_scaling_factors max_prompt_adapters max_prompt_adapter_token "
+        "limit_mm_per_prompt mm_processor_kwargs media_io_kwargs mm_processor_cache_gb mm_processor_cache_type "
+        "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype "
+        "mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin mm_tensor_ipc "
+        "video_pruning_rate allowed_local_media_path allowed_media_domains safetensors_load_strategy "
+        "pt_load_map_location mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
+        "mamba_cache_mode mamba_backend mamba_cache_philox_rounds max_seq_len_to_capture "
+        "max_cudagraph_capture_size optimization_level performance_mode kv_cache_metrics_sample "
+        "show_hidden_metrics_for_version tokenizer_pool_type tokenizer_pool_extra_config offload_backend "
+        "offload_num_in_group offload_prefetch_step kv_offloading_backend",
+        object, _NOTHING),
+    **named(
+        "disable_custom_all_reduce disable_nccl_for_dp_synchronization enable_expert_parallel enable_eplb "
+        "enable_ep_weight_filter enable_dbo fully_sharded_loras specialize_active_lora language_model_only "
+        "disable_mm_preprocessor_cache interleave_mm_strings skip_mm_profiling disable_chunked_mm_input "
+        "enable_mm_processor_stats enable_multimodal_encoder_data_parallel use_tqdm_on_load "
+        "multi_step_stream_outputs disable_async_output_proc use_v2_block_manager scheduler_reserve_full_isl "
+        "disable_hybrid_kv_cache_manager enable_mamba_cache_stochastic_rounding fail_on_environ_validation",
+        bool, _NOTHING),
 }  # fmt: skip
 
 SERVE: dict[str, Argument] = {
@@ -300,7 +284,7 @@ CALL: dict[str, Argument] = {  # of LLM.generate and LLM.chat
     **named("chat_template", (), _TEMPLATE),
     **named("chat_template_content_format", ("auto", "string"), "text parts are joined by line ends"),
     **named("tools", ([],), _TOOLS),
-    **named("mm_processor_kwargs", object, _TEXT),
+    **named("mm_processor_kwargs", object, _NOTHING),
 }
 
 

@@ -131,30 +131,6 @@ def test_no_request_reads_a_whole_table(store: BatchDatabase) -> None:
         assert not how.startswith("SCAN ") and "TEMP B-TREE" not in how, (statement, how)
 
 
-@pytest.mark.parametrize(("version", "had"), [(1, {"batches_status"}), (2, {"batches_status"}), (3, None)])
-def test_tables_of_the_versions_before_get_their_indices(tmp_path: Path, version: int, had: set[str] | None) -> None:
-    def indices(database: sqlite3.Connection) -> set[str]:
-        found = database.execute("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
-        return {str(row[0]) for row in found}
-
-    path = tmp_path / "state.sqlite"
-    store = BatchDatabase(path)
-    batch_id = add(store)
-    store.close()
-    database = sqlite3.connect(path)
-    new = indices(database)
-    for name in new - had if had is not None else {"batches_over"}:
-        database.execute(f"DROP INDEX {name}")
-    for column in ("suspects", "model")[: 2 if version == 1 else 1]:
-        database.execute(f"ALTER TABLE batches DROP COLUMN {column}")
-    database.execute("ALTER TABLE files DROP COLUMN sha256")
-    database.execute(f"PRAGMA user_version = {version}")
-    database.close()
-    store = BatchDatabase(path)
-    assert indices(store._db) == new and len(new) == 6 and ids(store) == [batch_id]
-    store.close()
-
-
 # -- a folder without its database
 
 

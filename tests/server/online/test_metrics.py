@@ -25,12 +25,12 @@ from penstock.server.process.app import build_app
 pytestmark = pytest.mark.torch
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
-# What vLLM's own example dashboards, of several of its versions, ask for, after the colon (its v1 metrics loggers).
+# What vLLM's own example dashboards, ask for, after the colon (its v1 metrics loggers).
 NAMES = """
-num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc
+num_requests_running num_requests_waiting kv_cache_usage_perc
 prompt_tokens_total generation_tokens_total num_preemptions_total request_success_total
-prefix_cache_queries_total prefix_cache_hits_total gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total
-time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket time_per_output_token_seconds_bucket
+prefix_cache_queries_total prefix_cache_hits_total
+time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket
 request_time_per_output_token_seconds_bucket e2e_request_latency_seconds_bucket e2e_request_latency_seconds_sum
 e2e_request_latency_seconds_count request_queue_time_seconds_sum request_prefill_time_seconds_sum
 request_decode_time_seconds_sum request_inference_time_seconds_bucket request_prompt_tokens_bucket

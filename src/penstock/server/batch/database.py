@@ -24,7 +24,7 @@ LONG = "long"  # what it has in place of more
 AT_ONCE = 100  # batches that are removed in one go
 _ENDED = "coalesce(completed_at, failed_at, cancelled_at)"
 
-_TABLES = """
+_TABLES = f"""
 CREATE TABLE files (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created_at INTEGER NOT NULL,
     filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT
@@ -38,30 +38,18 @@ CREATE TABLE batches (
     model TEXT, suspects TEXT
 );
 CREATE INDEX batches_status ON batches (status);
-"""
-# One owner's pages and counts, a file's user, and which of an owner's ended first: none reads what is others'.
-_INDICES = f"""
-CREATE INDEX IF NOT EXISTS files_owner ON files (owner);
-CREATE INDEX IF NOT EXISTS batches_owner ON batches (owner);
-CREATE INDEX IF NOT EXISTS batches_standing ON batches (owner, status);
-CREATE INDEX IF NOT EXISTS batches_input ON batches (input_file_id, status);
-CREATE INDEX IF NOT EXISTS batches_over ON batches (owner, {_ENDED}) WHERE status IN {OVER};
-"""
-# What makes tables of the next version of those of an earlier one.
-_ADD = "ALTER TABLE batches ADD COLUMN"
-_CHANGES = {
-    1: f"{_ADD} model TEXT;",
-    2: _INDICES,
-    3: _INDICES,
-    4: f"{_ADD} suspects TEXT;",
-    5: "ALTER TABLE files ADD COLUMN sha256 TEXT;",
-}
+CREATE INDEX files_owner ON files (owner);
+CREATE INDEX batches_owner ON batches (owner);
+CREATE INDEX batches_standing ON batches (owner, status);
+CREATE INDEX batches_input ON batches (input_file_id, status);
+CREATE INDEX batches_over ON batches (owner, {_ENDED}) WHERE status IN {OVER};
+"""  # an index for each question: one owner's pages and counts, a file's user, which of an owner's ended first
 
 
 @dataclass(slots=True, kw_only=True)
 class FileRow:
     """One file. owner: the name of the key that it belongs to, "" where there are no keys. sha256: of what was
-    uploaded; None for results, and for what an earlier version took."""
+    uploaded; None for results."""
 
     id: str
     owner: str
@@ -131,11 +119,8 @@ class BatchDatabase:
             self._db.close()
             raise _lost(path)
         if version == 0:
-            self._db.executescript(f"BEGIN; {_TABLES} {_INDICES} PRAGMA user_version = {VERSION}; COMMIT;")
+            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
             version = VERSION
-        while version in _CHANGES:
-            self._db.executescript(f"BEGIN; {_CHANGES[version]} PRAGMA user_version = {version + 1}; COMMIT;")
-            version += 1
         if version != VERSION:
             self._db.close()
             raise UsageError(
@@ -305,7 +290,6 @@ def _lost(path: Path) -> UsageError:
 
 
 def _row(kind: type[Row], row: sqlite3.Row) -> Row:
-    # Tables that an earlier version made have columns that nothing reads any more.
     return kind(**{field.name: row[field.name] for field in fields(kind)})
 
 

@@ -45,7 +45,6 @@ class StateFolder:
             self.file_store = FileStore(folder)
             self.database = BatchDatabase(folder / "state.sqlite", beside=not self.file_store.empty)
             self.file_store.sweep(*self.database.known())
-            (folder / "reserve").unlink(missing_ok=True)  # 4 MB that earlier versions kept
         except BaseException as error:
             os.close(self._lock)
             if isinstance(error, OSError | sqlite3.Error):

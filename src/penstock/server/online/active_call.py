@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
@@ -97,55 +96,29 @@ class ActiveCall:
                 self.ticket.ended(1)
 
 
-@dataclass(slots=True)
-class _Came:
-    """What one of several streams had to say: deltas, or its end, by an error where there is one."""
-
-    at: int
-    what: list[Delta] | BaseException | None
-    taken: asyncio.Event  # set when the reader has done with it
-
-
 async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-    """The deltas of several streams; what came in one turn of the loop is handed on together."""
-    queue: asyncio.Queue[_Came] = asyncio.Queue()
-    pumps = [asyncio.create_task(_pump(at, stream, queue)) for at, stream in enumerate(streams)]
-    running = len(streams)
+    """Merges the deltas of several streams; what came in one turn of the loop is handed on together, and each stream is
+    asked again only when that was taken: meanwhile it keeps what comes."""
+    news = [aiter(stream) for stream in streams]
+    asked: dict[asyncio.Future[list[Delta] | None], int] = {}
+    ready = list(range(len(streams)))
     try:
-        while running:
-            came = [await queue.get()]
-            while not queue.empty():
-                came.append(queue.get_nowait())
+        while asked or ready:
+            asked |= {asyncio.ensure_future(anext(news[at], None)): at for at in ready}
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             step: list[tuple[int, list[Delta]]] = []
-            for each in came:
-                if isinstance(each.what, BaseException):
-                    raise each.what
-                if each.what is None:
-                    running -= 1
-                else:
-                    step.append((each.at, each.what))
+            for task in done:
+                deltas = task.result()
+                at = asked.pop(task)
+                if deltas is not None:
+                    step.append((at, deltas))
+            ready = sorted(at for at, _ in step)
             if step:
                 yield step
-            for each in came:
-                each.taken.set()
     finally:
-        for pump in pumps:
-            pump.cancel()
-
-
-async def _pump(at: int, stream: Stream, queue: asyncio.Queue[_Came]) -> None:
-    """Hands on no more before its last was taken: meanwhile it is the stream that keeps what comes, and merges it."""
-    taken = asyncio.Event()
-    taken.set()
-    try:
-        async for deltas in stream:
-            await taken.wait()
-            taken.clear()
-            queue.put_nowait(_Came(at, deltas, taken))
-    except Exception as error:  # noqa: BLE001 - handed on, and raised where the streams are read
-        queue.put_nowait(_Came(at, error, taken))
-    else:
-        queue.put_nowait(_Came(at, None, taken))
+        for task in asked:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # asked for, so that nothing is logged of an error that follows another
 
 
 async def until_gone(

@@ -53,13 +53,6 @@ _COUNTERS = {
     "wasted_tokens": ("wasted_tokens", "Tokens computed for rows that had ended, and thrown away."),
     "preemptions": ("num_preemptions", "Rows preempted for want of blocks."),
 }
-# vLLM's former names, which dashboards made for its older versions ask for -> the name that took its place
-_FORMER = {
-    "gpu_cache_usage_perc": "kv_cache_usage_perc",
-    "gpu_prefix_cache_hits": "prefix_cache_hits",
-    "gpu_prefix_cache_queries": "prefix_cache_queries",
-    "time_per_output_token_seconds": "inter_token_latency_seconds",
-}
 
 
 class Histogram:
@@ -149,14 +142,7 @@ class Metrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric by its name, and once more by the name that it had in older versions of vLLM."""
-        every = {metric.name.removeprefix("penstock:"): metric for metric in self._collect()}
-        yield from every.values()
-        for former, name in _FORMER.items():
-            if name in every:
-                yield _renamed(every[name], former)
-
-    def _collect(self) -> Iterator[Metric]:
+        """Every metric."""
         names, values = list(self._labels), list(self._labels.values())
         stats = self._client.stats()  # empty until the engine has first spoken, and then whole
         known = {key: told for key, told in _LIMIT_GAUGES.items() if key in stats}
@@ -195,15 +181,6 @@ class Metrics:
     def text(self) -> bytes:
         """The page of /metrics."""
         return generate_latest(self._registry)
-
-
-def _renamed(metric: Metric, name: str) -> Metric:
-    """The same numbers by another name."""
-    full = f"penstock:{name}"
-    copy = Metric(full, f"As {metric.name}.", metric.type)
-    for sample in metric.samples:
-        copy.add_sample(full + sample.name.removeprefix(metric.name), sample.labels, sample.value)
-    return copy
 
 
 class CallMetrics:

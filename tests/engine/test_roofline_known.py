@@ -42,8 +42,9 @@ def test_sizes_are_those_that_the_shapes_are_reckoned_with(name: str) -> None:
 def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU that is known: the runner says what it is rated at, and the plans are a real scheduler's."""
     monkeypatch.setattr("penstock.execute.runner.rated", lambda device, dtype: GpuSpecs(item=2, copy=1e12, flops=1e14))
-    monkeypatch.setattr("penstock.engine.roofline.EVERY", 0.02)
     engine, _ = build_engine(Config.of(model="demo", device="cpu", max_num_seqs=8, kv_cache_tokens=4096))
+    assert engine.limit is not None
+    engine.limit.every = 0.02
     try:
         prompt = (np.arange(40, dtype=np.int32) + 1).tobytes()
         params = SamplingParams(n=4, max_tokens=32, ignore_eos=True, seed=1)

@@ -17,9 +17,9 @@ from penstock.schedule.rows import FREE, RUNNING, Rows
 class Scene:
     """Fork groups of running tails, two blocks of prefix each, without a scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, few: int = 64) -> None:
         self.rows, self.groups, self.pool = Rows(32, 8), Groups(), BlockPool(64)
-        self.batch_order = BatchOrder(self.rows, self.groups, self.pool, SharingCosts())
+        self.batch_order = BatchOrder(self.rows, self.groups, self.pool, SharingCosts(), few)
         self.step = 0
 
     def add(self, tails: int, blocks: tuple[int, ...] = ()) -> tuple[ForkGroup, np.ndarray]:
@@ -56,9 +56,8 @@ class Scene:
         return [(sorted(order.rows[a:b].tolist()), blocks[: n // 16].tolist()) for a, b, blocks, n in bounds]
 
 
-def test_a_slot_used_again_does_not_inherit_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_order_file, "_FEW", 0)
-    scene = Scene()
+def test_a_slot_used_again_does_not_inherit_its_group() -> None:
+    scene = Scene(few=0)
     first, rows = scene.add(5)
     for _ in range(9):
         found = scene.grouped()
@@ -72,9 +71,8 @@ def test_a_slot_used_again_does_not_inherit_its_group(monkeypatch: pytest.Monkey
     assert found == [(sorted(others.tolist()), second.blocks.tolist())]
 
 
-def test_tails_that_leave_and_join_keep_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_order_file, "_FEW", 0)
-    scene = Scene()
+def test_tails_that_leave_and_join_keep_the_group() -> None:
+    scene = Scene(few=0)
     group, rows = scene.add(6)
     other, _ = scene.add(1)
     for _ in range(9):

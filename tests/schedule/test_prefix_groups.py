@@ -93,7 +93,7 @@ def check(units: list[Unit], groups: list[PrefixGroup], costs: SharingCosts) -> 
 
 @pytest.mark.parametrize("name", COSTS)
 def test_nearly_the_most_is_saved_and_almost_always_all_of_it(name: str) -> None:
-    """Branches are settled one at a time: in one drawing of about eighty something is left unsaved."""
+    """Branches are settled one at a time: in one drawing of about fifty, at worst, something is left unsaved."""
     costs = COSTS[name]
     drawings = []
     for seed in range(400):

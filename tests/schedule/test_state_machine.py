@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schedule_drive import EOS, VOCAB, Drive, submit_random
 
 from penstock.request import SamplingParams
-from penstock.schedule import batch_order
 from penstock.schedule.scheduler_config import SchedulerConfig
 
 RANDOMS = st.randoms(use_true_random=False)
@@ -94,11 +93,12 @@ TestMachine.settings = settings(
 )
 
 
-def random_replay(seed: int, lag: int) -> Drive:
+def random_replay(seed: int, lag: int, few: int = 64) -> Drive:
     """A few hundred events of a fixed draw."""
     rng = random.Random(seed)
     drafts = seed if seed % 2 else None
     drive = Drive(limits_of(rng), rng.choice([0, 0, 200]), misled=rng.random() < 0.6, drafts=drafts)
+    drive.scheduler.batch_order.few = few
     for _ in range(rng.randrange(4, 12)):
         submit_random(drive, rng)
         for _ in range(rng.randrange(8)):
@@ -113,7 +113,7 @@ def random_replay(seed: int, lag: int) -> Drive:
     return drive
 
 
-def tight_replay(seed: int, lag: int) -> Drive:
+def tight_replay(seed: int, lag: int, few: int = 64) -> Drive:
     """Long outputs where short ones are expected, in few blocks."""
     rng = random.Random(seed)
     limits = SchedulerConfig(
@@ -126,6 +126,7 @@ def tight_replay(seed: int, lag: int) -> Drive:
         prefix_caching=seed % 4 > 0,
     )
     drive = Drive(limits, misled=True, drafts=seed if seed % 2 else None)
+    drive.scheduler.batch_order.few = few
     for number in range(6):
         prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
         scored = rng.choice([None, 1])
@@ -181,10 +182,9 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"
 
 
-def test_prefix_groups_that_are_found_anew_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_groups_that_are_found_anew_only_now_and_then() -> None:
     """As with very many units: rows come and go between two findings, and fork groups' slots are used again."""
-    monkeypatch.setattr(batch_order, "_FEW", 0)
     seen: Counter[str] = Counter()
     for seed in range(3):
-        seen += happened(tight_replay(seed, lag=1)) + happened(random_replay(seed, lag=1))
+        seen += happened(tight_replay(seed, lag=1, few=0)) + happened(random_replay(seed, lag=1, few=0))
     assert seen["grouped"] > 0

@@ -70,6 +70,7 @@ class Facts:
 class FakeStream:
     def __init__(self, engine: FakeEngine, ids: list[int], sampling: SamplingParams, stream: bool) -> None:
         self.engine, self.ids, self.sampling, self.stream = engine, ids, sampling, stream
+        self.asked = self  # what is known of its request, as PendingRequest has it
         self.cancelled = self.background = False
         self.tenant = self.salt = 0
         self.prompt_logprobs: list[Any] | None = None

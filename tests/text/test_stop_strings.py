@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from text_samples import MAKERS, llama3
 
 from penstock.errors import UsageError
-from penstock.text.stop_strings import StopChecker, StopStrings
+from penstock.text.stop_strings import StopChecker, StopIndex, StopStrings
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -41,7 +41,7 @@ letters = st.text(alphabet="abAB é日\n", min_size=1, max_size=5)
     pieces=st.lists(st.one_of(letters.map(str.encode), st.binary(max_size=4)), min_size=1, max_size=60),
 )
 def test_watch_bits_are_the_definition(stops: list[str], pieces: list[bytes]) -> None:
-    bits = StopStrings(stops, pieces).watch_bits()
+    bits = StopStrings(stops, StopIndex(pieces)).watch_bits()
     assert bits.dtype == np.bool_ and bits.tolist() == slow_bits(tuple(stops), pieces)
 
 
@@ -104,7 +104,7 @@ def test_equal_stops_are_made_once(tmp_path: Path) -> None:
 
 
 def test_find_takes_what_is_complete_first() -> None:
-    pieces = [b"a"]
+    pieces = StopIndex([b"a"])
     assert StopStrings(["bcd", "c"], pieces).find("abcd") == (2, "c")
     assert StopStrings(["b", "ab"], pieces).find("xab") == (1, "ab")
     assert StopStrings(["x"], pieces).find("abc") is None
@@ -116,11 +116,11 @@ def test_find_takes_what_is_complete_first() -> None:
 @pytest.mark.parametrize("wrong", [[""], ["a", ""], ["\ud800"], [5]])
 def test_wrong_stop_strings_are_refused(wrong: list[str]) -> None:
     with pytest.raises(UsageError, match="stop string"):
-        StopStrings(wrong, [b"a"])
+        StopStrings(wrong, StopIndex([b"a"]))
 
 
 def test_holdback_is_the_longest_beginning() -> None:
-    stops = StopStrings(["aab", "Question:"], [b"a"])
+    stops = StopStrings(["aab", "Question:"], StopIndex([b"a"]))
     assert [stops.holdback(text) for text in ("", "x", "a", "xaa", "aaa", "aab", "xQuest", "Question")] == [
         *(0, 0, 1, 2, 2, 0, 5, 8)
     ]
@@ -134,7 +134,7 @@ def test_holdback_is_the_longest_beginning() -> None:
 )
 def test_a_stream_is_cut_where_the_whole_is(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
     """Whatever the pieces: what is sent is the text up to its first complete stop string."""
-    strings = StopStrings(stops, [b"a"])
+    strings = StopStrings(stops, StopIndex([b"a"]))
     checker = StopChecker(strings, include=include)
     marks = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     sent = ""
@@ -154,9 +154,9 @@ def test_a_stream_is_cut_where_the_whole_is(text: str, stops: list[str], cuts: l
 
 def test_no_stop_ends_in_unarmed_text() -> None:
     """Before min_tokens a stop string may pass; one that only begins there counts once it is complete."""
-    checker = StopChecker(StopStrings(["END", "N"], [b"a"]))
+    checker = StopChecker(StopStrings(["END", "N"], StopIndex([b"a"])))
     assert checker.push("a END b EN", armed=False) == ("a END b ", None)
     assert checker.push("D", armed=True) == ("", "END")
-    checker = StopChecker(StopStrings(["END"], [b"a"]), include=True)
+    checker = StopChecker(StopStrings(["END"], StopIndex([b"a"])), include=True)
     assert checker.push("xE") == ("xE", None)
     assert checker.push("NDy") == ("ND", "END")

@@ -20,7 +20,7 @@ from penstock.engine.engine import Refused
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, FaultError, PenstockError
-from penstock.request import Delta, PositionLogprobs, Request, SamplingParams
+from penstock.request import Delta, Request, SamplingParams
 from penstock.schedule.deltas import Deltas
 
 if TYPE_CHECKING:
@@ -45,25 +45,6 @@ class Stream:
         self._merge_at = BEHIND  # deltas that wait for the reader, from which on they are merged
         self._end: PenstockError | bool = False  # whether, and with what, it has ended
         self._waiter: asyncio.Future[None] | None = None  # the reader's, while there is nothing for it
-
-    @property
-    def num_cached_tokens(self) -> int:
-        return self.asked.num_cached_tokens
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the request spent in the engine's line; known when `begun` is."""
-        return self.asked.waited
-
-    @property
-    def begun(self) -> float | None:
-        """Returns when it was heard that its first token is drawn, by time.perf_counter(); None before."""
-        return self.asked.begun
-
-    @property
-    def prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
-        """Known from the first delta on."""
-        return self.asked.prompt_logprobs
 
     def cancel(self) -> None:
         """Ends the request wherever it stands and ends the iteration; its blocks go back. Idempotent."""

@@ -23,7 +23,6 @@ from penstock.schedule.step import Chunks, StepPlan
 Float64 = NDArray[np.float64]
 Columns = dict[str, Float64]
 
-EVERY = 1.0  # seconds of steps that a gauge's value is made of
 AT_ONCE = 256  # steps that the arithmetic is done for at once
 
 
@@ -135,7 +134,11 @@ class RooflineGauge:
     count, and times without work don't. It costs a few sums a step, and the arithmetic once for many.
     """
 
-    def __init__(self, sizes: ModelSizes, machine: Machine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, sizes: ModelSizes, machine: Machine, clock: Callable[[], float] = time.monotonic, every: float = 1.0
+    ) -> None:
+        """every: seconds of steps that a value is made of."""
+        self.every = every
         self.share = 0.0  # of the last whole second of steps; 0 until there was one
         self._sizes, self._machine, self._clock = sizes, machine, clock
         self._steps = Steps(sizes.windows)
@@ -160,10 +163,10 @@ class RooflineGauge:
         self._taken += now - self._since
         self._since = now
         self._read += 1
-        if self._read == AT_ONCE or self._taken >= EVERY:
+        if self._read == AT_ONCE or self._taken >= self.every:
             self._least += limit_seconds(self._steps.columns(self._read), self._sizes, self._machine)
             self._steps.forget(self._read)
             self._read = 0
-        if self._taken >= EVERY:
+        if self._taken >= self.every:
             self.share = self._least / self._taken
             self._least = self._taken = 0.0

@@ -17,8 +17,7 @@ from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
 
-_FEW = 64  # units whose grouping is found anew at every change; more of them: every _PATIENCE steps
-_PATIENCE = 8
+_PATIENCE = 8  # steps between two findings of the groups, where there are more units than `few`
 _SPREAD = 64  # with many units that may be grouped: one step more for so many of them
 
 
@@ -35,9 +34,12 @@ class Order:
 class BatchOrder:
     """Who runs, in which order."""
 
-    def __init__(self, rows: Rows, groups: Groups, pool: BlockPool, sharing: SharingCosts | None) -> None:
-        """sharing: what prefix groups save and cost; None: there are none."""
-        self.rows, self.groups, self.pool, self.sharing = rows, groups, pool, sharing
+    def __init__(
+        self, rows: Rows, groups: Groups, pool: BlockPool, sharing: SharingCosts | None, few: int = 64
+    ) -> None:
+        """sharing: what prefix groups save and cost; None: there are none. few: units whose grouping is found anew at
+        every change; of more, now and then."""
+        self.rows, self.groups, self.pool, self.sharing, self.few = rows, groups, pool, sharing, few
         self.changed = True  # somebody came or left
         self._running: Int32 = np.zeros(0, np.int32)
         self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
@@ -94,7 +96,7 @@ class BatchOrder:
 
     def order(self, rows: Int32, number: int) -> Order:
         """Puts the rows of step `number` in order."""
-        if self._stale and (len(self._units) <= _FEW or number - self._found_at >= self._patience):
+        if self._stale and (len(self._units) <= self.few or number - self._found_at >= self._patience):
             self._find(number)
         alone = self._alone
         if not alone:

@@ -131,21 +131,15 @@ def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
 
 
 def _kept(parts: list[_Plan], tails: int, tokens: int, costs: SharingCosts) -> list[_Plan]:
-    """Branches that keep their own groups beside a group over what all share: by what a tail saves on average, or by
-    what each branch does to the tiles, one after the other."""
-    own = [part for part in parts if part.groups]
-    grown = [part.tails - part.rest_tails for part in own]  # tails that come in with a branch that is taken whole
-    each = costs.saved(costs.tile_members, tokens) / costs.tile_members
-    first = [part.saved > each * more for part, more in zip(own, grown, strict=True)]
-    least = tails - sum(more for more, keeps in zip(grown, first, strict=True) if keeps)
-    taken, second = least, list(first)
-    for index, (part, more) in enumerate(zip(own, grown, strict=True)):
-        without = taken if second[index] else taken - more
-        second[index] = part.saved > costs.saved(without + more, tokens) - costs.saved(without, tokens)
-        taken = without if second[index] else without + more
-    of_first = costs.saved(least, tokens) + sum(part.saved for part, keeps in zip(own, first, strict=True) if keeps)
-    of_second = costs.saved(taken, tokens) + sum(part.saved for part, keeps in zip(own, second, strict=True) if keeps)
-    return [part for part, keeps in zip(own, second if of_second > of_first else first, strict=True) if keeps]
+    """Branches that keep their own groups beside a group over what all share: by what each does to the tiles, one after
+    the other."""
+    kept, taken = [], tails
+    for part in parts:
+        more = part.tails - part.rest_tails  # tails that come in with a branch that is taken whole
+        if part.groups and part.saved > costs.saved(taken, tokens) - costs.saved(taken - more, tokens):
+            kept.append(part)
+            taken -= more
+    return kept
 
 
 def _common(family: list[Unit], depth: int) -> int:

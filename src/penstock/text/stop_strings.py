@@ -64,20 +64,13 @@ class StopIndex:
 class StopStrings:
     """The stop strings of one request over one vocabulary.
 
-    `token_bytes` is a StopIndex (shared by all requests; Tokenizer.stop_strings does that) or a plain list of each id's
-    bytes. With `skip_special_tokens` special ids give no text, so none of them can end a stop string.
-    Raises UsageError for an empty stop string.
+    `index` is shared by all requests. With `skip_special_tokens` special ids give no text, so none of them can end a
+    stop string. Raises UsageError for an empty stop string.
     """
 
     __slots__ = ("_bits", "_bytes", "_index", "_inner", "_skip_special", "max_bytes", "stops")
 
-    def __init__(
-        self,
-        stops: Sequence[str],
-        token_bytes: StopIndex | Vocabulary | Sequence[bytes],
-        *,
-        skip_special_tokens: bool = True,
-    ) -> None:
+    def __init__(self, stops: Sequence[str], index: StopIndex, *, skip_special_tokens: bool = True) -> None:
         if any(not isinstance(stop, str) or not stop for stop in stops):
             raise UsageError("a stop string must be text of at least one character; leave empty ones out", param="stop")
         self.stops = tuple(dict.fromkeys(stops))
@@ -86,8 +79,7 @@ class StopStrings:
         except UnicodeEncodeError as error:
             raise UsageError("a stop string has half a surrogate pair; send valid Unicode", param="stop") from error
         self.max_bytes = max(map(len, self._bytes), default=0)
-        self._index = token_bytes if isinstance(token_bytes, StopIndex) else StopIndex(token_bytes)
-        self._skip_special = skip_special_tokens
+        self._index, self._skip_special = index, skip_special_tokens
         self._bits: Bits | None = None
         self._inner = frozenset(letter for stop in stops for letter in stop[:-1])  # what a beginning can end with
 

@@ -81,7 +81,7 @@ class ActiveCall:
 
     @property
     def cached(self) -> int:
-        return sum(stream.num_cached_tokens for stream in self.streams)
+        return sum(stream.asked.num_cached_tokens for stream in self.streams)
 
     def _leave(self) -> None:
         if self.ticket is not None:

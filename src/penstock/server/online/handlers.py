@@ -70,7 +70,7 @@ class EventStream(Response):
             pieces: list[bytes] = []
             size = 0
             for at, deltas in step:
-                positions = active.streams[at].prompt_logprobs
+                positions = active.streams[at].asked.prompt_logprobs
                 for begin in range(0, len(deltas), portion):
                     made = [event(at * n + delta.index, delta, positions) for delta in deltas[begin : begin + portion]]
                     pieces += made
@@ -96,7 +96,7 @@ async def buffer_answer(
     with (responses or state.responses).hold([b""] * active.call.choices) as held:
         async for step in active.steps():
             for at, deltas in step:
-                positions = active.streams[at].prompt_logprobs
+                positions = active.streams[at].asked.prompt_logprobs
                 for delta in deltas:
                     choice = at * n + delta.index
                     held.put(choice, answer.choice(choice, delta, positions))

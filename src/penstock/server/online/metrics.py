@@ -223,7 +223,7 @@ class CallMetrics:
     def close(self, streams: Sequence[Stream]) -> None:
         """All of it came: what is known of whole calls alone."""
         metrics, longest = self._metrics, int(max((tokens for _, tokens in self._samples.values()), default=0))
-        begun = [stream.begun for stream in streams if stream.begun is not None]
+        begun = [stream.asked.begun for stream in streams if stream.asked.begun is not None]
         if self.first is None and begun:
             self.first = min(begun) - self._start
         metrics.asked.observe(self.prompt_tokens)
@@ -247,13 +247,13 @@ class CallMetrics:
     def _observe_times(self, streams: Sequence[Stream], longest: int) -> None:
         metrics, now, decoded = self._metrics, time.perf_counter(), 0.0
         metrics.end_to_end.observe(now - self._start)
-        for stream in streams:
-            if stream.begun is not None:
-                metrics.queued.observe(stream.waited)
-                metrics.prefilled.observe(max(0.0, stream.begun - self._start - stream.waited))
-                metrics.decoded.observe(now - stream.begun)
-                metrics.inferred.observe(max(0.0, now - self._start - stream.waited))
-                decoded = max(decoded, now - stream.begun)
+        for asked in (stream.asked for stream in streams):
+            if asked.begun is not None:
+                metrics.queued.observe(asked.waited)
+                metrics.prefilled.observe(max(0.0, asked.begun - self._start - asked.waited))
+                metrics.decoded.observe(now - asked.begun)
+                metrics.inferred.observe(max(0.0, now - self._start - asked.waited))
+                decoded = max(decoded, now - asked.begun)
         if longest > 1:
             metrics.each_token.observe(decoded / (longest - 1))
 

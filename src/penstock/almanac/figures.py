@@ -1,8 +1,6 @@
-"""The figures of a point, out of its samples. The one place that derives: bench calls it when it measures, the almanac
-calls it again on the same raw data and compares. Every word used here is defined in docs/metrics.md.
-
-Deterministic: bootstrap and joint sample are seeded by the point's name and its data, so that the same Parquet file
-gives the same record anywhere. It knows samples and the form of a record; not how they were measured, nor any file.
+"""The figures of a point, out of its samples: the one place that derives, for bench and for the almanac. Words are
+those of docs/metrics.md. The same Parquet file gives the same record anywhere: bootstrap and joint sample are seeded by
+the point's name and its data. It knows samples and the form of a record; no file.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
-"""95 % intervals of shares, quantiles, means and rates, for requests that are not independent of each other.
-
-    share      Clopper-Pearson: never covers less than stated (Wilson dips to 90 % near 0 and 1; docs/metrics.md)
-    quantile   order statistics, by the same binomial: the ranks between which the true quantile lies
-    mean       moving-block bootstrap over the series in order of issue, or of time; where there is a course (everything
-               at once), second differences
-    starts     where a point was measured on several starts of the server, what they differ by more than they should
-
-Neighbours in a queue wait together. A series of n such requests is worth fewer independent ones: `effective` says how
-many, and shares and quantiles use that number. All is deterministic: random numbers come from a seed that the caller
-makes of the data, by a generator whose stream numpy promises to keep. It knows numbers, not requests.
+"""95 % intervals of shares, quantiles, means and rates, for requests that are not independent of each other: a series
+of n that wait together is worth fewer independent ones, `effective`. Why these: docs/metrics.md. Random numbers come
+from a seed that the caller makes of the data. It knows numbers, not requests.
 """
 
 from __future__ import annotations

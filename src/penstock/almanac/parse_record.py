@@ -1,7 +1,5 @@
-"""Strangers' JSON into a Record, or one line that names the file and the field.
-
-A result is a file that anybody may send: it is small, flat, of known fields, each key once, without NaN, and its texts
-hold nothing that a terminal or a page would obey. What the numbers say is validate.py's.
+"""Strangers' JSON into a Record, or one line that names the file and the field: small, flat, of known fields, each key
+once, without NaN, its texts nothing that a terminal or a page would obey. What the numbers say is validate.py's.
 """
 
 from __future__ import annotations

@@ -1,12 +1,5 @@
 """A record: one measured run of one engine, model, machine and shape, as one JSON file. This is its form, version 1.
 
-    Record ── engine, model, machine, shape      what was measured; enough to run it again
-           ── client, method                     how; with the client's own ceiling
-           ── points ── figures, goals           numbers, all derived from the raw samples (figures.py)
-           │         └─ sample                   up to 500 requests as joint rows, so that a page can ask more
-           ── failures                           what went wrong, with the log's tail: a crash is a result too
-           ── raw                                the checksum of the Parquet file that the numbers came from
-
 Every text has a longest length, every number a range, unknown fields are refused. It knows the form alone; whether the
 numbers are true is validate.py's. Times are seconds, rates are a second, lengths are tokens.
 """

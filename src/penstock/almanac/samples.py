@@ -1,7 +1,7 @@
-"""Raw data of a run: a line a request, as columns, written as Parquet. Every number of a record comes out of these.
+"""Raw data of a run: a line a request, as columns, written as Parquet.
 
-Times are seconds since the beginning of the request's own point, of one monotonic clock. A request that did not get so
-far has NaN there. It knows columns; not what is computed of them (figures.py) nor how they came about (bench).
+Times are seconds since the beginning of the request's own point, of one monotonic clock; NaN where a request did not
+get so far. It knows columns; not what is computed of them (figures.py) nor how they came about (bench).
 """
 
 from __future__ import annotations

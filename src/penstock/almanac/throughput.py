@@ -1,11 +1,8 @@
 """Rates of a point: what arrived within its window of time, by start of the server. Definitions: docs/metrics.md.
 
-Two kinds of window. A steady one stands open from `opens` for so many seconds in each start, while load goes on before,
-in and after it: whatever arrives in it counts, of whichever request. A point where everything is sent at once has no
-steady state: its window runs from the first send to the last end, and every complete request counts.
-
-Why arrivals, and not the requests issued in the window over its length: past an engine's highest rate every request
-issued is answered in the end, so that quotient is what was offered, not what was served. It knows samples and seconds.
+A steady window stands open from `opens` for so many seconds, and whatever arrives in it counts; where everything is
+sent at once it runs from the first send to the last end. Requests issued in it would tell what was offered, not what
+was served. It knows samples and seconds.
 """
 
 from __future__ import annotations

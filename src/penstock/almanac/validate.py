@@ -1,12 +1,6 @@
-"""Checks a record: by itself, and against the raw data that it came from.
-
-    parsed        strict form, sizes, no hostile text                                  parse_record.py
-    consistent    counts, rates, quantiles, goals and sample agree with each other     consistency.py
-    re-derived    with the Parquet file: its checksum, its own sense, how requests were sent, every number again
-
-Without the Parquet file a record is only known to hold together: who forges consistently passes.
-
-The first fault is a RecordError of one line: file, field, what is wrong. It writes nothing.
+"""Checks a record: its form (parse_record.py), that it holds together (consistency.py), and with the Parquet file every
+number again; without that, who forges consistently passes. The first fault is a RecordError of one line: file, field,
+what is wrong. It writes nothing.
 """
 
 from __future__ import annotations

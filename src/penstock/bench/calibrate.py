@@ -1,11 +1,9 @@
 """What this machine's client can hear: streamed events and requests a second, with 1, 2, 4, ... processes.
 
-    events     all streams get an event every 10 ms, as an engine's step sends them; the highest rate, within 25 %, at
-               which arrivals are not stamped late (lag p99 of 5 ms) and come through
+    events     all streams get an event every 10 ms; the highest rate, within 25 %, at a lag p99 of 5 ms at most
     requests   answers of one token, as fast as slots come free
 
-The server is null_server.py on the same machine, so it takes cores from the client: a ceiling is a low one. CPU time a
-event and a request is stored beside it, which other processes of the machine do not change. It knows no engine.
+The server (null_server.py) takes cores of the same machine, so a ceiling is a low one. It knows no engine.
 """
 
 from __future__ import annotations

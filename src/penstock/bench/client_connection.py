@@ -1,7 +1,5 @@
-"""One connection of a client process: a request out, an answer in, times stamped as bytes come.
-
-httptools parses HTTP, response_reader.py reads the body, response_checks.py says whether it is what was asked for. It
-knows one request at a time; not which comes next.
+"""One connection of a client process: a request out, an answer in (httptools, response_reader.py), times stamped as
+bytes come. It knows one request at a time; not which comes next.
 """
 
 from __future__ import annotations

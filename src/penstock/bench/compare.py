@@ -1,9 +1,7 @@
 """Two measured runs against each other: ratios of their figures, each with its 95 % interval.
 
-The interval of a ratio comes of the two figures' own, which need not be symmetric (MOVER: Donner and Zou, 2012, on the
-logarithms), each end by itself: one that the data cannot give leaves the other. One that contains 1 is "no significant
-difference". Of a goal each run has the highest rate that keeps it, between one that surely does and one that surely
-doesn't (slo_crossing.py), and so an interval as any other figure's. It knows records alone.
+The interval of a ratio comes of the two figures' own (MOVER: Donner and Zou, 2012, on the logarithms), each end by
+itself. One that contains 1 is "no significant difference". It knows records alone.
 """
 
 from __future__ import annotations

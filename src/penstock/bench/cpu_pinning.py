@@ -1,7 +1,5 @@
-"""Which of this machine's cores the measured server has, and which the client: each its own, so that neither waits for
-the other. It knows sets of cores; not who runs on them.
-
-On two cores without this, every point of a CPU engine had a client that was short: the engine took both.
+"""Which of this machine's cores the measured server has, and which the client: each its own (on two cores without this
+every client was short of CPU). It knows sets of cores; not who runs on them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
-"""What a client process does: sends its share of the asks, each at its time, over as many connections as that takes.
-
-    open loop     an ask is sent at its intended time, whatever is in flight; no free connection: one more is opened
-    closed loop   a slot sends its next ask when its last has ended, and that instant is the intended one
-    all at once   an open loop whose intended times are all 0
-
-It watches itself: how late its loop ticks, how late it took asks up, what CPU it used. It knows when and what to send;
-not why, nothing of figures, and nothing of the process that it lives in (load_worker.py).
+"""What a client process does: sends its share of the asks, each at its time, over as many connections as that takes; in
+a closed loop a slot's next is due when its last has ended. It watches its own lag, lateness and CPU. It knows when and
+what to send; not why, nothing of figures, and nothing of the process that it lives in (load_worker.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A client process of loads: `python -m penstock.bench.load_worker PIPE`, started by worker_pool.py.
-
-Of each load it reads a spec, opens connections, says that it is ready, waits for the word, and writes columns at the
-end. When who started it goes away, it ends. It knows messages and columns; what is sent when is load_generator.py's.
+"""A client process of loads: `python -m penstock.bench.load_worker PIPE`, started by worker_pool.py; it ends when who
+started it goes away. It knows messages and columns; what is sent when is load_generator.py's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A run of one shape: point by point, into its folder.
-
-    start a server ─ one request ─ warm-up ─ plan ─▶ load ─▶ samples ─▶ folder     until the plan is empty
-         ▲                                     │
-         └── a fresh one ◀── the point failed ─┘     three times at most; what was measured stays
+"""A run of one shape: point by point, into its folder, with a fresh server where a point failed, three times at most.
 
 A stopped run goes on from its folder. A server that somebody else started ends the run where it is gone. It knows the
 parts of the bench; no engine but by its peer file.

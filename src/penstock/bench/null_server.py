@@ -1,10 +1,6 @@
-"""A server that computes nothing: `python -m penstock.bench.null_server`. Prebuilt events, for `bench calibrate`.
-
-    step 0        an answer goes out whole as soon as it is asked for
-    step above    all streams get an event at the same instants, so many seconds apart, as an engine's step does
-
-It speaks OpenAI's completions, streamed, with a true usage. Several processes share the port by SO_REUSEPORT. It knows
-no model and no load. (benchmarks/timed_server.py is one whose times are drawn.)
+"""A server that computes nothing: `python -m penstock.bench.null_server`. Prebuilt events of OpenAI's completions, with
+a true usage, whole as soon as asked for (step 0) or to all streams at the same instants, `step` seconds apart. Several
+processes share the port by SO_REUSEPORT. It knows no model and no load.
 """
 
 from __future__ import annotations

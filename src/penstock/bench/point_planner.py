@@ -1,13 +1,9 @@
-"""Which points a run measures, and in which order: everything at once, one at a time, a ladder, and Poisson rates
-between, placed by bisection around the crossing of each goal.
+"""Which points a run measures, and in which order: what matters most first, since time that is short ends this list.
 
-    start 0   single ─ saturation ─ open: for each goal, halves of [meets | fails] ─ closed 2, 4, 8, ...
-    start 1+  single ─ saturation ─ the open points on both sides of each crossing, again
+    start 0   single, saturation, open (for each goal, halves of [meets | fails]), closed 2, 4, 8, ...
+    start 1+  single, saturation, the open points on both sides of each crossing, again
 
-Time that is short ends this list early, so what matters most comes first.
-
-The plan is a pure function of what was measured, so that a stopped run goes on by asking again. It knows numbers; no
-server and no clock.
+It is a pure function of what was measured, so that a stopped run goes on by asking again. It knows no server, no clock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Runs a server and ends it when the run that started it has ended:
+"""Runs a server and ends it when the run that started it has ended: it holds a pipe from the run.
 
     python -m penstock.bench.process_guard SIGNAL CORES COMMAND...      CORES: `0,2,3` to pin it to, or `all`
 
-It leads the server's process group and holds a pipe from the run. When the pipe ends, for the run was killed, it ends
-the group: by the signal, then, once the server has ended or had its time, all that is left of it for good. Else it
-exits with the server's code. It knows a command; not what it serves.
+It exits with the server's code. It knows a command; not what it serves.
 """
 
 from __future__ import annotations

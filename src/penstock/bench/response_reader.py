@@ -1,9 +1,7 @@
 """How a streamed answer is read: server-sent events, and what is wrong with them; and the body of an error.
 
-An event is parsed as it comes, after its arrival was stamped: with a typed decoder that skips what it isn't asked
-for this costs 0.45 us an event of 250 bytes, and no byte has to be kept.
-
-It knows OpenAI's bodies; no connection, no clock, no load.
+An event is parsed after its arrival was stamped: 0.45 us an event of 250 bytes, by a typed decoder that skips what it
+isn't asked for. It knows OpenAI's bodies; no connection, no clock, no load.
 """
 
 from __future__ import annotations

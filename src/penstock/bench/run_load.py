@@ -1,8 +1,5 @@
-"""A load: planned requests out of k client processes, and what came of them as samples.
-
-    asks ── shared out ──▶ client processes ──▶ columns ── put together, in order ──▶ Samples, Seen
-
-It knows shares and columns; not what a request asks (workload.py) nor which points a run has (point_planner.py).
+"""A load: planned requests shared out to k client processes, and what came of them as samples, in order. It knows
+shares and columns; not what a request asks (workload.py) nor which points a run has (point_planner.py).
 """
 
 from __future__ import annotations

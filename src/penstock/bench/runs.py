@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import closing
-from pathlib import Path
 
 from penstock.almanac.record import Record
 from penstock.bench.cpu_pinning import away_from
@@ -39,12 +38,9 @@ def run_all(run: RunSpec) -> list[Record]:
     return records
 
 
-def folder_of(run: RunSpec, work: Workload) -> Path:
-    return run.out / re.sub(r"[^A-Za-z0-9._-]+", "-", work.name)
-
-
 def _one(run: RunSpec, work: Workload) -> Record:
-    with closing(RunFolder(folder_of(run, work), fingerprint(run, work))) as folder:
+    place = run.out / re.sub(r"[^A-Za-z0-9._-]+", "-", work.name)
+    with closing(RunFolder(place, fingerprint(run, work))) as folder:
         with LiveProgress(work.name, sys.stderr) as live:
             shape = ShapeRun(run, work, folder, live.tell)
             shape.measure()

@@ -1,7 +1,5 @@
-"""A server in a process group of its own: started by a command, awaited, asked, ended; its log kept. A guard ends it
-where the run cannot.
-
-It knows a command, a port and HTTP's GET; not whose server it is.
+"""A server in a process group of its own: started by a command, awaited, asked, ended, by a guard where the run cannot;
+its log kept. It knows a command, a port and HTTP's GET; not whose server it is.
 """
 
 from __future__ import annotations

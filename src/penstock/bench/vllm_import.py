@@ -1,11 +1,8 @@
 """What `vllm bench serve --save-result --save-detailed` wrote, as samples and as a record of the almanac.
 
-Its file has a list entry a request: start_times, ttfts (from the actual start), itls (gaps), output_lens (0: failed),
-input_lens, errors; `--append-result` puts several results into one file, a point each. What it doesn't have stays
-unknown and is marked: when a request was meant to be sent, what its client was capable of (so no point is ranked), its
-machine (who imports says), cached tokens. Nothing of a generated text is taken over.
-
-Read off vLLM's sources (vllm/benchmarks/serve.py, 2025 and 2026); `latencies` and `queue_times` came later.
+What its file doesn't have stays unknown and is marked: intended starts, the client's own ceiling (so no point is
+ranked), the machine (who imports says), cached tokens. Nothing of a generated text is taken over. Read off vLLM's
+sources (vllm/benchmarks/serve.py, 2025 and 2026); `latencies` and `queue_times` came later.
 """
 
 from __future__ import annotations

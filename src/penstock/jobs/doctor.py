@@ -1,7 +1,5 @@
-"""`penstock doctor`: what this machine is, which kernels would run and why, how many KV tokens would fit.
-
-It asks the rooms that decide when an engine is opened (`execute`, `kernels`), and loads no weights: their size comes
-from the config, their files are only looked at.
+"""`penstock doctor`: what this machine is, which kernels would run and why, how many KV tokens would fit. It asks the
+rooms that decide when an engine is opened (`execute`, `kernels`), and loads no weights.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""The rows that `penstock run` reads: our own form and OpenAI's batch form, made into prompts and sampling parameters.
+"""The rows that `penstock run` reads, made into prompts and sampling parameters: our own form, with SamplingParams'
+defaults ({"id", "prompt": text or ids, or "messages", and any field of SamplingParams or of a chat}), and OpenAI's
+batch form, read as a server's batch reads it ({"custom_id", "method", "url", "body"}).
 
-    {"id": "a", "prompt": "..." or [ids]} or {"id": "a", "messages": [...]}, and any field of SamplingParams;
-        with messages also add_generation_prompt, continue_final_message, chat_template_kwargs
-    {"custom_id": "a", "method": "POST", "url": "/v1/completions" or "/v1/chat/completions", "body": {...}}
-
-It knows the forms, no engine and no files to write. Whatever isn't served is refused by name, with the row's number.
-Rows in OpenAI's form are read as a server's batch reads them, over the model's sampling defaults; rows of our own have
-those of SamplingParams. Rows count from 1, and are lines.
+It knows the forms, no engine. Whatever isn't served is refused by name; rows count from 1, and are lines.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Repeated sampling over problems with checkable answers: n samples each, how many are right, how fast it went.
 
-    problems, shots --prompts--> llm.stream --samples--> samples.jsonl --tally--> the table, summary.json, the report
-
-samples.jsonl is a journal: it holds every sample once, through kills, and the job goes on from it. Sample i of a
-problem is the same draw whenever it is made, because its seed comes from the run's seed and the problem's index alone.
-It knows the engine only as `LLM.stream`.
+samples.jsonl is a journal: every sample once, through kills. Sample i of a problem is the same draw whenever it is
+made: its seed comes from the run's seed and the problem's index alone. It knows the engine only as `LLM.stream`.
 """
 
 from __future__ import annotations

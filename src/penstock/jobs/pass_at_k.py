@@ -1,13 +1,9 @@
 """Coverage: how likely it is that at least one of k samples is right. Numbers only.
 
-The estimator is Chen et al. 2021 (arXiv:2107.03374), unbiased from n >= k samples of which c are right:
+    pass@k = 1 - C(n - c, k) / C(n, k)      Chen et al. 2021 (arXiv:2107.03374): unbiased from n >= k, c of them right
 
-    pass@k = 1 - C(n - c, k) / C(n, k)
-
-The 95 % interval is of the mean over all problems like these, which are a draw of them: Gaffke's (2005), a Bayesian
-bootstrap over problems with one problem more, that is never solved for the low end and always for the high one. It
-asks nothing of their distribution. Where each problem's estimate is 0 or 1 (always at k = n, and where none or all are
-solved) it is Clopper-Pearson's, and taken from there to the digit. docs/jobs.md has what it covers.
+The 95 % interval is Gaffke's (2005), over problems; Clopper-Pearson's where each problem's estimate is 0 or 1.
+docs/jobs.md has what it covers.
 """
 
 from __future__ import annotations

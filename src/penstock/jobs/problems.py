@@ -1,7 +1,6 @@
-"""Reads problems: rows `question` and `answer` (ending in `#### number`, as GSM8K has them) of a file or a hub dataset.
-
-Files are JSON lines, plain or .gz, or parquet. It knows nothing of prompts and models. A row that is broken is a
-UsageError that tells its number; rows count from 1, and for JSON lines they are lines.
+"""Reads problems: rows `question` and `answer` (ending in `#### number`, as GSM8K has them) of JSON lines, plain or
+.gz, of parquet or of a hub dataset. A broken row is a UsageError that tells its number, from 1. It knows no prompts, no
+models.
 """
 
 from __future__ import annotations

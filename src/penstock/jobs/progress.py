@@ -1,7 +1,5 @@
-"""The live line of a long job: what is done, how fast it goes now, when it will end.
-
-On a terminal a line that moves; else a plain line every ten seconds, so that a log stays short. It knows of the job
-only its counts and its journal. A thread of its own redraws, because a step can take longer than anybody waits.
+"""The live line of a long job: what is done, how fast it goes now, when it will end. A line that moves on a terminal,
+else a plain one every ten seconds, redrawn by a thread. It knows of the job only its counts and its journal.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """The prompt of a problem, and the number in a sample. Strings only: it knows no model and no file.
 
-The contract, with k shots:
-
     Question: {question of a shot}\\nAnswer: {its worked answer}\\n\\n      (k times)
     Question: {question}\\nAnswer:
 
-Shots are drawn for each problem by itself, from the run's seed and the problem's index: the same run draws the same
-shots on any machine, whatever was asked before. The problem itself is never among its shots.
+Shots are drawn by the run's seed and the problem's index: the same on any machine, never the problem itself.
 """
 
 from __future__ import annotations

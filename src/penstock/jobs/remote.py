@@ -1,6 +1,5 @@
-"""Files and batches of a server, asked over HTTP: what `penstock batch` is made of.
+"""Files and batches of any server that speaks OpenAI's API, asked over HTTP: what `penstock batch` is made of.
 
-Any server that speaks OpenAI's API will do. Files go up and come down in pieces, so their size doesn't matter here.
 It knows HTTP and OpenAI's objects; no engine, and nothing of how a server keeps them. Every fault is one line.
 """
 

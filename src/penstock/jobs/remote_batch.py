@@ -1,9 +1,5 @@
-"""`penstock batch`: a file of requests to a server, and what came of it back. The work is the server's.
-
-    submit FILE -> ID      watch ID until it is over      cancel ID      fetch ID OUT
-
-A watched server may go and come back: the batch goes on there, and so does the watching. It knows OpenAI's objects and
-the screen; how they travel is remote's.
+"""`penstock batch`: submit FILE -> ID, watch ID until it is over, cancel ID, fetch ID OUT. The work is the server's,
+which may go and come back meanwhile. It knows OpenAI's objects and the screen; how they travel is remote's.
 """
 
 from __future__ import annotations

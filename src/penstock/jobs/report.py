@@ -1,7 +1,5 @@
-"""What a sampling job leaves behind: the table on the terminal, summary.json and report.html.
-
-The report is one file with everything in it: no script, no font, no picture from elsewhere. It knows the summary and
-the rows of samples.jsonl, no engine.
+"""What a sampling job leaves behind: the table on the terminal, summary.json and report.html, one file with everything
+in it. It knows the summary and the rows of samples.jsonl, no engine.
 """
 
 from __future__ import annotations

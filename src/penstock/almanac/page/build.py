@@ -1,10 +1,6 @@
-"""Makes the page: a folder of static files out of records, which opens from the file system.
-
-    OUT/index.html, page.css, page.js    site/ joined; no library, no address outside the folder
-    OUT/data/index.js, gN.js             compact.py's
-    OUT/data/records.json, points.csv, points.parquet    downloads.py's
-
-The same records give the same bytes. It knows files; what the page shows is site/'s."""
+"""Makes the page: a folder of static files out of records, of site/, compact.py's and downloads.py's. The same records
+give the same bytes. It knows files; what the page shows is site/'s.
+"""
 
 from __future__ import annotations
 

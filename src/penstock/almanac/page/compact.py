@@ -1,12 +1,10 @@
-"""Records made small for the page: an index of all of them, and a group of whole ones for each question's subject.
+"""Records made small for the page: an index of all of them, and a group of whole ones for each (model, machine, shape).
 
-    data/index.js       what there is: models, machines, shapes, and a line of headlines a record, as columns
-    data/gN.js          the records of one (model, machine, shape): points as columns, samples as 16-bit logarithms
+    data/index.js       models, machines, shapes, and a line of headlines a record, as columns
+    data/gN.js          the records of one group: points as columns, samples as 16-bit logarithms; loaded when asked for
 
-A page from the file system cannot fetch, so both are scripts that hand over JSON. A group is loaded when it is asked
-for: 2,000 records with their samples are tens of megabytes, and an answer needs a few of them.
-It knows no file: texts go out. Headlines are read off a record's figures, none is computed here; of a record that is
-dropped on the page 20_data.js has the same.
+Both are scripts, since a page from the file system cannot fetch. It knows no file, and computes no headline; of a
+record that is dropped on the page 20_data.js has the same.
 """
 
 from __future__ import annotations

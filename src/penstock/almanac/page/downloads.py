@@ -1,9 +1,8 @@
 """What can be taken away from the page: every record as JSON, every point and failure as CSV and as Parquet.
 
-The JSON is the records' own text. A row of the CSV is a point with what was measured and its figures, outcomes and
-goals, or a failure; the Parquet file has the same rows with the samples beside them. Records are given one after the
-other and not kept: 2,000 of them with their samples are a gigabyte of Python's numbers. It knows records and files;
-not the page."""
+Records are given one after the other and not kept: 2,000 of them are a gigabyte of Python's numbers. It knows records
+and files; not the page.
+"""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@
         └─> in_progress --all lines done--> finalizing --files named--> completed
                  └─cancel─> cancelling --all told---------files named--> cancelled
 
-Each arrow is one transaction of the database, taken after what it says is on the disk; so a kill at any moment leaves a
-batch that this file takes up again. A disk that is full or fails is a kill too: `run` raises, and is run again. It
-knows the state folder; lines are the pipeline's, HTTP and who asked are others'.
+Each arrow is one transaction, taken after what it says is on the disk: a kill at any moment, or a disk that fails
+(`run` raises), leaves a batch that this file takes up again. It knows the state folder; lines are the pipeline's.
 """
 
 from __future__ import annotations

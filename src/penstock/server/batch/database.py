@@ -1,7 +1,5 @@
-"""Files and batches as rows of SQLite (WAL, synced at each commit). One thread calls it.
-
-It knows the tables; contents are the file store's, results the journals'. A row changes in one transaction, so whatever
-is killed, a batch stands in exactly one status.
+"""Files and batches as rows of SQLite (WAL, synced at each commit), each change one transaction. One thread calls it.
+It knows the tables; contents are the file store's, results the journals'.
 """
 
 from __future__ import annotations

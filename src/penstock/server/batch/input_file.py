@@ -1,12 +1,8 @@
 """The lines of a batch's input: read as bytes, judged one by one, all bad ones told with their numbers.
 
-    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
-
-A line ends at `\\n` and nowhere else (U+2028 in a text is text); numbers count from 1, blank lines too, which are
-skipped. A file of any size is read in constant memory: 16 to 32 bytes a custom_id. A file read again has the same
-verdicts, and a custom_id is the first line's that has it, good or bad: so each line has one key for its outcome. It
-knows the two routes' forms; no engine, no database, and no tokens: a prompt that is too long shows when it is run.
-Source of the form: OpenAI's "Batch API" guide.
+A line ends at `\\n` and nowhere else; numbers count from 1, blank lines too, which are skipped. Memory: 16 to 32 bytes
+a custom_id. A file read again has the same verdicts, and a custom_id is the first line's that has it, good or bad. It
+knows the two routes' forms; no engine, no database, no tokens. Source of the form: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations

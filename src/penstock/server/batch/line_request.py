@@ -1,7 +1,5 @@
-"""One line of a batch as a request: line in, result out. The routes' own forms, calls and answers, without HTTP.
-
-It knows the service and its engine's client; no files, no database. Lines run in the background: the engine's
-scheduler lets online requests go first (schedule/admission.py).
+"""One line of a batch as a request: line in, result out, without HTTP. Lines run in the background
+(schedule/admission.py). It knows the service and its engine's client; no files, no database.
 """
 
 from __future__ import annotations

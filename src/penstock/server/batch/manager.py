@@ -1,8 +1,5 @@
-"""All batches of a server: takes up those that a kill left, starts new ones, stops and reports them.
-
-Each is checked as soon as it is there. A few run side by side and share the engine's room; the others wait their turn
-in the status that they have. One that the disk failed is run again after a pause. It knows jobs and the state folder;
-no HTTP.
+"""All batches of a server: takes up those that a kill left, starts new ones, stops and reports them; a few run side by
+side, and one that the disk failed is run again after a pause. It knows jobs and the state folder; no HTTP.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The results of one batch: two journals, one of outputs and one of errors; an input's line is in one of them, once.
 
-A line's key is its custom_id; where it has none of its own, its number: as a JSON value no custom_id can be that. The
-journals' data files hold the very lines that clients fetch in the end, so finishing is giving them a name. It knows the
-lines' shape, the journal, a batch's row and the file store; no engine. Everything that touches the disk blocks: it is
-called in threads, one at a time.
+A line's key is its custom_id or, where it has none, its number. The journals' data files hold the lines that clients
+fetch, so finishing is giving them a name. Everything that touches the disk blocks: it is called in threads, one at a
+time. It knows the lines' shape, the journal, a batch's row and the file store; no engine.
 """
 
 from __future__ import annotations

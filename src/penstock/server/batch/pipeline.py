@@ -1,12 +1,9 @@
 """The middle of a batch: lines without a result go to the engine, outcomes to the disk, until none is left.
 
     input --check--> line --prepare--> room --> engine --> outbox --group commit--> journals, then counts
-               │                        ↑          └─ no room for its answer: again, with more of the room
-               └─ bad, or the batch is cancelled ───────────┘
 
-It is killed at any line of this without harm, and a disk that fails ends it: what was not committed is computed again.
-Lines with which the engine died before come behind the others (poison_lines). It knows lines, room and journals; no
-database, no status.
+A kill at any line of this, or a disk that fails, costs what was not committed: it is computed again. Lines with which
+the engine died before come behind the others (poison_lines). It knows lines, room and journals; no database, no status.
 """
 
 from __future__ import annotations

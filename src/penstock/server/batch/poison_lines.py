@@ -1,15 +1,12 @@
 """Which lines of a batch may be what the engine dies of: points for what each death says, and what follows of them.
 
-    points     the line runs
-    0, 1       as all do: one death may be anybody's
+    0, 1       the line runs as all do: one death may be anybody's
     2          behind all of those, a few at a time
     3 to 6     behind those, alone, fewer points first, and not before the engine has lived for a while
     KILLER     no more: the engine died each time that it ran
 
-A death gives a point to each line that was at the engine, and ALONE to one that was there by itself, without online
-requests too; a line that is done has none any more. So the batch's other lines, and other batches, go on at full width.
-Where online requests are always there it takes more deaths, and a line is named after KILLER of them. It knows numbers
-of lines; no engine, no database.
+A death gives a point to each line that was at the engine, ALONE to one that was there by itself, without online
+requests too; a line that is done has none any more. It knows numbers of lines; no engine, no database.
 """
 
 from __future__ import annotations

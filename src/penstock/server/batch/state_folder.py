@@ -1,7 +1,5 @@
-"""The state folder: database, contents and lock of a server that keeps files and batches.
-
-One thread does its work on the disk, off the event loop: `await state.call(state.database.file, ...)`. A second server
-on the same folder is refused. It knows the folder's parts; no HTTP, no engine.
+"""The state folder: database, contents and lock of a server that keeps files and batches. One thread does its work on
+the disk: `await state.call(state.database.file, ...)`. It knows the folder's parts; no HTTP, no engine.
 """
 
 from __future__ import annotations

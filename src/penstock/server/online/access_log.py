@@ -1,12 +1,6 @@
-"""AccessLog: a line of JSON for each request, without a word of its prompt or its answer.
-
-    {"time": "2026-01-31T12:00:00.000Z", "method": "POST", "route": "/v1/completions", "status": 200, "key": "team-a",
-     "request_id": "cmpl-...", "stream": true, "n": 4, "prompt_tokens": 12, "output_tokens": 64,
-     "first_token_seconds": 0.021, "seconds": 0.4, "finish_reasons": {"length": 4}}
-
-A route is the served path's pattern: what else stands in a path is the client's text. An error's answer adds its `code`
-and `param`, the name of a field. Probes and /metrics are left out. A line that cannot be written (a full disk) ends no
-request. It knows HTTP messages and a call's metrics; nothing of bodies.
+"""AccessLog: a line of JSON for each request (docs/observing.md), without a word of its prompt or its answer: a route
+is the served path's pattern, an error its `code` and `param`. Probes and /metrics are left out; a line that cannot be
+written ends no request. It knows HTTP messages and a call's metrics; nothing of bodies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A call on its way: its streams of the engine, merged, and what ends it early.
-
-A client that goes away, a server that shuts down, a deadline and an engine that dies all end here, and whatever ends a
-call, every stream of it is cancelled. It knows the engine by its client alone; no bodies and no answers.
+"""A call on its way: its streams of the engine, merged, and what ends it early: a client that goes away, a server that
+shuts down, a deadline, an engine that dies. It knows the engine by its client alone; no bodies and no answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""API keys: who may ask, under which name, and how much at once.
-
-Keys come from options, the environment or a file, and are held as their SHA-256 alone. A key that is shown is compared
-with all of them, each in constant time, so that the time says neither which one was near nor how near. It knows
-strings and files; no HTTP.
+"""API keys: who may ask, under which name, and how much at once. Keys are held as their SHA-256 alone, and each is
+compared in constant time. It knows strings and files; no HTTP.
 """
 
 from __future__ import annotations

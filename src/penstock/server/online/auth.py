@@ -1,11 +1,9 @@
 """Who gets in: the API key of a request, and where there are none, that no web page asks in its user's name.
 
-A server without keys trusts whoever reaches its address, and a browser on that machine reaches it for any page: by a
-form that posts, or by a name that its owner points here (DNS rebinding). So Host must be an address, a name of this
-machine or one that was allowed. Origin, where there is one, must be Host's own, loopback, or allowed: an address is
-nobody's to rebind, but anybody's to serve pages from. With keys neither is asked unless hosts were allowed by name: a
-page has no key, and without our leave (CORS, which we give to nobody) it cannot send the header that holds one. It
-knows headers; no bodies, no limits.
+Without keys Host must be an address, a name of this machine or one that was allowed (else DNS rebinding gets in), and
+Origin, where there is one, Host's own, loopback or allowed: an address is nobody's to rebind, but anybody's to serve
+pages from. With keys neither is asked unless hosts were allowed by name, since a page has no key and CORS is given to
+nobody. It knows headers; no bodies, no limits.
 """
 
 from __future__ import annotations

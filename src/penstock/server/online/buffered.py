@@ -1,8 +1,5 @@
-"""Bodies in one go, which may be tens of megabytes: how they are paced while written, held, and handed to the
-connection.
-
-Writing and handing on let the loop turn, since every other client's stream is on it. What is held is counted, and has a
-bound. It knows bytes; no calls, no engine.
+"""Bodies in one go, of tens of megabytes perhaps: paced while written, so that the loop turns, counted and bounded
+while held, handed to the connection in pieces. It knows bytes; no calls, no engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""One HTTP exchange: body in, a call run, answer out as one body or as events.
-
-It knows requests and responses; what bodies and answers look like is forms', translate's and answers', and what ends a
-call early is active_call's.
+"""One HTTP exchange: body in, a call run, answer out as one body or as events. It knows requests and responses; what
+they look like is forms', translate's and answers'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Bodies on their way in: how long each may take, how many bytes it may have, and all of them together, until they are
-token ids.
-
-It knows HTTP messages; no form, no engine.
+"""Bodies on their way in: seconds and bytes of each, and bytes of all together, until they are token ids. It knows HTTP
+messages; no form, no engine.
 """
 
 from __future__ import annotations

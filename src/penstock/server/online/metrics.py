@@ -1,9 +1,7 @@
 """Numbers for Prometheus: vLLM's names after the colon, so that a dashboard needs only its prefix changed.
 
-Counters and gauges are the engine's own, read when asked for; histograms are filled here, as answers go out. Where
-several processes serve one engine, each puts what it has counted on a board in shared memory, and whichever is asked
-gives the sums. It knows the client's stats and this server's calls. Time to first token and time between tokens are
-those of streamed answers: of the others nobody outside the engine sees a token before the end.
+Counters and gauges are the engine's own; histograms are filled here, and added up over processes on a board in shared
+memory. Times to first token and between tokens are of streamed answers alone. It knows the client's stats and calls.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """How much may be open at once before the engine, whose it is, and when to come again.
 
-What is bounded is what was accepted and not yet answered, waiting or running: samples (n counts, and each prompt of a
-list), and prompt tokens (a prompt counts once, whatever n is). Half of each bound is shared out between the keys, so
-that no key can keep another from getting in; the other half is whose comes first. What alone is larger than a bound is
-taken when nothing else is open: else it could never be. So is, of several servers, what a key asks of one of them
-beyond an equal part of its own limit: what is above that limit is never taken. It knows counts and keys; no bodies, no
-engine.
+Bounded are samples and prompt tokens (a prompt counts once, whatever n is) that were accepted and not yet answered.
+Half of each bound is shared out between the keys; the other half is whose comes first. What alone is larger than a
+bound is taken when nothing else is open; so is, of several servers, what a key asks of one beyond an equal part of its
+limit. It knows counts and keys; no bodies, no engine.
 """
 
 from __future__ import annotations

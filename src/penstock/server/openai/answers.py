@@ -1,8 +1,5 @@
-"""Deltas to answers: one JSON body at the end, or server-sent events as bytes.
-
-Both are joined from ready-made pieces: what is the same for all events of an answer, or for all choices of a prompt, is
-encoded once, and a choice of a body is bytes from the moment its sample ends. It knows a call, deltas and JSON; no
-engine, no HTTP.
+"""Deltas to answers: one JSON body at the end, or server-sent events as bytes, joined from pieces that are encoded
+once. It knows a call, deltas and JSON; no engine, no HTTP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""OpenAI's bodies: JSON bytes to a checked form, or an error that names the field.
-
-Numbers of things, types and names only: ranges of sampling are SamplingParams', tokens are translate's. What a form
-declares is read by translate; the fields that it doesn't declare are unsupported_fields.py's. It knows no engine, no
-text, no HTTP.
+"""OpenAI's bodies: JSON bytes to a checked form, or an error that names the field. Ranges of sampling are
+SamplingParams', tokens translate's, fields that no form declares unsupported_fields.py's. It knows no engine, no text,
+no HTTP.
 """
 
 from __future__ import annotations

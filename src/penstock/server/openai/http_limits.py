@@ -1,7 +1,5 @@
-"""What a request may cost before it is a request: bytes and seconds of its headers and its body, what a body may hold,
-connections; and what whole answers may take.
-
-It knows HTTP messages; no form, no engine.
+"""What a request may cost before it is a request: bytes and seconds of headers and body, what a body may hold,
+connections; and what whole answers may take. It knows HTTP messages; no form, no engine.
 """
 
 from __future__ import annotations

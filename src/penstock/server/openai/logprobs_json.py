@@ -1,8 +1,7 @@
 """Log-probabilities as the three APIs write them: OpenAI's completions, OpenAI's chat, vLLM's prompt_logprobs.
 
-The tokens of a sample come as columns (LazyLogprobs) and are written straight into bytes: their numbers encoded in one
-call, their words out of a table, all joined; no object a token. Prompts' positions are dicts and written plainly, once
-a prompt. It knows positions and how a token is spelt; no HTTP. JSON has no -inf, so the floor is -9999, as in vLLM.
+A sample's come as columns (LazyLogprobs) and go straight into bytes, no object a token. JSON has no -inf, so the floor
+is -9999, as in vLLM. It knows positions and how a token is spelt; no HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.logprobs import LazyLogprobs
-from penstock.request import Logprob, PositionLogprobs
+from penstock.request import PositionLogprobs
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
@@ -280,8 +279,7 @@ def prompt_logprobs(positions: Positions, spell: Spelling) -> list[dict[str, Any
 
 
 def _vllm_position(position: PositionLogprobs, spell: Spelling) -> dict[str, Any]:
-    return {str(token): _vllm_entry(token, value, spell) for token, value in position.items()}
-
-
-def _vllm_entry(token: int, value: Logprob, spell: Spelling) -> dict[str, Any]:
-    return {"logprob": _floor(value.logprob), "rank": value.rank, "decoded_token": spell.text(token)}
+    return {
+        str(token): {"logprob": _floor(value.logprob), "rank": value.rank, "decoded_token": spell.text(token)}
+        for token, value in position.items()
+    }

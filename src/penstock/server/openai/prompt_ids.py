@@ -1,7 +1,5 @@
-"""Prompts of bodies as token ids: texts, ids and chats.
-
-Chats, long texts and many are rendered and tokenised in the sandbox, another process with limits of its own; many ids
-are looked at in turns of the event loop. It knows forms, the tokenizer and the model's facts; no sampling.
+"""Prompts of bodies as token ids: texts, ids and chats. Chats, long texts and many go to the sandbox; many ids are
+looked at in turns of the event loop. It knows forms, the tokenizer and the model's facts; no sampling.
 """
 
 from __future__ import annotations

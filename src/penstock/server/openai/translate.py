@@ -1,7 +1,5 @@
-"""Bodies to requests: the SamplingParams of a form, and with its prompts (prompts.py) a call.
-
-A call holds everything that the answer needs to know of what was asked. It knows forms and the model's facts; it
-submits nothing and builds no answer.
+"""Bodies to requests: the SamplingParams of a form, and with its prompts (prompt_ids.py) a call, all that the answer
+needs to know. It knows forms and the model's facts; it submits nothing and builds no answer.
 """
 
 from __future__ import annotations

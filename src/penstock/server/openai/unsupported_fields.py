@@ -1,9 +1,6 @@
-"""What becomes of each field that OpenAI or vLLM have and our forms don't: accepted, accepted at some values, refused.
-
-A value is accepted here where it asks for nothing, or for what is done anyway: null always, and for most fields the
-default that its API documents, which clients spell out. The note says why. Everything else is a 400 that names the
-field and the way out; an empty list of what alone may come (`guided_choice`) too, for it cannot be met.
-It knows names and values, no form and no engine. A field is said as an argument of vLLM's is (vllm_arguments.py).
+"""What becomes of each field that OpenAI or vLLM have and our forms don't: accepted where it asks for nothing or for
+what is done anyway (null always), else a 400 that names the field and the way out; an empty list of what alone may come
+too. It knows names and values, no form and no engine. A field is said as an argument of vLLM's is (vllm_arguments.py).
 """
 
 from __future__ import annotations

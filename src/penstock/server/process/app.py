@@ -1,7 +1,5 @@
-"""The routes, and the shape of every error. Knows HTTP; all work is the handlers'.
-
-Bodies are read by our own forms, so that any input at all gets an answer in OpenAI's shape; what /openapi.json says of
-them is openapi's.
+"""The routes, and the shape of every error: any input at all gets an answer in OpenAI's. Knows HTTP; all work is the
+handlers', what /openapi.json says openapi's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """A connection's limits before uvicorn's: bytes and seconds of a request's head, seconds that a reader may take
-nothing, and how many connections there are.
-
-uvicorn's protocol parses and answers; this one watches it, and ends what goes past a limit with an answer in OpenAI's
-shape where one can still be given.
-pyproject.toml bounds uvicorn to the versions whose protocol this was tried on. What a reverse proxy does beyond that is
-left to one (docs/design/given_up.md). It knows HTTP on the wire; no routes, no engine.
+nothing, and how many connections there are. What goes past one ends, with an answer in OpenAI's shape where one can
+still be given. pyproject.toml bounds uvicorn to the versions whose protocol this was tried on. It knows HTTP on the
+wire; no routes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""`penstock serve --api-server-count N`: N server processes on one port, over one engine.
-
-This process starts the engine and the servers (worker.py), hands each a socket of the port, tells them what becomes of
-the engine, and ends them all; it takes no connection itself. One that ends unasked ends the service, as users of vLLM
-know it: the others' running requests get their time, and whoever looks after the service starts it again, whole.
+"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one engine. This process
+starts, tells and ends them, and takes no connection; one that ends unasked ends the service. It knows processes; no
+routes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""What /openapi.json says of each operation beyond its path: bodies, parameters, every status that it may answer.
-
-Bodies are read by our own forms and errors have our own shape, so what is said of them stands here, in one table that
-a test holds against the routes. It knows operations and schemas; no request.
+"""What /openapi.json says of each operation beyond its path: bodies, parameters, every status that it may answer, in
+one table that a test holds against the routes. It knows operations and schemas; no request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""JSON Schemas of every body: the forms', told as truly as a schema can, and what comes back.
-
-A form's types are msgspec's. What it cannot know is added: that null counts as left out, the ranges of SamplingParams,
-what this model allows, and the fields that are accepted since they change nothing (unsupported_fields.py). What hangs
-on several fields at once, or on a prompt's tokens, stands in no schema and is answered with a 400. It knows forms and
-facts; no route, no request.
+"""JSON Schemas of every body: the forms', told as truly as a schema can, and what comes back. Types are msgspec's;
+null, the ranges of SamplingParams, the model's limits and the accepted fields are added. What hangs on several fields,
+or on a prompt's tokens, stands in no schema and is a 400. It knows forms and facts; no route, no request.
 """
 
 from __future__ import annotations

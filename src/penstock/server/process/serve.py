@@ -1,7 +1,5 @@
-"""`penstock serve`: a port, an engine in another process, and the routes over it, from start to end.
-
-The port is taken before the engine loads, signals are ours from the first moment, and whatever ends the server ends
-the engine too. It knows uvicorn and the launch of an engine; routes and bodies are app's.
+"""`penstock serve`: a port (taken before the engine loads), an engine in another process, and the routes over it, from
+start to end. It knows uvicorn and the launch of an engine; routes and bodies are app's.
 """
 
 from __future__ import annotations

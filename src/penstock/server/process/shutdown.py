@@ -1,7 +1,5 @@
-"""What asks a server to end (signals, counted), and the end of a process of ours that a thread would hold up.
-
-A thread that builds tables cannot be ended, and the interpreter waits for it; one that a disk doesn't answer takes for
-ever. Nobody waits for what they make: who asked was told that the server ends. It knows signals and a loop; no server.
+"""What asks a server to end (signals, counted), and the end of a process of ours that a thread would hold up: who asked
+for what it makes was told that the server ends. It knows signals and a loop; no server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""One server over one engine's client, from its first connection to its last, whichever process it is in.
-
-Whatever ends the server ends here: a signal, a dead engine, a fault of uvicorn's. It knows uvicorn; routes and bodies
-are app's.
+"""One server over one engine's client, from its first connection to its last, whatever ends it: a signal, a dead
+engine, a fault of uvicorn's. It knows uvicorn; routes and bodies are app's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""One of several server processes: `python -m penstock.server.process.worker`, started by multi_process.py alone.
-
-It serves as a lone server does, on a socket that it was handed and over an engine that it shares. The parent speaks on
-standard input, a line of JSON a word, and its end is ours; what we say goes to standard output. It knows serve's parts,
-and how to join an engine.
+"""One of several server processes: `python -m penstock.server.process.worker`, started by multi_process.py alone. The
+parent speaks on standard input, a line of JSON a word, and its end is ours; what we say goes to standard output. It
+knows serve's parts, and how to join an engine.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ PARTS = (
         timeless=True,
     ),
     Part(
-        "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages; all that tests draw",
+        "bad inputs tried", "drawn", "bodies, uploads, lines, a model's files, messages; all that tests draw",
         drawn(*that_draw()), timeless=True,
     ),
     Part(

@@ -42,6 +42,7 @@ class SamplingParams:
     min_tokens: no end id, stop id or stop string within that many tokens.   max_tokens: None is up to the context.
     stop: strings that end a sample, up to 64 with 2,048 characters together; the text is cut before them unless
         include_stop_str_in_output.
+    bad_words: strings that may not be said: a word's last token is barred where the ones before it were just drawn.
     stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
     seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.
     logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
@@ -60,6 +61,7 @@ class SamplingParams:
     min_tokens: int = 0
     max_tokens: int | None = 16
     stop: list[str] | str | None = None
+    bad_words: list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     seed: int | None = None
@@ -73,10 +75,12 @@ class SamplingParams:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         self.logit_bias = _bias(self.logit_bias) if self.logit_bias else None
+        self.bad_words = self.bad_words or None
         self._check_counts()
         self._check_numbers()
         self._check_stops()
         self._check_allowed()
+        self._check_words()
         self._check_switches()
 
     @property
@@ -137,6 +141,16 @@ class SamplingParams:
         for token in ids:
             _whole("allowed_token_ids", token, 0, 2**31 - 1)
 
+    def _check_words(self) -> None:
+        words = self.bad_words or ()
+        if not isinstance(words, (list, tuple)):
+            raise _wrong("bad_words", "a list of strings", words)
+        if any(not isinstance(word, str) or not word.strip() for word in words):
+            raise UsageError("bad_words holds an empty string or something that is no string", param="bad_words")
+        if len(words) > MAX_STOPS or sum(map(len, words)) > MAX_STOP_CHARACTERS:
+            most = f"at most {MAX_STOPS} strings, of {MAX_STOP_CHARACTERS:,} characters together"
+            raise UsageError(f"bad_words holds {most}: send fewer or shorter ones", param="bad_words")
+
     def _check_switches(self) -> None:
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
@@ -184,6 +198,7 @@ class Request:
     background: runs on what requests that somebody waits for leave.
     tenant: who asks, as a number; the line before the rows is fair between tenants.
     salt: cached blocks are shared between requests of one salt alone; 0 is a salt too.
+    bad_words: the ids of sampling.bad_words, a list a word.
     """
 
     request_id: int
@@ -195,6 +210,7 @@ class Request:
     background: bool = False
     tenant: int = 0
     salt: int = 0
+    bad_words: list[list[int]] = field(default_factory=list)
 
 
 def check_request(

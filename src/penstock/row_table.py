@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 MAX_STOP_IDS = 8  # stop ids a row keeps on the device; further ones are looked at by the host
+BAD_WORD_IDS = 16  # ids of a bad word, padded in front with -1: a row looks back for one less
 
 MAX_DRAFTS = 4  # tokens that a row may be offered ahead of a step; each costs the rows' bookkeeping masked loads
 
@@ -21,7 +22,9 @@ WANTS_BIAS = 4  # logit_bias
 WANTS_MIN_TOKENS = 8  # end and stop ids are barred while length + 1 < min_length
 WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logprobs > 0)
 WANTS_MASK = 32  # only tokens whose bit is set in the row's mask slot may come, where it has one
-WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS | WANTS_MASK  # other logits than the model's
+WANTS_WORDS = 64  # bad_words: the last id of each is barred where the row's latest ones are those before it
+# Other logits than the model's.
+WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS | WANTS_MASK | WANTS_WORDS
 WANTS_ANY = WANTS_FILTER | WANTS_ADJUST | WANTS_LOGPROBS
 
 
@@ -76,6 +79,7 @@ FIELDS = (
     Field("logprobs", "i4", dead=-1),  # -1: none; 0: the chosen token's; k: the k most likely too
     Field("bias_start", "i4"),  # where the row's logit_bias lies in the device's pool
     Field("bias_count", "i4"),
+    Field("word_count", "i4"),  # its bad words lie behind its biases, BAD_WORD_IDS ids each
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # -1 is none
     Field("mask_slot", "i4", dead=-1),  # of the device's pool of token masks; -1: any token may come
 )

@@ -260,7 +260,6 @@ SAMPLING: dict[str, Argument] = {
     **named("use_beam_search early_stopping", (False,), "there is no beam search: ask for n samples"),
     **named("length_penalty", (1,), "it belongs to beam search, which there is none of: leave it out"),
     **named("guided_decoding structured_outputs", (), _FORM),
-    **named("bad_words", ([],), "forbid single tokens with logit_bias -100"),
     **named("logits_processors", ([],), f"{_CODE}: use logit_bias"),
     **named("extra_args", ({},), f"{_CODE}: nobody would read them"),
     **named("truncate_prompt_tokens", (-1,), "cut the token ids yourself, and give them as the prompt"),

@@ -104,7 +104,7 @@ def test_sampling_params_take_vllms_where_they_ask_for_nothing() -> None:
     assert SamplingParams(best_of=1) == SamplingParams()  # type: ignore[call-arg]
     for given, says in (
         ({"best_of": 4, "n": 3}, r"best_of=4 is not served \(only the same as n\): samples are not ranked"),
-        ({"bad_words": ["x"]}, r"bad_words=\['x'\] is not served \(only \[\]\): forbid single tokens with logit_bias"),
+        ({"logits_processors": ["x"]}, r"logits_processors=\['x'\] is not served \(only \[\]\): code from outside"),
         ({"use_beam_search": True}, "use_beam_search=True is not served: there is no beam search"),
     ):
         with pytest.raises(UsageError, match=says):

@@ -35,6 +35,7 @@ FULL = SamplingParams(
     frequency_penalty=0.75, logit_bias={0: -100.0, 5: 1.5}, min_tokens=2, max_tokens=None, stop=["é", "Question:"],
     stop_token_ids=[1, 2, 3], ignore_eos=True, seed=-(2**63), logprobs=3, prompt_logprobs=0,
     include_stop_str_in_output=True, skip_special_tokens=False, allowed_token_ids=[9, 2, 9],
+    bad_words=["é", "two words"],
 )  # fmt: skip
 FACTS = EngineFacts(
     model="m", folder="/a b/c", max_model_len=9, max_num_seqs=3, vocab_size=11, eos_token_ids=(0, 5),

@@ -38,6 +38,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "allowed ids": {"temperature": 1.0, "allowed_token_ids": [*range(90, 50, -1), END], "top_k": 50, "top_p": 0.95},
     "allowed ids, greedy": {"temperature": 0.0, "allowed_token_ids": [5, 70, 71, 299], "repetition_penalty": 1.5},
+    "bad words": {  # letters that no token joins
+        "temperature": 1.0, "allowed_token_ids": [75, 76, 82, 89, 91], "bad_words": ["qx", " xz", "zzj", "k", "jjqx"],
+    },
 }  # fmt: skip
 
 
@@ -51,7 +54,7 @@ def prompts() -> list[list[int]]:
     rng = random.Random(3)
     drawn = [[rng.randrange(2, VOCABULARY) for _ in range(n)] for n in (1, 16, 17, 33, 90, 5, 8)]
     more = [HEADER + drawn[at] for at in (5, 6, 1, 5)]
-    return [*drawn, *more, [*drawn[2], 7], [*drawn[3], 9]]
+    return [*drawn, *more, [*drawn[2], 7], [*drawn[3], 9], [*drawn[1], 5]]
 
 
 @pytest.fixture(scope="module")

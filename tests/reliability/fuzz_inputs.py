@@ -141,6 +141,7 @@ _FORM: dict[str, st.SearchStrategy[Any]] = {
     "frequency_penalty": st.floats(-2.1, 2.1),
     "logit_bias": st.dictionaries(_NAMES_OF_IDS, st.floats(-101, 101), max_size=3),
     "allowed_token_ids": st.lists(st.integers(-1, 257), max_size=10),
+    "bad_words": st.lists(TEXTS, max_size=3),
     "min_tokens": st.integers(-1, 5),
     "max_tokens": st.integers(-1, 6),
     "stop": TEXTS | st.lists(TEXTS, max_size=3),

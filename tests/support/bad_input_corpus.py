@@ -115,6 +115,7 @@ FIELDS: dict[str, list[Any]] = {
         {str(NUMBER): 1}, {"1": NUMBER},
     ],
     "allowed_token_ids": [[], [-1], [256], [NUMBER], [1] * 257, 7, CANARY, {}],
+    "bad_words": [[""], [" "], CANARY, [CANARY] * 65, ["s" * 1025, "t" * 1024], [CANARY * 10], {}],
     "logprobs": [21, -1, True, CANARY, NUMBER],
     "prompt_logprobs": [21, -NUMBER],
     "best_of": [2, NUMBER],
@@ -133,7 +134,7 @@ UNSERVED: dict[str, Any] = {
     "structured_outputs": {"regex": CANARY}, "logits_processors": ["os.system"], "prompt_embeds": CANARY,
     "use_beam_search": True,
     "response_format": {"type": CANARY}, "service_tier": CANARY, "store": True, "priority": 1,
-    "bad_words": [CANARY], "vllm_xargs": {CANARY: 1}, "kv_transfer_params": {CANARY: {}}, "request_id": CANARY,
+    "vllm_xargs": {CANARY: 1}, "kv_transfer_params": {CANARY: {}}, "request_id": CANARY,
     "truncation_side": "right", "thinking_token_budget": 0, "watermarking": 0,
 }  # fmt: skip
 UNSERVED_IN_CHAT: dict[str, Any] = {
@@ -160,6 +161,7 @@ def _fields() -> list[Case]:
         _completion(400, "stop[0]", stop=[7]),
         _completion(400, "stop_token_ids[0]", stop_token_ids=[CANARY]),
         _completion(400, "logit_bias[...]", logit_bias={"1": None}),
+        _completion(400, "bad_words[0]", bad_words=[7]),
         _completion(400, ..., logit_bias={"1": CANARY}),
         *(_text(400, ..., b'"temperature": ' + value) for value in (b"1e309", b"-1e400")),
         _text(400, ..., b'"logit_bias": {"1": 1e400}'),

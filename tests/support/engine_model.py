@@ -79,6 +79,7 @@ class Twin:
     """The engine, one sample and one token at a time."""
 
     model: Any
+    tokenizer: Tokenizer = field(default_factory=make_tokenizer)
     known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     @torch.inference_mode()
@@ -101,9 +102,20 @@ class Twin:
             row[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
         if len(output) < params.min_tokens:
             row[[END, *(params.stop_token_ids or [])]] = -torch.inf
+        for word in self.bad_words(params):
+            if output[max(0, len(output) - len(word) + 1) :] == word[:-1]:
+                row[word[-1]] = -torch.inf
         if params.allowed_token_ids:
             row[list(set(range(VOCABULARY)) - set(params.allowed_token_ids))] = -torch.inf
         return row
+
+    def bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """vLLM's: a word as it is, and behind a space where that is another token."""
+        out = []
+        for word in params.bad_words or ():
+            ids, spaced = (self.tokenizer.encode(text).ids for text in (word.lstrip(), " " + word.lstrip()))
+            out += [ids, spaced] if spaced[0] != ids[0] and len(spaced) == len(ids) else [ids]
+        return out
 
     def draw(self, rows: Tensor, params: SamplingParams, index: int, position: int) -> list[int]:
         """A token for each of rows [n, vocabulary], all at the same place of the same sample."""

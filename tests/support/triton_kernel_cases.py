@@ -35,7 +35,8 @@ from penstock.kernels.triton import (
 )
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as fast_sample
-from penstock.row_table import FIELDS, JOIN_WORDS, RANGES, WANTS_ADJUST
+from penstock.row_table import BAD_WORD_IDS, FIELDS, JOIN_WORDS, RANGES, WANTS_ADJUST
+from penstock.schedule.request_state import padded_words
 from penstock.schedule.step import JOIN_RECORD, Joins
 
 COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "sample", "position")
@@ -202,8 +203,8 @@ def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) 
         repetition=pick(1.0, 1.3), presence=pick(0.0, 0.7), frequency=pick(0.0, 0.21), ignore_eos=(ints(2) == 0).int(),
         stop_ids=torch.randint(-1, vocabulary, (rows + 1, 8), generator=rng, dtype=torch.int32),
         block_table=(torch.randperm((rows + 1) * width, generator=rng) + 1).view(rows + 1, width).int(),
-        is_end=torch.randint(4, (vocabulary,), generator=rng) == 0, wants=ints(64), logprobs=ints(4, -1),
-        bias_start=ints(1), bias_count=ints(1), mask_slot=ints(4, -1),
+        is_end=torch.randint(4, (vocabulary,), generator=rng) == 0, wants=ints(128), logprobs=ints(4, -1),
+        bias_start=ints(1), bias_count=ints(1), word_count=ints(1), mask_slot=ints(4, -1),
     )  # fmt: skip
     made.done[-1] = 1
     return SimpleNamespace(**{name: value.to(device) for name, value in vars(made).items()})
@@ -383,6 +384,23 @@ def check_logprobs(device: str, dtype: torch.dtype, n: int, vocabulary: int, k: 
             torch.testing.assert_close(told, want, rtol=1e-5, atol=1e-5)
 
 
+def _tokens(cols: SimpleNamespace, row: int, slot_token: Tensor) -> list[int]:
+    """All of a row's tokens, the newest included."""
+    return slot_token[cols.block_table[row].long()].view(-1)[: int(cols.length[row]) + 1].tolist()
+
+
+def _bad_words(cols: SimpleNamespace, row: int, slot_token: Tensor, vocabulary: int) -> list[list[int]]:
+    """Of 1 to 16 ids, 40 of some rows: most begin with the row's latest tokens, some with others before them, and some
+    reach into the prompt."""
+    tokens, words = _tokens(cols, row, slot_token), list[list[int]]()
+    for size in range(1, 1 + (40, 0, 3)[row % 3]):
+        before = tokens[max(0, len(tokens) - size % BAD_WORD_IDS) :] if size % BAD_WORD_IDS else []
+        if size % 5 == 4 and before:
+            before[0] = (before[0] + 1) % vocabulary
+        words.append([*before, (7 * size + row) % vocabulary])
+    return words
+
+
 def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, width: int, ends: bool = False) -> None:
     """ends: penalties at the ends of what may be asked, over logits as large as no model's: none leaves float32."""
     cols = columns(rows, vocabulary, width, "cpu", seed=3)
@@ -394,12 +412,16 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
         torch.randperm(vocabulary, generator=torch.Generator().manual_seed(i))[: i % 4].int() for i in range(rows + 1)
     ]
     cols.bias_count = torch.tensor([len(ids) for ids in pool], dtype=torch.int32)
-    cols.bias_start = (cols.bias_count.cumsum(0) - cols.bias_count).int()
-    bias_ids = torch.cat(pool)
-    bias_values = drawn(bias_ids.shape[0], seed=5, by=4.0)
     slot_token = torch.randint(
         vocabulary, ((rows + 1) * width + 1, 16), generator=torch.Generator().manual_seed(4)
     ).int()
+    words = [_bad_words(cols, row, slot_token, vocabulary) for row in range(rows + 1)]
+    cols.word_count = torch.tensor([len(each) for each in words], dtype=torch.int32)
+    size = cols.bias_count + BAD_WORD_IDS * cols.word_count
+    cols.bias_start = (size.cumsum(0) - size).int()
+    ids_of_words = [torch.from_numpy(padded_words(each)) for each in words]
+    bias_ids = torch.cat([part for pair in zip(pool, ids_of_words, strict=True) for part in pair])
+    bias_values = drawn(bias_ids.shape[0], seed=5, by=4.0)
     logits = drawn(rows, vocabulary, by=1e30 if ends else 3.0, dtype=dtype)
     ids = torch.arange(rows).flip(0)
     wanted = logits.float().clone()
@@ -420,9 +442,14 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     ends = torch.nonzero(cols.is_end)[:, 0].expand(place.shape[0], -1)
     early = cols.length[row] + 1 < cols.min_length[row]
     plain_penalties.bar_ids(wanted, place, torch.cat((ends, cols.stop_ids[row].long()), dim=1), early)
+    for i in torch.nonzero(asks & 64)[:, 0].tolist():
+        output = _tokens(cols, int(ids[i]), slot_token)[int(cols.prompt_length[ids[i]]) :]
+        for word in words[int(ids[i])]:
+            if len(word) <= len(output) + 1 and output[len(output) - len(word) + 1 :] == word[:-1]:
+                wanted[i, word[-1]] = -torch.inf
     allowed = torch.rand((4, vocabulary), generator=torch.Generator().manual_seed(6)) < 0.5
-    words = np.packbits(np.pad(allowed.numpy(), ((0, 0), (0, -vocabulary % 32))), axis=1, bitorder="little")
-    masks = torch.from_numpy(words.view(np.int32))
+    bits = np.packbits(np.pad(allowed.numpy(), ((0, 0), (0, -vocabulary % 32))), axis=1, bitorder="little")
+    masks = torch.from_numpy(bits.view(np.int32))
     for i in torch.nonzero((asks & 32 != 0) & (cols.mask_slot[ids] >= 0))[:, 0].tolist():
         wanted[i, ~allowed[int(cols.mask_slot[ids[i]])]] = -torch.inf
     # What a row doesn't ask for is off in its columns, as the scheduler's bits promise.

@@ -63,6 +63,7 @@ class Client:
         self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
         self.asked: dict[int, PendingRequest] = {}
         self._ids = itertools.count()
+        self._words: tuple[list[str], list[list[int]]] = [], []  # the last bad words, and their ids
 
     def submit(
         self,
@@ -83,6 +84,7 @@ class Client:
             if self.tokenizer is None:
                 raise UsageError("stop strings need a tokenizer: leave skip_tokenizer_init off", param="stop")
             stops = self.tokenizer.stop_strings(params.stop_strings, skip_special_tokens=params.skip_special_tokens)
+        words = self._word_ids(params.bad_words) if params.bad_words else []
         request_id = next(self._ids)
         count = params.n if samples is None else len(samples)
         asked = PendingRequest(request_id, list(prompt_ids), params, stream, stops, count)
@@ -97,10 +99,20 @@ class Client:
                 background=background,
                 tenant=tenant,
                 salt=salt,
+                bad_words=words,
             )
         )
         self.asked[request_id] = asked  # after sending, which may raise: what never went down is not waited for
         return asked
+
+    def _word_ids(self, words: list[str]) -> list[list[int]]:
+        if self.tokenizer is None:
+            raise UsageError("bad_words need a tokenizer: leave skip_tokenizer_init off", param="bad_words")
+        if words != self._words[0]:
+            from penstock.text.bad_words import bad_word_ids
+
+            self._words = list(words), bad_word_ids(self.tokenizer, words)
+        return self._words[1]
 
     def cancel(self, asked: PendingRequest) -> None:
         """Ends a request whose answer nobody wants any more."""

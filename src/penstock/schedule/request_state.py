@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from penstock.config import BLOCK_SIZE
 from penstock.request import Request, SamplingParams
 from penstock.row_table import (
+    BAD_WORD_IDS,
     FIELDS,
     MAX_STOP_IDS,
     WANTS_BIAS,
@@ -25,6 +26,7 @@ from penstock.row_table import (
     WANTS_MASK,
     WANTS_MIN_TOKENS,
     WANTS_PENALTY,
+    WANTS_WORDS,
 )
 from penstock.schedule.constraint import Constraint, ConstraintFactory
 from penstock.schedule.logprob_store import TokenScores
@@ -72,6 +74,14 @@ def row_record(params: SamplingParams, seed: int, prompt_length: int, limit: int
     return record
 
 
+def padded_words(words: list[list[int]]) -> Int32:
+    """Returns the ids of words of up to BAD_WORD_IDS each, one word after the other, each padded in front with -1."""
+    out = np.full((len(words), BAD_WORD_IDS), -1, np.int32)
+    for line, ids in zip(out, words, strict=True):
+        line[BAD_WORD_IDS - len(ids) :] = ids
+    return out.reshape(-1)
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """A request from its arrival to the end of its last sample."""
@@ -82,7 +92,7 @@ class RequestState:
     limit: int
     min_length: int
     record: NDArray[np.void]  # [1] of JOIN_RECORD
-    bias_ids: Int32
+    bias_ids: Int32  # then the bad words' ids, BAD_WORD_IDS a word
     bias_values: NDArray[np.float32]
     more_stop_ids: Int32  # beyond the device's
     deliver: int
@@ -121,6 +131,11 @@ class RequestState:
         limit, min_length = min(prompt_length + most, max_len), min(prompt_length + params.min_tokens, max_len)
         record = row_record(params, seed, prompt_length, limit, min_length)
         record["wants"] |= WANTS_MASK if constrain is not None else 0
+        record["wants"] |= WANTS_WORDS if request.bad_words else 0
+        record["word_count"] = len(request.bad_words)
+        words = padded_words(request.bad_words)
+        values = np.zeros(len(bias) + words.size, np.float32)
+        values[: len(bias)] = np.fromiter(bias.values(), np.float32, len(bias))
         return cls(
             request_id=request.request_id,
             arrival=arrival,
@@ -128,8 +143,8 @@ class RequestState:
             limit=limit,
             min_length=min_length,
             record=record,
-            bias_ids=np.fromiter(bias.keys(), np.int32, len(bias)),
-            bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
+            bias_ids=np.concatenate((np.fromiter(bias.keys(), np.int32, len(bias)), words)),
+            bias_values=values,
             more_stop_ids=np.array((params.stop_token_ids or [])[MAX_STOP_IDS:], np.int32),
             deliver=_delivery(request),
             watch=watch,

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, check_request
-from penstock.row_table import MAX_DRAFTS, WANTS_ANY
+from penstock.row_table import BAD_WORD_IDS, MAX_DRAFTS, WANTS_ANY
 from penstock.schedule.admission import Admission, Admitted, Chunk
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.blocks import BlockPool
@@ -276,6 +276,10 @@ class Scheduler:
             raise UsageError("request_id must be a new number, from 0 to 2**63 - 1", param="request_id")
         if not 0 <= request.salt <= MAX_SALT:
             raise UsageError(f"salt must be between 0 and {MAX_SALT}", param="cache_salt")
+        for word in request.bad_words:
+            if not 0 < len(word) <= BAD_WORD_IDS or min(word) < 0 or max(word) >= self.limits.vocab_size:
+                rule = f"bad_words must be of 1 to {BAD_WORD_IDS} ids of the vocabulary each"
+                raise UsageError(rule, param="bad_words", rule=rule)
         samples = request.samples
         if samples is not None and (
             not samples or len(set(samples)) < len(samples) or min(samples) < 0 or max(samples) >= request.sampling.n

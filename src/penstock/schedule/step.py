@@ -51,7 +51,8 @@ JOIN_RECORD = np.dtype(
 
 @dataclass(slots=True)
 class Joins:
-    """Rows that come to life in this step. Biases are a CSR over the rows: they lie in a pool, not in columns."""
+    """Rows that come to life in this step. Biases, and each row's bad words behind its biases, are a CSR over the
+    rows: they lie in a pool, not in columns."""
 
     records: NDArray[np.void]  # [k] of JOIN_RECORD; what becomes of bias_start is the device's
     blocks: Int32  # [k, width]  block tables, padded with SCRATCH_BLOCK

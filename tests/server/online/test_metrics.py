@@ -158,7 +158,7 @@ def test_a_refusal_is_in_the_log_with_its_code_and_param(tmp_path: Path) -> None
     async def ask() -> None:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            for more in ({"bad_words": ["mill"]}, {"stream_options": {"x": "mill"}, "stream": True}):
+            for more in ({"logits_processors": ["mill"]}, {"stream_options": {"x": "mill"}, "stream": True}):
                 await http.post(COMPLETIONS, json={"prompt": [1], **more})
             await http.post(COMPLETIONS, content=b"{mill")
             engine.submit = broken  # type: ignore[method-assign, assignment]
@@ -167,7 +167,7 @@ def test_a_refusal_is_in_the_log_with_its_code_and_param(tmp_path: Path) -> None
     asyncio.run(ask())
     told = [json.loads(line) for line in log.getvalue().splitlines()]
     assert [(line["status"], line["code"], line["param"]) for line in told] == [
-        (400, "unsupported_parameter", "bad_words"),
+        (400, "unsupported_parameter", "logits_processors"),
         (400, "unknown_parameter", "stream_options.x"),
         (400, "invalid_json", None),
         (500, "internal", None),

@@ -160,6 +160,7 @@ def test_vllm_names_reach_the_engine(client: openai.OpenAI, server: Running) -> 
         "min_tokens": 2,
         "stop_token_ids": [3],
         "allowed_token_ids": [4, 3],
+        "bad_words": ["sir", "my lord"],
         "ignore_eos": True,
         "prompt_logprobs": 1,
         "include_stop_str_in_output": True,

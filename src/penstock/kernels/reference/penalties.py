@@ -13,7 +13,14 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.reference.sample import SampleScratch
 from penstock.kernels.row_state import RowState
-from penstock.row_table import WANTS_BIAS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
+from penstock.row_table import (
+    BAD_WORD_IDS,
+    WANTS_BIAS,
+    WANTS_MASK,
+    WANTS_MIN_TOKENS,
+    WANTS_PENALTY,
+    WANTS_WORDS,
+)
 
 _PIECE = 1 << 22  # counts held at once
 
@@ -30,9 +37,10 @@ def adjust(
     scratch: SampleScratch,
 ) -> None:
     """Raw logits [n, vocabulary] of rows row_ids [n] int32 -> scratch.adjusted: a float32 copy with each row's bias,
-    penalties, bars and mask, in this order, as of position [n]: tokens past it are none of theirs yet.
+    penalties, bars, bad words and mask, in this order, as of position [n]: tokens past it are none of theirs yet.
 
-    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
+    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's. Behind
+    its biases lie the ids of its bad words, BAD_WORD_IDS each, padded in front with -1.
     masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1: none.
     """
     row = row_ids.to(torch.int64)
@@ -53,6 +61,8 @@ def adjust(
         ends = rows.end_ids.expand(mine.shape[0], -1)
         ids = torch.cat((ends, rows.stop_ids[mine].to(torch.int64)), dim=1)
         bar_ids(adjusted, place, ids, position[place] + 1 < rows.min_length[mine])
+    if (place := (wants & WANTS_WORDS).nonzero()[:, 0]).shape[0]:
+        _bar_words(adjusted, place, row[place], position[place], rows, slot_token, bias_ids)
     slot = torch.where((wants & WANTS_MASK) != 0, rows.mask_slot[row], -1)
     if (place := (slot >= 0).nonzero()[:, 0]).shape[0]:
         apply_masks(adjusted, place, masks, slot[place].to(torch.int64))
@@ -67,6 +77,31 @@ def _bias(logits: Tensor, place: Tensor, row: Tensor, rows: RowState, bias_ids: 
     )
     lines = torch.repeat_interleave(place, count)
     apply_bias(logits, lines, bias_ids[where].to(torch.int64), bias_values[where])
+
+
+def _bar_words(
+    logits: Tensor, place: Tensor, row: Tensor, position: Tensor, rows: RowState, slot_token: Tensor, pool: Tensor
+) -> None:
+    """Bars the last id of each bad word of rows `row`, whose logits are lines `place`, where it would complete it."""
+    count = rows.word_count[row].to(torch.int64)
+    which = torch.repeat_interleave(torch.arange(row.shape[0], device=row.device), count)
+    nth = torch.arange(which.shape[0], device=row.device) - (torch.cumsum(count, 0) - count)[which]
+    first = (rows.bias_start[row] + rows.bias_count[row])[which] + nth * BAD_WORD_IDS
+    words = pool[first[:, None] + torch.arange(BAD_WORD_IDS, device=row.device)]
+    back = position.to(torch.int64)[:, None] - torch.arange(BAD_WORD_IDS - 2, -1, -1, device=row.device)
+    at = back.clamp(min=0)
+    latest = slot_token[rows.block_table[row[:, None], at // BLOCK_SIZE].to(torch.int64), at % BLOCK_SIZE]
+    latest = torch.where(back >= rows.prompt_length[row, None], latest, -2)
+    bar_words(logits, place[which], words, latest[which])
+
+
+def bar_words(logits: Tensor, rows: Tensor, words: Tensor, latest: Tensor) -> None:
+    """-inf in row rows[i] for the last id of words[i] where the ids before it are the row's latest[i], the newest last.
+
+    rows [m] int64, words [m, W] int32, padded in front with -1, latest [m, W - 1], -2 where there is no output.
+    """
+    before = words[:, :-1]
+    bar_ids(logits, rows, words[:, -1:].to(torch.int64), ((before < 0) | (before == latest)).all(1))
 
 
 def apply_masks(logits: Tensor, rows: Tensor, masks: Tensor, slots: Tensor) -> None:

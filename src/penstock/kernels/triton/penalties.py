@@ -8,8 +8,9 @@ where the row's adjusted logits are about to lie (docs/design/penalties.md says 
     3. each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more, counts are less
     4. every number becomes a logit: final ones stay, counts say what penalty the raw logit gets; barred ids get -inf,
        and so do ids that the row's mask has no bit for
+    5. the last id of each bad word whose other ids are the row's latest gets -inf
 
-It knows logits, columns and the pool of tokens. The order (bias, penalties, bars, mask) is the reference's.
+It knows logits, columns and the pool of tokens. The numbers are the reference's.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.sample import SampleScratch
 from penstock.kernels.triton.tile_sums import row_of
+from penstock.row_table import BAD_WORD_IDS, WANTS_BIAS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY, WANTS_WORDS
 from penstock.row_table import WANTS_ADJUST as ADJUSTS
-from penstock.row_table import WANTS_BIAS, WANTS_MASK, WANTS_MIN_TOKENS, WANTS_PENALTY
 
 _BLOCK, _WARPS = 8192, 16
 _SOME = 512  # tokens and biases at once
+_FEW = 32  # bad words at once
 
 
 @triton.jit
@@ -43,9 +45,10 @@ def _penalized(logit, count, repetition, presence, frequency):
 def _adjust(
     logits, adjusted, counts, row_ids, position, done, wants, prompt_length, min_length, repetition, presence,
     frequency, block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,
-    mask_slot, masks, mask_words, vocabulary, stride,
+    word_count, mask_slot, masks, mask_words, vocabulary, stride,
     ADJUSTS: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr, BARS: tl.constexpr, MASK: tl.constexpr,
-    SLOTS: tl.constexpr, STOPS: tl.constexpr, BLOCK: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
+    WORDS: tl.constexpr, WORD_IDS: tl.constexpr, FEW: tl.constexpr, SLOTS: tl.constexpr, STOPS: tl.constexpr,
+    BLOCK: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     wait(EARLY)
@@ -104,6 +107,22 @@ def _adjust(
                 word = tl.load(masks + slot.to(tl.int64) * mask_words + ident // 32, mask=there, other=0)
                 value = tl.where(((word >> (ident % 32)) & 1) != 0, value, float("-inf"))
             tl.store(values + ident, value, mask=there)
+        if (asks & WORDS) != 0:
+            tl.debug_barrier()
+            start, many = tl.load(bias_start + row) + tl.load(bias_count + row), tl.load(word_count + row)
+            output = tl.load(prompt_length + row)
+            for first in range(0, many, FEW):
+                word = first + tl.arange(0, FEW)
+                fits = word < many
+                for j in tl.static_range(WORD_IDS - 1):
+                    place = stored - (WORD_IDS - 2) + j
+                    at = tl.maximum(place, 0)
+                    block = tl.load(block_table + row * table_width + at // SLOTS).to(tl.int64)
+                    token = tl.where(place >= output, tl.load(slot_token + block * SLOTS + at % SLOTS), -2)
+                    asked = tl.load(bias_ids + start + word * WORD_IDS + j, mask=word < many, other=-1)
+                    fits = fits & ((asked < 0) | (asked == token))
+                last = tl.load(bias_ids + start + word * WORD_IDS + WORD_IDS - 1, mask=word < many, other=0)
+                tl.store(values + last, tl.full((FEW,), float("-inf"), tl.float32), mask=fits)
 
 
 def adjust(
@@ -121,7 +140,8 @@ def adjust(
     of position [n]: tokens past it are none of theirs yet.
 
     logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the tokens up to it.
-    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's.
+    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's. Behind
+    its biases lie the ids of its bad words, BAD_WORD_IDS each, padded in front with -1.
     masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1: none.
     """
     (n, vocabulary), adjusted = logits.shape, scratch.adjusted
@@ -132,8 +152,10 @@ def adjust(
             logits, adjusted, adjusted.view(torch.int32), row_ids, position, rows.done, rows.wants,
             rows.prompt_length, rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,
             rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
-            rows.is_end, rows.stop_ids, rows.mask_slot, masks, masks.shape[1], vocabulary, logits.stride(0),
+            rows.is_end, rows.stop_ids, rows.word_count, rows.mask_slot, masks, masks.shape[1], vocabulary,
+            logits.stride(0),
             ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, MASK=WANTS_MASK,
+            WORDS=WANTS_WORDS, WORD_IDS=BAD_WORD_IDS, FEW=_FEW,
             SLOTS=BLOCK_SIZE, STOPS=rows.stop_ids.shape[1], BLOCK=_BLOCK, SOME=_SOME, EARLY=early, num_warps=_WARPS,
             launch_pdl=bool(early),
         )  # fmt: skip

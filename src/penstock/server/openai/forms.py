@@ -52,6 +52,7 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     max_tokens: Int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
     ignore_eos: bool | None = None
     seed: Int | None = None
     prompt_logprobs: Int | None = None

@@ -22,6 +22,7 @@ from penstock.server.openai.prompt_ids import (
     check_length,
     completion_prompts,
 )
+from penstock.text.bad_words import bad_word_ids
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
@@ -126,6 +127,7 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
             raise HttpError(message, param="n")
         prompts = await completion_prompts(form, tools)
     await _make_stops(given, tools)
+    await _check_words(given, tools)
     call = _call(form, given, prompts, tools.facts)
     call.only_prompt = only_prompt
     return call
@@ -210,6 +212,15 @@ async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:
     stops, skip = sampling.stop_strings, sampling.skip_special_tokens
     if not tokenizer.has_stops(stops, skip_special_tokens=skip):
         await tools.aside(lambda: tokenizer.stop_strings(stops, skip_special_tokens=skip).watch_bits())
+
+
+async def _check_words(sampling: SamplingParams, tools: PromptTools) -> None:
+    """Raises UsageError for bad words that cannot be told in tokens, before anything of the body goes to the engine."""
+    tokenizer, words = tools.tokenizer, sampling.bad_words
+    if words and tokenizer is None:
+        raise HttpError("bad_words need text, and this server has no tokenizer: leave them out", param="bad_words")
+    if words and tokenizer is not None:
+        await tools.aside(lambda: bad_word_ids(tokenizer, words))
 
 
 def _call(

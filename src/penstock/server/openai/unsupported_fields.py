@@ -19,7 +19,7 @@ _LEAVE = "not served: leave it out"
 _TEXT_ALONE = "only text is served"
 _IN_TEXT = "reasoning is not parsed apart; put it in content as the model's template wants it"
 _AS_SAMPLING = (
-    "use_beam_search", "early_stopping", "length_penalty", "bad_words",
+    "use_beam_search", "early_stopping", "length_penalty",
     "spaces_between_special_tokens", "thinking_token_budget",
 )  # fmt: skip
 

@@ -79,6 +79,11 @@ def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
         "min_tokens": _whole(0, longest - 1),
         "max_tokens": _whole(1),
         "stop": _one_or_more({**_TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}, maxItems=MAX_STOPS),
+        "bad_words": {
+            "type": "array",
+            "items": {**_TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
+            "maxItems": MAX_STOPS,
+        },
         "stop_token_ids": {"type": "array", "items": _whole(0, vocabulary - 1), "maxItems": MAX_STOP_TOKENS},
         "seed": _whole(-(2**63), MAX_SEED),
         "prompt_logprobs": _whole(0, MAX_LOGPROBS),

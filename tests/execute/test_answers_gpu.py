@@ -93,7 +93,7 @@ def test_the_same_however_steps_are_made_up(plain: dict[str, list[list[int]]], k
 def test_replays_are_the_launches(
     plain: dict[str, list[list[int]]], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchRunner, "capture", lambda runner: None)
+    monkeypatch.setattr(TorchRunner, "capture", lambda runner, agreed: None)
     prompts = [HEADER + prompt for prompt in PROMPTS[:64]]
     _same(_tokens(prompts, GREEDY if kind == "greedy" else SEEDED), plain[kind], f"{kind} without graphs")
 

@@ -99,7 +99,7 @@ $(VENV)/torch.stamp: $(VENV)/python.stamp
 
 $(VENV)/runtime.stamp: pyproject.toml $(VENV)/torch.stamp
 	@echo "setup: penstock and what it runs on"
-	@$(PIP) -e .
+	@$(PIP) -e ".[plot]"
 	@touch $@
 
 $(VENV)/development.stamp: $(VENV)/runtime.stamp

@@ -55,7 +55,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 
 # Imported inside functions: by who needs them, when they need them.
-LATE = frozenset({"ray", "modal"})
+LATE = frozenset({"ray", "modal", "matplotlib"})
 
 # Modules that nobody imports: each can run what a file says.
 BARRED_MODULES = frozenset({"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})

@@ -41,6 +41,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.packages_stay_in_their_places, "schedule/rows.py", "import torch", "no torch"),
     (laws.packages_stay_in_their_places, "text/chat.py", "def f():\n    from torch import nn", "no torch"),
     (laws.packages_stay_in_their_places, "kernels/reference/a.py", "import triton.language as tl", "kernels/triton/"),
+    (laws.packages_stay_in_their_places, "jobs/curve.py", "import matplotlib", "inside functions"),
     (laws.packages_stay_in_their_places, "deploy/on_ray.py", "import ray", "inside functions"),
     (laws.packages_stay_in_their_places, "request.py", "import msgspec", "stdlib and numpy"),
     (laws.packages_stay_in_their_places, "server/process/app.py", "import zmq", "engine/channel.py"),
@@ -87,7 +88,7 @@ WHOLE = {
     "server/openai/forms.py": "from penstock.engine.client import Client",
     "bench/run_load.py": "from penstock.almanac.record import Record\nfrom penstock.request import Request",
     "engine/channel.py": "import zmq",
-    "deploy/on_ray.py": "def f():\n    import ray",
+    "jobs/curve.py": "def f():\n    import matplotlib",
 }
 
 

@@ -98,6 +98,17 @@ def test_the_report_stands_alone(tmp_path: Path) -> None:
     assert "<svg" in page and 'class="curve"' in page and "prefers-color-scheme: dark" in page
     assert "&lt;b&gt;letters&lt;/b&gt; &amp; signs" in page and "<b>letters" not in page
     assert "Right samples" in page and "Wrong samples" in page
+    assert (tmp_path / "out" / "coverage.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_picture_alone_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("penstock.jobs.report.find_spec", lambda name: None)
+    run_monkeys(Config(), ask(tmp_path), opener(FakeLLM()))
+    assert 'coverage.png is left out: it needs pip install "penstock[plot]"' in capsys.readouterr().err
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"summary.json", "report.html"} <= written and "coverage.png" not in written
 
 
 def test_stopped_it_goes_on(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A batch whose disk fails, or whose process dies, at the k-th touch of the disk, for every k.
 
 A touch is an open, read, write, sync, cut, rename or new folder of a batch's input, contents and journals, or a call of
-the store. It is counted in a forked process (batch_sittings.sitting) by standing in the way of the calls themselves, of
+the store. It is counted in a forked process (batch_kills.sitting) by standing in the way of the calls themselves, of
 those that a fault makes sense at. Each is tried of a batch that begins, of one that a kill left half done, and of one
 that was cancelled.
-It knows how the batch's files reach the disk and come from it; what is checked of the result is batch_sittings'.
+It knows how the batch's files reach the disk and come from it; what is checked of the result is batch_kills'.
+
+`python tests/reliability/batch_faults.py [LINES]` prints one line of figures.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from batch_sittings import Report, make_batch, read_end, sitting
+from batch_kills import Report, make_batch, read_end, sitting
 
 from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.database import BatchDatabase
@@ -41,6 +46,7 @@ KINDS = {  # and the touches that it makes sense at
 }
 WHILE = 5  # touches that fail in a row
 PIECE = 1024  # bytes of the input that a read gives: faults come amid its lines, too
+_RATE = 1e6  # lines a second: all of a small batch in one group
 FAST = BatchJobLimits(first_pause=0.005, longest_pause=0.005, commit_seconds=0.02)
 _STORE = {
     **dict.fromkeys(("add_file", "add_batch", "move", "note", "finish"), "store"),
@@ -198,7 +204,7 @@ def _make_fresh(folder: Path, lines: int) -> str:
 def _make_half_done(folder: Path, lines: int) -> str:
     """Half of its rows are in the journals, and its server was killed."""
     batch_id = make_batch(folder / "state", lines)
-    status = sitting(folder / "state", batch_id, FAST, first=_die_half_way)
+    status = sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST, first=_die_half_way)
     assert os.WIFSIGNALED(status), "it was not killed"
     for name in ("output.jsonl", "errors.jsonl"):
         assert (folder / "state" / "batches" / batch_id / name).stat().st_size, f"nothing of {name} was journaled"
@@ -228,15 +234,23 @@ def _try(source: Path, batch_id: str, folder: Path, lines: int, kind: str, at: i
     # A folder that fails while it is opened refuses the start, in one line; a kill may come there too.
     moment = "first" if kind.startswith("kill") else "once_open"
     hook: Any = {moment: lambda: stand_in_the_way(touches)}
-    status = sitting(folder / "state", batch_id, FAST, **hook)
+    status = sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST, **hook)
     touched = int.from_bytes(os.pread(count, 8, 0), "little")
     os.close(count)
     killed = os.WIFSIGNALED(status)
     assert killed == (kind.startswith("kill") and touched >= at) and (killed or status == 0), f"{kind} {at}: {status}"
     if killed:
-        assert sitting(folder / "state", batch_id, FAST) == 0
+        assert sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST) == 0
     report = Report(lines=lines)
     read_end(folder / "state", batch_id, report, cancelled=source.name == _make_cancelled.__name__)
     for name in ("lost", "doubled", "torn"):
         setattr(total, name, getattr(total, name) + getattr(report, name))
     return touched >= at
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        began = time.monotonic()
+        made = try_all(Path(place), int(sys.argv[1]) if len(sys.argv) > 1 else 30)
+        print(made.line() + f"; {time.monotonic() - began:.0f} s")
+        sys.exit(bool(made.faults()))

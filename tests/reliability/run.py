@@ -12,7 +12,6 @@ came out and what is wrong with it. Parts that are pytest files count what passe
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import re
@@ -30,14 +29,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import batch_faults
+import batch_kills
 import cut_streams
 import deaths
 import flood
+import fuzz_schema
 import large_batch
+import slow_readers
 import soak
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
+SCHEMA_EXAMPLES = 40  # random cases for each operation
 DRAWN = 3.0  # times as many inputs as `make test` draws
 BEGIN, END = "<!-- made by make reliability: from here", "<!-- to here -->"
 Outcome = tuple[str, list[str]]  # what came out, what is wrong with it
@@ -155,6 +158,10 @@ PARTS = (
         "load held", "overload", "ten times what it can do, 2 minutes",
         part(lambda folder, size: flood.overload(folder, 120 * size)),
     ),
+    Part(
+        "load held", "slow readers", "200 that hardly read beside 50 that do",
+        part(lambda folder, size: slow_readers.run(folder, tokens=max(100, int(400 * size)))),
+    ),
     Part("load held", "cross-talk", "500 in parallel, with aborts and preemption", cross_talk),
     Part(
         "load held", "large batch", "50,000 lines, 200 MB, ten of them bad; memory grows by 64 MB at most",
@@ -194,6 +201,10 @@ PARTS = (
         tests("server/process/test_failed_requests.py"), timeless=True,
     ),
     Part(
+        "faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines, good and bad",
+        part(lambda folder, size: batch_kills.kill_and_resume(folder, kills=int(200 * size), lines=int(5_000 * size))),
+    ),
+    Part(
         "faults survived", "disk fails",
         "kills and faults at each open, read, write, sync, ... of a batch: good, bad, nameless, cancelled lines",
         part(lambda folder, size: batch_faults.try_all(folder, 30, every=1 if size == 1.0 else 10)),
@@ -212,8 +223,12 @@ PARTS = (
         timeless=True,
     ),
     Part(
-        "bad inputs tried", "drawn", "bodies, uploads, lines, a model's files, messages; all that tests draw",
+        "bad inputs tried", "drawn", "bodies, uploads, batches, lines, a model's files, messages; all that tests draw",
         drawn(*that_draw()), timeless=True,
+    ),
+    Part(
+        "bad inputs tried", "schema", "schemathesis: data that fits and that doesn't, every operation",
+        part(lambda folder, size: fuzz_schema.run(folder, max(2, int(SCHEMA_EXAMPLES * size)))), timeless=True,
     ),
     Part(
         "bad inputs tried", "real clients", "openai (files and batches too), lm_eval against transformers, curl",
@@ -234,8 +249,9 @@ def main() -> int:
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would tests
     chosen = [part for part in PARTS if not asked.only or any(word in part.name for word in asked.only)]
-    if importlib.util.find_spec("lm_eval") is None and any(part.name == "real clients" for part in chosen):
-        parser.error("lm_eval must be there: pip install -e '.[reliability]'")
+    missing = fuzz_schema.missing()
+    if missing and any(part.name in ("schema", "real clients") for part in chosen):
+        parser.error(f"{' and '.join(missing)} must be there: pip install -e '.[reliability]'")
     began = time.monotonic()
     made = _tried(chosen, 0.05 if asked.quick else 1.0)
     if not (asked.no_page or asked.quick):

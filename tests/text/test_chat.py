@@ -131,6 +131,21 @@ def test_a_templates_words_of_a_message_are_no_rule(template: str, says: str, ki
     assert caught.value.rule == f"the model's chat template refuses these messages ({kind})"
 
 
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("a\n{% for", "at line 2"),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+        ("{% break %}", "outside loop"),
+        ("{{ " + "9" * 5000 + " }}", "digits"),
+        ("{{ 1 | no_such_filter }}", "no_such_filter"),
+    ],
+)
+def test_what_compiles_badly_is_no_valid_template(template: str, says: str) -> None:
+    with pytest.raises(TokenizerError, match="not valid Jinja.*" + says):
+        render(by(template), USER)
+
+
 @pytest.mark.parametrize("template", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ open('x') }}"])
 def test_what_reaches_beyond_the_messages_is_refused(template: str) -> None:
     with pytest.raises(UsageError):

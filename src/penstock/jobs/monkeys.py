@@ -131,7 +131,7 @@ def _make_folder(out: Path) -> bool:
         raise JournalError(
             f"--out {out} cannot be made ({(error.strerror or '').lower()}): name another folder"
         ) from error
-    for name in ("samples.jsonl", "summary.json", "report.html"):
+    for name in ("samples.jsonl", "summary.json", "report.html", "coverage.png"):
         check_writable(out / name)
     return made
 

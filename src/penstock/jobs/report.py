@@ -1,15 +1,17 @@
-"""What a sampling job leaves behind: the table on the terminal, summary.json and report.html, one file with everything
-in it. It knows the summary and the rows of samples.jsonl, no engine.
+"""What a sampling job leaves behind: the table on the terminal, summary.json, report.html (one file with everything in
+it) and coverage.png. It knows the summary and the rows of samples.jsonl, no engine.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.jobs.curve import interval, svg
+from penstock.jobs.curve import interval, png, svg
 from penstock.jobs.outputs import write_whole
 from penstock.status_line import duration
 
@@ -58,9 +60,15 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def write_reports(out: Path, summary: Summary, rows: Rows) -> None:
-    """Writes the files, each whole or not at all. Raises JournalError or CapacityError as the journal does."""
+    """Writes the files, each whole or not at all; without matplotlib no picture, and a line that says so.
+
+    Raises JournalError or CapacityError as the journal does."""
     write_whole(out / "summary.json", (json.dumps(summary, ensure_ascii=False, indent=2) + "\n").encode())
     write_whole(out / "report.html", render(summary, rows()).encode())
+    if find_spec("matplotlib") is None:
+        print('penstock: coverage.png is left out: it needs pip install "penstock[plot]"', file=sys.stderr)
+        return
+    write_whole(out / "coverage.png", png(summary["coverage"], title(summary)))
 
 
 def title(summary: Summary) -> str:

@@ -140,6 +140,83 @@ def test_an_upload_is_whole_or_leaves_nothing(
     assert all(server.openai.files.content(file_id).content == UPLOADED for file_id in kept)
 
 
+def test_what_cannot_be_taken_away_goes_at_the_next_start(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(path: Path, missing_ok: bool = False) -> None:
+        if path.exists() and path.parent.name == "files":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with batching(tokenizer, tmp_path / "state") as server:
+        deleted, kept = server.upload(b"deleted"), server.upload(b"kept")
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "unlink", fails)
+            assert server.openai.files.delete(deleted).deleted
+            assert post(server, purpose="fine-tune").status_code == 400, "its own answer, not the disk's"
+        assert server.http.get(f"/v1/files/{deleted}").status_code == 404
+    left = [name for name in on_disk(tmp_path) if name != kept]
+    assert len(left) == 2 and f"{deleted}.part" in left
+    said = capfd.readouterr().err
+    assert all(f"penstock: {name} stays in the state folder until the next start" in said for name in left), said
+    with batching(tokenizer, tmp_path / "state") as server:
+        assert on_disk(tmp_path) == [kept] and server.openai.files.content(kept).content == b"kept"
+
+
+class Broken(io.FileIO):
+    """A file of whose bytes the disk gives some."""
+
+    good = 0
+    cut = False  # there is no more, instead of an error
+
+    def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
+        if self.tell() >= self.good:
+            if self.cut:
+                return 0
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().readinto(memoryview(buffer)[: self.good])
+
+
+def _opens(monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]) -> None:
+    def open_file(path: Path, mode: str, *rest: Any, **named: Any) -> Any:
+        return opened(path) if mode == "rb" else open(path, mode, *rest, **named)
+
+    monkeypatch.setattr(file_store, "open", open_file, raising=False)
+
+
+def _fails(path: Path) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+
+@pytest.mark.parametrize("opened", [_fails, lambda path: io.BufferedReader(Broken(path))])
+def test_content_that_cannot_be_opened_or_read(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]
+) -> None:
+    file_id = server.upload(CONTENT)
+    with monkeypatch.context() as broken:
+        _opens(broken, opened)
+        assert is_the_disks(server.http.get(f"/v1/files/{file_id}/content"), tmp_path)
+    assert server.openai.files.content(file_id).content == CONTENT
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_content_that_breaks_off_is_known_by_its_length(
+    server: Batching,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    cut: bool,
+) -> None:
+    """What fails, or is cut, while it is on its way."""
+    file_id = server.upload(CONTENT)
+    monkeypatch.setattr(Broken, "good", 1 << 20)
+    monkeypatch.setattr(Broken, "cut", cut)
+    _opens(monkeypatch, lambda path: io.BufferedReader(Broken(path)))
+    with pytest.raises(httpx.RemoteProtocolError):
+        server.http.get(f"/v1/files/{file_id}/content")
+    assert "penstock: a file's content broke off on its way to a client" in capfd.readouterr().err
+    assert server.http.get("/v1/files").status_code == 200
+
+
 def test_a_database_that_fails_is_said_so(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file_id = server.upload(jsonl([line("a")]))
     batch_id = server.submit(jsonl([line("a")]))

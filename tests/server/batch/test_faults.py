@@ -1,5 +1,5 @@
 """Batches that are killed and starved of disk: every line, good or bad, comes out once, whole. `make reliability` does
-more: a kill and a fault at each touch of the disk."""
+more: a kill and a fault at each touch of the disk, 200 kills."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 from batch_faults import try_all
+from batch_kills import kill_and_resume
 
 pytestmark = pytest.mark.torch
+
+
+def test_killed_at_random_points_every_line_comes_out_once(tmp_path: Path) -> None:
+    report = kill_and_resume(tmp_path, kills=6, lines=600, seed=3, longest=0.4)
+    assert report.statuses["in_progress"] >= 3, report.statuses
+    assert report.faults() == [], "and what is on the disk is not computed again"
+    assert report.twice <= 6 * 64 * 2, "what was in flight, and no more"
 
 
 def test_a_fault_at_a_touch_of_the_disk_costs_nothing(tmp_path: Path) -> None:

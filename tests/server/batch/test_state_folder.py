@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from batch_fake import Batching, batching, jsonl, line
 
+from penstock.server.batch import batch_job
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.state_folder import StateFolder
 from penstock.text.tokenizer import Tokenizer
@@ -201,3 +202,34 @@ def test_a_batch_whose_input_changed_meanwhile_fails_by_name(
         check_failed(server, batch_id, done=None)
         assert not server.engine.submitted
     assert f"penstock: {batch_id} cannot go on: of its input, this file is damaged" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_lines_that_go_while_a_batch_runs_are_missed(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    """The input is read again for what a cancel left, and after lines that the engine died with."""
+    plain, paths = batch_job.check_content, []
+
+    def check(path: Path, *rest: object) -> None:
+        plain(path, *rest)  # type: ignore[arg-type]
+        paths.append(path)
+        if len(paths) == 2 and not cancelled:
+            cut_at_a_line(path)
+
+    monkeypatch.setattr(batch_job, "check_content", check)
+    with batching(tokenizer, tmp_path / "state") as server:
+        server.engine.step_seconds = 0.05 if cancelled else 0.0
+        batch_id = server.submit(jsonl(LINES))
+        if cancelled:
+            while server.openai.batches.retrieve(batch_id).request_counts.completed < 5:
+                pass
+            cut_at_a_line(paths[0])
+            server.openai.batches.cancel(batch_id)
+        batch = server.until_over(batch_id)
+        assert (batch.status, batch.errors.data[0].code) == ("failed", "file_damaged")
+        assert f"(397 of its {len(LINES)} lines were found)" in batch.errors.data[0].message
+        rows = [*server.rows(batch.output_file_id), *server.rows(batch.error_file_id)]
+        assert sorted(int(row["custom_id"]) for row in rows) == list(range(397))
+        counts = batch.request_counts
+        assert (counts.total, counts.completed + counts.failed) == (len(LINES), 397)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import struct
 import time
@@ -14,7 +15,7 @@ from bare_http import COMPLETIONS, connect, exchange, read_all, read_one, reques
 from server_fake import Running, running_server
 
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.process.http_protocol import SPARE
+from penstock.server.process.http_protocol import SPARE, most_connections
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -67,6 +68,41 @@ def test_pipelined_requests_and_large_ones_one_behind_the_other(server: Running)
             (GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n") * 5 + request({"prompt": "x", "max_tokens": 1}) + last
         )
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 7
+
+
+def begin_stream(server: Running, connection: socket.socket) -> bytes:
+    """Sends a request whose stream is held after its first bytes, which are returned."""
+    server.engine.step_seconds = 1000
+    connection.sendall(request({"prompt": "x", "max_tokens": 50, "stream": True}))
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += connection.recv(65_536)
+    assert head.startswith(b"HTTP/1.1 200 ")
+    return head
+
+
+@pytest.fixture
+def held(server: Running) -> Iterator[Running]:
+    before = len(server.engine.submitted)
+    yield server
+    server.engine.step_seconds = 0
+    server.wait_for(lambda: not server.engine.open)
+    assert len(server.engine.submitted) == before + 1 and server.engine.submitted[-1].cancelled
+
+
+def test_garbage_behind_a_request_that_waits_is_no_part_of_a_stream(held: Running) -> None:
+    with connect(held.url) as connection:
+        begin_stream(held, connection)
+        connection.sendall(GET + b"\r\n" + b"\x00garbage\r\n\r\n")
+        assert b"HTTP/1.1" not in read_all(connection)
+
+
+def test_many_heads_that_ask_for_another_protocol(server: Running) -> None:
+    """One behind the other, in one read: no depth of calls comes of it."""
+    asks = GET + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    with connect(server.url) as connection:
+        connection.sendall(asks * 20 + GET + b"connection: close\r\n\r\n")
+        assert read_all(connection).count(b"HTTP/1.1 200 ") == 21
 
 
 CHUNKED = request(b"", "transfer-encoding: chunked")
@@ -171,6 +207,14 @@ def ended(connection: socket.socket) -> bool:
         return read_all(connection) == b""
     except ConnectionResetError:
         return True
+
+
+def test_where_files_are_served_each_connection_may_hold_two_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    for files in (False, True):
+        most = most_connections(HttpLimits(), files=files)
+        assert most > 300 and (1 + files) * most + SPARE <= 1024 - 256
 
 
 def test_a_crowd(tokenizer: Tokenizer) -> None:

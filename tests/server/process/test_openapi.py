@@ -1,13 +1,15 @@
-"""/openapi.json tells the truth: every operation, every status, methods and keys."""
+"""/openapi.json tells the truth: every operation, every status, methods and keys; and schemathesis finds nothing."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fuzz_schema
 import httpx
 import pytest
 from bad_input_corpus import CORPUS
@@ -92,3 +94,12 @@ def test_each_status_of_the_corpus_is_documented(document: Json) -> None:
                 seen += 1
                 assert str(case.status) in told[name]["responses"], (case.name, case.status, name)
     assert seen > 300
+
+
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    """A small part of what `make reliability` tries."""
+    if importlib.util.find_spec("schemathesis") is None:
+        pytest.skip("schemathesis is not installed: make reliability brings it")
+    tried = fuzz_schema.run(tmp_path, 2, phases="coverage,fuzzing")
+    assert tried.faults() == [], tried.said
+    assert tried.cases > 500 and tried.operations == len(OPERATIONS)

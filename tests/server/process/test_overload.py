@@ -1,4 +1,5 @@
-"""More than the queue holds, and a soak, on a whole service: small forms of `make reliability`."""
+"""More than the queue holds, readers that don't read, and a soak, on a whole service: small forms of `make
+reliability`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import flood
 import pytest
+import slow_readers
 import soak
 from batch_client import Asked
 
@@ -17,6 +19,12 @@ def test_a_burst_against_a_held_engine(tmp_path: Path) -> None:
     assert made.faults({200: 120, 429: 480}) == []
 
 
+def test_slow_readers_keep_nobody_waiting_and_nothing_behind(tmp_path: Path) -> None:
+    made = slow_readers.run(tmp_path, slow=60, normal=10, tokens=60)
+    assert made.events == 10 * 59  # every token of the normal ones came
+    assert made.faults(most=5.0) == []  # its time is the reliability run's to judge; here nothing may stand still
+
+
 def test_a_soak_has_batches_in_it(tmp_path: Path) -> None:
     """Beside clients that leave nothing while their wave lasts; its memory is a long run's to judge."""
     load = soak.Load(clients=8, wave=2.0, rest=1.0, batch=Asked(lines=40, bad=10, ids=20, tokens=8))
@@ -26,6 +34,7 @@ def test_a_soak_has_batches_in_it(tmp_path: Path) -> None:
 
 
 def test_what_the_runs_call_a_fault() -> None:
+    assert len(slow_readers.Beside(alone=0.02, beside=0.03, grown=300 << 20).faults()) == 3
     bad = flood.Flood({0: 1, 200: 5}, wrong=1, no_retry_after=1, grown=300 << 20, at_rest=False)
     assert len(bad.faults()) == 5 and len(bad.faults({200: 6})) == 5
     rising = [(36.0 * at, float(at)) for at in range(100)]  # a megabyte every 36 s

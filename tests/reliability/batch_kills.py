@@ -1,7 +1,8 @@
-"""A server's life with a batch in a process of its own, which may be killed, and what came of its lines, good and bad.
+"""kill -9 at random points of a batch, resumed each time: what came of its lines, good and bad.
 
-Each sitting is forked with all modules loaded and runs the real manager, state folder and journals over an engine that
-computes nothing. It knows the server's batch files; no HTTP.
+Each sitting is a process of its own that is forked with all modules loaded, runs the real manager, state folder and
+journals over an engine that computes nothing, and is killed at a moment that nobody chose. It knows the server's batch
+files; no HTTP. `python tests/reliability/batch_kills.py [KILLS] [LINES]` prints one line of figures.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
+import signal
+import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +39,7 @@ ROWS = 64  # of the engine
 KINDS = {7: "long", 9: "bad", 11: "torn", 13: "again"}
 DONE = range(1, 5)  # lines of a cancelled batch that were done before
 VOCABULARY, CONTEXT = 60_000, 40
+LAST = 0.0  # seconds: a sitting that is not killed
 
 
 def kind(number: int) -> str:
@@ -51,11 +57,12 @@ class _Stream:
     prompt_logprobs = None
     begun = None
 
-    def __init__(self, prompt: list[int], sampling: SamplingParams) -> None:
-        self._prompt, self._sampling = prompt, sampling
+    def __init__(self, prompt: list[int], sampling: SamplingParams, due: float) -> None:
+        self.asked = self  # what is known of its request
+        self._prompt, self._sampling, self._due = prompt, sampling, due
 
     async def __aiter__(self) -> Any:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self._due - time.monotonic())
         text = text_of(self._prompt[0])
         yield [Delta(0, index, text, [1, 2], "length") for index in range(self._sampling.n)]
 
@@ -64,16 +71,21 @@ class _Stream:
 
 
 class _Engine:
-    """AsyncClient's interface."""
+    """AsyncClient's interface, `rate` lines a second. What is submitted is written down at once: it outlives a kill."""
 
     tokenizer = None
     alive = True
-    facts = SimpleNamespace(
-        max_model_len=CONTEXT, max_num_seqs=ROWS, vocab_size=VOCABULARY, eos_token_ids=(), sampling_defaults={}
-    )
+
+    def __init__(self, log: int, rate: float) -> None:
+        self._log, self._period, self._due = log, 1 / rate, 0.0
+        self.facts = SimpleNamespace(
+            max_model_len=CONTEXT, max_num_seqs=ROWS, vocab_size=VOCABULARY, eos_token_ids=(), sampling_defaults={}
+        )
 
     def submit(self, prompt: list[int], sampling: SamplingParams, **_: Any) -> _Stream:
-        return _Stream(prompt, sampling)
+        os.write(self._log, b"%d\n" % prompt[0])
+        self._due = max(self._due, time.monotonic()) + self._period
+        return _Stream(prompt, sampling, self._due)
 
     def stats(self) -> dict[str, float]:
         return {}
@@ -117,12 +129,14 @@ def _line(number: int) -> bytes:
     return json.dumps({"custom_id": name, "method": "POST", "url": COMPLETIONS, "body": body}).encode()
 
 
-async def _sit(folder: Path, batch_id: str, once_open: Callable[[], None], limits: BatchJobLimits) -> None:
+async def _sit(
+    folder: Path, batch_id: str, log: int, rate: float, once_open: Callable[[], None], limits: BatchJobLimits | None
+) -> None:
     """A server's life without HTTP: goes on with what is there until the batch is over."""
     with opened(folder) as state:
         assert state is not None
         once_open()
-        client: Any = _Engine()
+        client: Any = _Engine(log, rate)
         service = AppState(client=client, model="fake", metrics=Metrics(client, "fake"))
         manager = BatchManager(service, state, limits)
         await manager.go_on()
@@ -138,23 +152,30 @@ def _nothing() -> None:
 def sitting(
     folder: Path,
     batch_id: str,
-    limits: BatchJobLimits,
+    log: Path,
+    rate: float,
+    seconds: float = LAST,
     first: Callable[[], None] = _nothing,
     once_open: Callable[[], None] = _nothing,
+    limits: BatchJobLimits | None = None,
 ) -> int:
-    """One process; `first` and `once_open` are called in it, before and after it opens the state folder. Gives what
-    waitpid says of it."""
+    """One process, killed after so many seconds; LAST: it ends by itself. `first` and `once_open` are called in it,
+    before and after it opens the state folder. Gives what waitpid says of it."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
+            handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             first()
-            asyncio.run(_sit(folder, batch_id, once_open, limits))
+            asyncio.run(_sit(folder, batch_id, handle, rate, once_open, limits))
             code = 0
         except BaseException:  # noqa: BLE001 - the process ends here, whatever it is
             traceback.print_exc()
         finally:
             os._exit(code)
+    if seconds != LAST:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]
 
 
@@ -162,14 +183,66 @@ def sitting(
 class Report:
     """What came of it."""
 
+    kills: int = 0
     lines: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)  # that a kill found the batch in
+    twice: int = 0  # lines that were computed more than once
+    again: int = 0  # of them, those that were on the disk already: none may be
     lost: int = 0
     doubled: int = 0
     torn: int = 0
 
+    def line(self) -> str:
+        states = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))
+        return (
+            f"batch of {self.lines} lines, kill -9 {self.kills} times ({states}): {self.lost} lost, {self.doubled} "
+            f"doubled, {self.torn} torn, {self.again} run again though on the disk; {self.twice} computed twice"
+        )
+
     def faults(self) -> list[str]:
-        counts = {"lost": self.lost, "doubled": self.doubled, "torn": self.torn}
+        counts = {"lost": self.lost, "doubled": self.doubled, "torn": self.torn, "run again": self.again}
         return [f"{count} {what}" for what, count in counts.items() if count]
+
+
+def kill_and_resume(folder: Path, *, kills: int, lines: int, seed: int = 0, longest: float = 0.5) -> Report:
+    """Kills a batch again and again, then lets it end, and reads what it left."""
+    draw, log = random.Random(seed), folder / "submitted"
+    rate = 2.4 * lines / (kills * longest)  # so that it comes to its end at about the last kill
+    batch_id = make_batch(folder / "state", lines)
+    report = Report(lines=lines)
+    log.touch()
+    done: set[int] = set()
+    for _ in range(kills):
+        before = len(log.read_bytes().split())
+        sitting(folder / "state", batch_id, log, rate, draw.uniform(0.005, longest))
+        report.kills += 1
+        report.again += sum(int(one) in done for one in log.read_bytes().split()[before:])
+        done = _on_disk(folder / "state", batch_id, report)
+    before = len(log.read_bytes().split())
+    assert sitting(folder / "state", batch_id, log, 1e6) == 0, "the last sitting did not end by itself"
+    ran = [int(one) for one in log.read_bytes().split()]
+    report.again += sum(one in done for one in ran[before:])
+    report.twice = len(ran) - len(set(ran))
+    read_end(folder / "state", batch_id, report)
+    return report
+
+
+def _on_disk(folder: Path, batch_id: str, report: Report) -> set[int]:
+    """Lines whose rows a kill left whole: what their journals vouch for."""
+    with opened(folder) as state:
+        assert state is not None
+        row = state.database.batch(batch_id)
+        assert row is not None
+        report.statuses[row.status] += 1
+        if row.over:
+            return set(range(report.lines))
+    found = set()
+    for name in ("output.jsonl", "errors.jsonl"):
+        journal = folder / "batches" / batch_id / f"{name}.journal"
+        for line in journal.read_bytes().split(b"\n")[1:-1] if journal.exists() else ():
+            if b'"row ' in line:
+                found.add(int(line.rsplit(b"row ", 1)[1].rstrip(b'"')))
+    return found
 
 
 def read_end(folder: Path, batch_id: str, report: Report, cancelled: bool = False) -> None:
@@ -224,3 +297,12 @@ def _is_due(row: dict[str, Any], number: int, good: bool, cancelled: bool) -> bo
     return (
         response is None and row["error"]["code"] == code and (row["custom_id"] is None) == (what in ("torn", "again"))
     )
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        asked = [int(word) for word in sys.argv[1:]] + [200, 5000][len(sys.argv) - 1 :]
+        began = time.monotonic()
+        result = kill_and_resume(Path(place), kills=asked[0], lines=asked[1])
+        print(result.line() + f"; {time.monotonic() - began:.0f} s")
+        sys.exit(bool(result.faults()))

@@ -168,8 +168,8 @@ def test_refusals_reach_the_one_who_asked(client: AsyncClient, loop: asyncio.Run
             await whole(stream)
         scored = client.submit([5, 6, 7], SamplingParams(prompt_logprobs=1, max_tokens=1), stream=False)
         await whole(scored)
-        assert scored.prompt_logprobs is not None
-        assert [None if p is None else next(iter(p)) for p in scored.prompt_logprobs] == [None, 6, 7]
+        assert scored.asked.prompt_logprobs is not None
+        assert [None if p is None else next(iter(p)) for p in scored.asked.prompt_logprobs] == [None, 6, 7]
 
     guarded(loop, ask())  # the last with this client: `until_at_rest` counts requests, and no refused one is a request
     assert not client._client.asked and not client._streams

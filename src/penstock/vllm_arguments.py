@@ -109,7 +109,7 @@ ENGINE: dict[str, Argument] = {
         "ray_workers_use_nsight", (False,), _ONE_GPU),
     **named("numa_bind", (False,), "start it under numactl"),
     **named("numa_bind_nodes numa_bind_cpus", (), "start it under numactl"),
-    **named("enable_return_routed_experts", (False,), "no model that is served has experts: leave it out"),
+    **named("enable_return_routed_experts", (False,), "the router's choices are not given back: leave it out"),
     # what the model is
     **named("trust_remote_code", (False,), "no code of a model ever runs here", told=True),
     **named("code_revision", str, "no code of a model ever runs here"),

@@ -77,7 +77,8 @@ class DeviceStep:
         self.columns = StepTensors.of(self.sizes.tokens(capacity + max_tokens), device)
         self.draw = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity, mask_slots)
         width = rows.block_table.shape[1]
-        self.group_blocks = torch.zeros(most_groups, width, dtype=torch.int32, device=device)
+        # For graphs, one address; in plain torch a step's lie where they were staged.
+        self.group_blocks = torch.zeros(most_groups if ops.compiled else 0, width, dtype=torch.int32, device=device)
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
         # Where graphs of one row and a chunk find the chunk: as packing.pack_chunks gives it, at one address.

@@ -114,6 +114,6 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp
 	@touch $@
 
 $(VENV)/reliability.stamp: $(VENV)/development.stamp
-	@echo "setup: lm_eval, which is tried on a server"
+	@echo "setup: lm_eval and schemathesis, which are tried on a server"
 	@$(PIP) -e ".[reliability]"
 	@touch $@

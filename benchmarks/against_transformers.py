@@ -36,8 +36,7 @@ import torch
 
 from penstock import LLM, SamplingParams
 from penstock.demo import model_folder, problems_file, shots_file
-from penstock.jobs.problems import load_problems
-from penstock.jobs.prompts import draw_shots, make_prompt
+from penstock.jobs.problems import draw_shots, load_problems, make_prompt
 
 TEMPERATURE = 0.6
 NEW_TOKENS = 64

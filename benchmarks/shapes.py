@@ -40,8 +40,7 @@ from penstock.demo import problems_file, shots_file
 from penstock.engine.roofline import limit_seconds
 from penstock.errors import PenstockError
 from penstock.execute.open_runner import find_device, find_dtype
-from penstock.jobs.problems import load_problems
-from penstock.jobs.prompts import draw_shots, make_prompt
+from penstock.jobs.problems import draw_shots, load_problems, make_prompt
 from penstock.llm import LLM, Prompt
 
 SEED, SHOTS = 42, 4

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import disk as disk_room
 from penstock import journal as journal_room
-from penstock.disk import why_not_written
+from penstock.disk import check_writable, why_not_written, write_whole
 from penstock.errors import CapacityError, JournalError
-from penstock.jobs import outputs as outputs_room
-from penstock.jobs.outputs import check_writable, write_whole
 from penstock.journal import COMMIT_SECONDS, Journal, KeySet
 
 RUN = {"model": "demo", "seed": 1}
@@ -226,7 +225,7 @@ def test_what_came_in_the_place_of_a_run_s_files_is_not_taken_away(tmp_path: Pat
 def test_a_whole_file_s_name_is_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[Path, bytes]] = []
     path = tmp_path / "a.json"
-    monkeypatch.setattr(outputs_room, "sync_folder", lambda folder: synced.append((folder, path.read_bytes())))
+    monkeypatch.setattr(disk_room, "sync_folder", lambda folder: synced.append((folder, path.read_bytes())))
     write_whole(path, b"1")
     assert synced == [(tmp_path, b"1")]
 

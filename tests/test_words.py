@@ -52,7 +52,7 @@ def test_sampling_params_of_a_wrong_type(fields: dict[str, Any], says: str) -> N
         ({"top_p": -918273.0}, "top_p must be above 0.0 and at most 1.0"),
         ({"logit_bias": {-918273: 1.0}}, "logit_bias names a token below 0: ids are 0 and up"),
         ({"logit_bias": {918273: 101.0}}, "logit_bias must be between -100.0 and 100.0"),
-        ({"stop": 918273}, "stop must be a list"),
+        ({"stop": 918273}, "stop must be a list of strings"),
         ({"stop_token_ids": [-918273]}, "stop_token_ids must be between 0 and 2147483647"),
         ({"ignore_eos": 918273}, "ignore_eos must be true or false"),
     ],

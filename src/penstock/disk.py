@@ -1,14 +1,18 @@
-"""A disk as whoever writes a file meets it: what stands at a name, its folder's sync, and why a write failed.
+"""A disk as whoever writes a file meets it: what stands at a name, a file written whole, and why a write failed.
 
-It knows no file's content, and nobody who writes.
+No device and no pipe is written, replaced or taken away. It knows no file's content, and nobody who writes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from penstock.errors import CapacityError, JournalError, PenstockError
 
@@ -27,6 +31,38 @@ def file_at(path: Path) -> os.stat_result | None:
     if not stat.S_ISREG(there.st_mode):
         raise JournalError(f"{path} is a device, a pipe or a socket: name a file")
     return there
+
+
+def check_writable(path: Path) -> None:
+    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves nothing behind."""
+    folder = path.parent
+    there = file_at(path)
+    if not folder.is_dir():
+        raise JournalError(f"{folder} is no folder: make it first, or name another output")
+    if not (os.access(folder if there is None else path, os.W_OK) and os.access(folder, os.W_OK)):
+        raise JournalError(f"{path} cannot be written: name an output in a folder of yours")
+
+
+def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Writes a file whole or not at all: beside it first, under a name that is nobody else's, then moved over it.
+
+    A link is written through, as a shell's > does. content: or what writes it into a file that it is given. Errors as
+    Journal's."""
+    there = Path(os.path.realpath(path))
+    draft = there.with_name(f"{there.name}.{secrets.token_hex(4)}.part")
+    try:
+        with draft.open("xb") as file:
+            content(file) if callable(content) else file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(there)
+        sync_folder(there.parent)
+    except OSError as error:
+        raise why_not_written(error, path) from error
+    finally:
+        # What failed before may fail this too (a name too long, a disk that only reads): that first error is told.
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,17 +1,6 @@
-"""The error tree: every fault that a user can cause or must be told of.
+"""The error tree: every fault that a user can cause or must be told of, each one clear line with the way out.
 
-    PenstockError                    one clear line with the way out; the command line prints it, exits with `exit_code`
-    ├── UsageError                   what was asked cannot be (also a ValueError); over HTTP a 400 that names `param`
-    │   └── ContextLengthError       a prompt that doesn't fit the model's context; ends that prompt alone
-    ├── CheckpointError              a folder, config, shard or name that is missing, cut short or not understood
-    │   └── TokenizerError           a tokenizer that is missing or disagrees with the model's vocabulary
-    ├── CapacityError                this machine has no room: memory, disk, a port in use
-    ├── JournalError                 a journal or an output that cannot be written, or belongs to another run
-    ├── RecordError                  a record, or raw data of a run, that is malformed, impossible or contradicts itself
-    ├── FaultError                   a fault of ours that ended one request alone; the log says how
-    └── EngineError                  the engine died or was closed; says what it said last
-
-It knows no room: stdlib only. A message is one line; nobody has to read a traceback to know what to do next.
+It knows no room: stdlib only. Nobody has to read a traceback to know what to do next.
 """
 
 from __future__ import annotations

@@ -26,6 +26,17 @@ MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
 MAX_SAMPLES = 65_536
 MAX_SEED = 2**63 - 1
 MAX_SALT = 2**62 - 1
+_WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams: the lowest and the highest
+    "n": (1, MAX_SAMPLES),
+    "min_tokens": (0, None),
+    "max_tokens": (1, None),
+    "top_k": (-1, None),
+    "seed": (-(2**63), MAX_SEED),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
+_SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 _LARGEST = sys.float_info.max  # compared with, and never converted to: a whole number may be larger than any float
 
 
@@ -76,85 +87,50 @@ class SamplingParams:
             self.stop = [self.stop]
         self.logit_bias = _bias(self.logit_bias) if self.logit_bias else None
         self.bad_words = self.bad_words or None
-        self._check_counts()
-        self._check_numbers()
-        self._check_stops()
-        self._check_allowed()
-        self._check_words()
-        self._check_switches()
+        for name, bounds in _WHOLE.items():
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                _whole(name, getattr(self, name), *bounds)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise UsageError(
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}): lower min_tokens",
+                param="min_tokens",
+                rule="min_tokens is above max_tokens: lower min_tokens",
+            )
+        for name in RANGES:
+            if name != "logit_bias":
+                _real(name, getattr(self, name))
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(name, "true or false", getattr(self, name))
+        self._check_lists()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop or ())
 
-    def _check_counts(self) -> None:
-        _whole("n", self.n, 1, MAX_SAMPLES)
-        _whole("min_tokens", self.min_tokens, 0, None)
-        if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, None)
-            if self.min_tokens > self.max_tokens:
-                raise UsageError(
-                    f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}): lower min_tokens",
-                    param="min_tokens",
-                    rule="min_tokens is above max_tokens: lower min_tokens",
-                )
-        if self.seed is not None:
-            _whole("seed", self.seed, -(2**63), MAX_SEED)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
-        _whole("top_k", self.top_k, -1, None)
-
-    def _check_numbers(self) -> None:
-        _real("temperature", self.temperature)
-        _real("top_p", self.top_p)
-        _real("min_p", self.min_p)
-        _real("repetition_penalty", self.repetition_penalty)
-        _real("presence_penalty", self.presence_penalty)
-        _real("frequency_penalty", self.frequency_penalty)
+    def _check_lists(self) -> None:
         for token, value in (self.logit_bias or {}).items():
             if token < 0:
                 rule = "logit_bias names a token below 0: ids are 0 and up"
                 raise UsageError(f"logit_bias names token {token}: ids are 0 and up", param="logit_bias", rule=rule)
             _real("logit_bias", value, f"logit_bias[{token}]")
-
-    def _check_stops(self) -> None:
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
+            if not isinstance(ids, (list, tuple, NoneType)) or (name == "allowed_token_ids" and ids in ([], ())):
+                raise _wrong(name, "a list of at least one token id", ids)
+            for token in ids or ():
+                _whole(name, token, 0, 2**31 - 1)
+        for name in ("stop", "bad_words"):
             if not isinstance(getattr(self, name), (list, tuple, NoneType)):
-                raise _wrong(name, "a list", getattr(self, name))
-        if any(not isinstance(s, str) or not s for s in self.stop or ()):
-            raise UsageError("stop holds an empty string or something that is no string: leave it out", param="stop")
-        if len(self.stop or ()) > MAX_STOPS or sum(map(len, self.stop or ())) > MAX_STOP_CHARACTERS:
-            most = f"at most {MAX_STOPS} strings, of {MAX_STOP_CHARACTERS:,} characters together"
-            raise UsageError(f"stop holds {most}: send fewer or shorter ones", param="stop")
-        for token in self.stop_token_ids or ():
-            _whole("stop_token_ids", token, 0, 2**31 - 1)
+                raise _wrong(name, "a list of strings", getattr(self, name))
+            texts = getattr(self, name) or ()
+            if any(not isinstance(text, str) or not (text.strip() if name == "bad_words" else text) for text in texts):
+                raise UsageError(f"{name} holds an empty string or something that is no string", param=name)
+            if len(texts) > MAX_STOPS or sum(map(len, texts)) > MAX_STOP_CHARACTERS:
+                most = f"at most {MAX_STOPS} strings, of {MAX_STOP_CHARACTERS:,} characters together"
+                raise UsageError(f"{name} holds {most}: send fewer or shorter ones", param=name)
         if self.stop and not self.detokenize:
             raise UsageError("stop strings need text: use stop_token_ids, or leave detokenize on", param="stop")
-
-    def _check_allowed(self) -> None:
-        ids = self.allowed_token_ids
-        if ids is None:
-            return
-        if not isinstance(ids, (list, tuple)) or not ids:
-            raise _wrong("allowed_token_ids", "a list of at least one token id", ids)
-        for token in ids:
-            _whole("allowed_token_ids", token, 0, 2**31 - 1)
-
-    def _check_words(self) -> None:
-        words = self.bad_words or ()
-        if not isinstance(words, (list, tuple)):
-            raise _wrong("bad_words", "a list of strings", words)
-        if any(not isinstance(word, str) or not word.strip() for word in words):
-            raise UsageError("bad_words holds an empty string or something that is no string", param="bad_words")
-        if len(words) > MAX_STOPS or sum(map(len, words)) > MAX_STOP_CHARACTERS:
-            most = f"at most {MAX_STOPS} strings, of {MAX_STOP_CHARACTERS:,} characters together"
-            raise UsageError(f"bad_words holds {most}: send fewer or shorter ones", param="bad_words")
-
-    def _check_switches(self) -> None:
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, "true or false", getattr(self, name))
 
 
 def _bias(bias: object) -> dict[int, float]:

@@ -14,11 +14,16 @@ from text_samples import MAKERS, llama3
 from penstock.errors import UsageError
 from penstock.text.stop_strings import StopChecker, StopIndex, StopStrings
 from penstock.text.tokenizer import Tokenizer
+from penstock.text.vocabulary import DecoderStyle, Vocabulary
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
 def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(MAKERS[request.param](tmp_path_factory.mktemp("tokenizer")))
+
+
+def index_of(pieces: list[bytes]) -> StopIndex:
+    return StopIndex(Vocabulary(DecoderStyle(), pieces, pieces, frozenset(), frozenset()))
 
 
 def slow_bits(stops: tuple[str, ...], pieces: list[bytes]) -> list[bool]:
@@ -41,7 +46,7 @@ letters = st.text(alphabet="abAB é日\n", min_size=1, max_size=5)
     pieces=st.lists(st.one_of(letters.map(str.encode), st.binary(max_size=4)), min_size=1, max_size=60),
 )
 def test_watch_bits_are_the_definition(stops: list[str], pieces: list[bytes]) -> None:
-    bits = StopStrings(stops, StopIndex(pieces)).watch_bits()
+    bits = StopStrings(stops, index_of(pieces)).watch_bits()
     assert bits.dtype == np.bool_ and bits.tolist() == slow_bits(tuple(stops), pieces)
 
 
@@ -104,7 +109,7 @@ def test_equal_stops_are_made_once(tmp_path: Path) -> None:
 
 
 def test_find_takes_what_is_complete_first() -> None:
-    pieces = StopIndex([b"a"])
+    pieces = index_of([b"a"])
     assert StopStrings(["bcd", "c"], pieces).find("abcd") == (2, "c")
     assert StopStrings(["b", "ab"], pieces).find("xab") == (1, "ab")
     assert StopStrings(["x"], pieces).find("abc") is None
@@ -116,11 +121,11 @@ def test_find_takes_what_is_complete_first() -> None:
 @pytest.mark.parametrize("wrong", [[""], ["a", ""], ["\ud800"], [5]])
 def test_wrong_stop_strings_are_refused(wrong: list[str]) -> None:
     with pytest.raises(UsageError, match="stop string"):
-        StopStrings(wrong, StopIndex([b"a"]))
+        StopStrings(wrong, index_of([b"a"]))
 
 
 def test_holdback_is_the_longest_beginning() -> None:
-    stops = StopStrings(["aab", "Question:"], StopIndex([b"a"]))
+    stops = StopStrings(["aab", "Question:"], index_of([b"a"]))
     assert [stops.holdback(text) for text in ("", "x", "a", "xaa", "aaa", "aab", "xQuest", "Question")] == [
         *(0, 0, 1, 2, 2, 0, 5, 8)
     ]
@@ -134,7 +139,7 @@ def test_holdback_is_the_longest_beginning() -> None:
 )
 def test_a_stream_is_cut_where_the_whole_is(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
     """Whatever the pieces: what is sent is the text up to its first complete stop string."""
-    strings = StopStrings(stops, StopIndex([b"a"]))
+    strings = StopStrings(stops, index_of([b"a"]))
     checker = StopChecker(strings, include=include)
     marks = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     sent = ""
@@ -154,9 +159,9 @@ def test_a_stream_is_cut_where_the_whole_is(text: str, stops: list[str], cuts: l
 
 def test_no_stop_ends_in_unarmed_text() -> None:
     """Before min_tokens a stop string may pass; one that only begins there counts once it is complete."""
-    checker = StopChecker(StopStrings(["END", "N"], StopIndex([b"a"])))
+    checker = StopChecker(StopStrings(["END", "N"], index_of([b"a"])))
     assert checker.push("a END b EN", armed=False) == ("a END b ", None)
     assert checker.push("D", armed=True) == ("", "END")
-    checker = StopChecker(StopStrings(["END"], StopIndex([b"a"])), include=True)
+    checker = StopChecker(StopStrings(["END"], index_of([b"a"])), include=True)
     assert checker.push("xE") == ("xE", None)
     assert checker.push("NDy") == ("ND", "END")

@@ -69,9 +69,7 @@ def fetch_command(
         typer.Argument(metavar="OUT", help="File for the answers; beside out.jsonl, out.errors.jsonl for the failed."),
     ],
     *,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace both files, whatever they hold. Left out: only by the same.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace both files, whatever they hold.")] = False,
     url: Url = URL,
     api_key: Key = None,
 ) -> None:

@@ -15,23 +15,34 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
+
+import msgspec
 
 from penstock.errors import UsageError
-from penstock.jobs.prompts import mix
 from penstock.journal import KeySet
 from penstock.request import SamplingParams
 from penstock.server.openai.batch_line import LineNumbers, check_id, parse_line, read_request
-from penstock.server.openai.forms import ChatForm, CompletionForm
+from penstock.server.openai.forms import ChatForm, CompletionForm, reason_of
 from penstock.server.openai.prompt_ids import plain_messages
 from penstock.server.openai.translate import SamplingFacts
-from penstock.text.chat import check_messages
-from penstock.text.chat_options import OPTIONS, check_options
+from penstock.text.chat import OPTIONS, check_messages, check_options
 
 Id = str | int
 TOLD = 20  # bad rows told in full; of those beyond, the numbers alone
 LONGEST = 500  # characters of what is said of one
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs"}
+TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+# The form of a row of ours: what SamplingParams and a chat's options make of their values, they say themselves.
+OwnRow = msgspec.defstruct(
+    "OwnRow",
+    [
+        ("id", Annotated[str, msgspec.Meta(min_length=1)] | int),
+        ("prompt", str | TokenIds | None, None),
+        *((name, Any, None) for name in ("messages", *OPTIONS, *OWN_FIELDS)),
+    ],
+    forbid_unknown_fields=True,
+)
 # Fields of a body that a server's batch serves and a row of ours doesn't -> what it may say all the same.
 UNSERVED: dict[str, Any] = {
     "echo": False,
@@ -62,7 +73,7 @@ NO_MODEL = ModelDefaults()
 @dataclass(slots=True)
 class Row:
     """One row, checked. Either prompt or messages is there. model: what a batch row names, for the record. chat: what
-    it says of `text.chat_options`."""
+    it says of `text.chat`."""
 
     id: Id
     prompt: str | list[int] | None
@@ -81,41 +92,14 @@ class Survey:
     models: list[str]
 
 
-@dataclass(slots=True)
-class _BadRows:
-    """Rows that cannot be run. told: what is wrong with the first TOLD, and the field it is about."""
-
-    told: list[tuple[str, str | None]] = field(default_factory=list)
-    beyond: LineNumbers = field(default_factory=LineNumbers)
-
-    def add(self, number: int, error: UsageError) -> None:
-        if len(self.told) == TOLD:
-            self.beyond.add(number)
-            return
-        message = str(error)
-        self.told.append((message if len(message) <= LONGEST else message[: LONGEST - 3] + "...", error.param))
-
-    def refuse(self) -> None:
-        """Raises UsageError where there is one."""
-        if not self.told:
-            return
-        if len(self.told) == 1:
-            message, param = self.told[0]
-            raise UsageError(message, param=param)
-        rest = f"; and {len(self.beyond):,} more: {self.beyond}" if self.beyond else ""
-        raise UsageError(
-            f"{len(self.told) + len(self.beyond):,} rows are bad: mend them or take them out, none was run: "
-            f"{'; '.join(message for message, _ in self.told)}{rest}"
-        )
-
-
 def survey(path: Path, say: Callable[[int], None]) -> Survey:
     """Checks every row of a file, in one pass and constant memory but for 16 to 32 bytes an id.
 
     say: told the rows checked so far, every 100,000.   Raises one UsageError with the number of every row that is
     broken, that asks for what isn't served, or whose id was there before: the first TOLD with what is wrong.
     """
-    digest, seen, models, rows, bad = blake2b(digest_size=16), KeySet(), dict[str, None](), 0, _BadRows()
+    digest, seen, models, rows = blake2b(digest_size=16), KeySet(), dict[str, None](), 0
+    told, beyond = list[str](), LineNumbers()
     for number, line in read_lines(path):
         digest.update(line)
         if not line.strip():
@@ -128,11 +112,19 @@ def survey(path: Path, say: Callable[[int], None]) -> Survey:
             if not seen.add(row.id):
                 raise UsageError(f"row {number}: id {row.id!r} was there before: give every row its own")
         except UsageError as error:
-            bad.add(number, error)
+            if len(told) < TOLD:
+                message = str(error)
+                told.append(message if len(message) <= LONGEST else message[: LONGEST - 3] + "...")
+            else:
+                beyond.add(number)
             continue
         if row.model is not None and len(models) < 4:
             models[row.model] = None
-    bad.refuse()
+    if told:
+        count = len(told) + len(beyond)
+        many = f"{count:,} rows are bad: mend them or take them out, none was run: " if count > 1 else ""
+        rest = f"; and {len(beyond):,} more: {beyond}" if beyond else ""
+        raise UsageError(f"{many}{'; '.join(told)}{rest}")
     return Survey(rows, digest.hexdigest(), list(models))
 
 
@@ -146,7 +138,7 @@ def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int]) -> Ite
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; .gz is unpacked on the way."""
+    """Lines with their numbers, from 1; .gz is unpacked on the way. Raises UsageError."""
     if not path.is_file():
         raise UsageError(f"no file {path}: name a file of JSON lines, plain or .gz")
     number = 0
@@ -165,24 +157,31 @@ def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MOD
     except (ValueError, RecursionError) as error:
         raise UsageError(f"row {number} is no JSON ({error}): mend it or take it out") from error
     try:
-        if not isinstance(row, dict):
-            raise UsageError("a row is a JSON object")
-        if "custom_id" not in row:
+        if not isinstance(row, dict) or "custom_id" not in row:
             return _own_row(row, seed)
         return _batch_row(line.removeprefix(BOM_UTF8) if number == 1 else line, seed, facts)
     except UsageError as error:
         raise UsageError(f"row {number}: {error}", param=error.param) from error
+    except msgspec.ValidationError as error:
+        raise UsageError(f"row {number}: {reason_of(error)}") from error
     except RecursionError as error:  # of what could just be read, not all can be written into an error
         raise UsageError(f"row {number} is nested too deep: flatten it") from error
 
 
 def _own_row(row: dict[str, Any], seed: int) -> Row:
-    name = _id(row, "id")
-    _refuse_unknown(row, OWN_FIELDS | {"id", "prompt", "messages", *OPTIONS}, "a row")
-    if ("prompt" in row) == ("messages" in row):
+    """Raises UsageError, msgspec.ValidationError."""
+    own: Any = msgspec.convert(row, OwnRow)
+    if (own.prompt is None) == (own.messages is None):
         raise UsageError("a row has either prompt or messages")
-    values = {key: row[key] for key in row if key in OWN_FIELDS}
-    return Row(name, _prompt(row), _messages(row), _params(values, seed, name), chat=_chat_options(row))
+    chat = {name: row[name] for name in OPTIONS if row.get(name) is not None}
+    if chat and own.messages is None:
+        raise UsageError(f"{next(iter(chat))} belongs to messages: leave it out beside a prompt")
+    check_options(**chat)
+    params = SamplingParams(**{name: row[name] for name in row if name in OWN_FIELDS})
+    if params.seed is None:
+        params.seed = _seed(seed, own.id)
+    messages = None if own.messages is None else check_messages(own.messages)
+    return Row(own.id, own.prompt, messages, params, chat=chat)
 
 
 def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
@@ -192,7 +191,8 @@ def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
     if params.seed is None:
         params.seed = _seed(seed, line.custom_id)
     if isinstance(form, CompletionForm):
-        return Row(line.custom_id, _prompt({"prompt": form.prompt}), None, params, form.model)
+        prompt = msgspec.convert(form.prompt, str | TokenIds)
+        return Row(line.custom_id, prompt, None, params, form.model)
     chat = {name: given for name, usual in _USUAL.items() if (given := getattr(form, name)) != usual}
     return Row(line.custom_id, None, plain_messages(form), params, form.model, chat)
 
@@ -205,56 +205,11 @@ def _check_served(form: CompletionForm | ChatForm) -> None:
             raise UsageError(message, param=name)
 
 
-def _params(values: dict[str, Any], seed: int, name: Id) -> SamplingParams:
-    """A row without a seed gets its own from the run's: so its samples are the same whenever they are drawn."""
-    if values.get("seed") is None:
-        values["seed"] = _seed(seed, name)
-    try:
-        return SamplingParams(**values)
-    except UsageError:
-        raise
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"a sampling parameter has a value of the wrong kind ({error})") from error
-
-
 def _seed(seed: int, name: Id) -> int:
+    """A row without a seed gets its own from the run's: so its samples are the same whenever they are drawn."""
     return mix("row", seed, json.dumps(name))
 
 
-def _id(row: Mapping[str, Any], field: str) -> Id:
-    value = row.get(field)
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        said = f"{field} must be a text or a whole number" if field in row else f"there is no {field}"
-        raise UsageError(f'{said}: give every row its own, as {{"{field}": 1, ...}}', param=field)
-    return value
-
-
-def _refuse_unknown(row: Mapping[str, Any], known: set[str], what: str) -> None:
-    unknown = sorted(row.keys() - known)
-    if unknown:
-        raise UsageError(f"{what} has no field {unknown[0]!r}; known are {', '.join(sorted(known))}", param=unknown[0])
-
-
-def _prompt(row: Mapping[str, Any]) -> str | list[int] | None:
-    if "prompt" not in row:
-        return None
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        return prompt
-    whole = isinstance(prompt, list) and all(type(token) is int and token >= 0 for token in prompt)
-    if not whole or not prompt:
-        raise UsageError("prompt must be one text or one list of token ids", param="prompt")
-    return cast(list[int], prompt)
-
-
-def _messages(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    return check_messages(row["messages"]) if "messages" in row else None
-
-
-def _chat_options(row: Mapping[str, Any]) -> dict[str, Any]:
-    options = {name: row[name] for name in OPTIONS if row.get(name) is not None}
-    if options and "messages" not in row:
-        name = next(iter(options))
-        raise UsageError(f"{name} belongs to messages: leave it out beside a prompt", param=name)
-    check_options(**options)
-    return options
+def mix(what: str, seed: int, key: object) -> int:
+    """A seed for one thing out of the run's seed: 63 bits, the same on any machine and version."""
+    return int.from_bytes(blake2b(f"{what}/{seed}/{key}".encode(), digest_size=8).digest()) >> 1

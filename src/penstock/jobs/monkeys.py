@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
+from penstock.disk import check_writable
 from penstock.errors import ContextLengthError, JournalError, UsageError
+from penstock.jobs.input_rows import mix
 from penstock.jobs.open_llm import OpenLLM, identity, open_llm
-from penstock.jobs.outputs import check_writable
-from penstock.jobs.problems import Problem, digest, load_problems
+from penstock.jobs.problems import Problem, digest, draw_shots, find_answer, load_problems, make_prompt
 from penstock.jobs.progress import Count, Progress
-from penstock.jobs.prompts import draw_shots, find_answer, make_prompt, mix
 from penstock.jobs.report import print_table, write_reports
 from penstock.jobs.tally import add_up, count_rows
 from penstock.journal import Journal
@@ -48,12 +49,9 @@ class Options:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        if self.few_shot < 0:
-            raise UsageError(f"--few-shot must be at least 0, not {self.few_shot}", param="few_shot")
-        if self.limit is not None and self.limit < 1:
-            raise UsageError(f"--limit must be at least 1, not {self.limit}", param="limit")
-        if self.seed < 0:
-            raise UsageError(f"--seed must be at least 0, not {self.seed}", param="seed")
+        for name, low, value in (("few_shot", 0, self.few_shot), ("limit", 1, self.limit), ("seed", 0, self.seed)):
+            if value is not None and value < low:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {low}, not {value}", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +60,6 @@ class Work:
 
     asked: list[Problem]
     pool: list[Problem]
-
-
-@dataclass(slots=True)
-class Speed:
-    """What this sitting made, and how fast. A prompt counts once a problem, however many samples it has."""
-
-    seconds: float = 0.0
-    samples: int = 0
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    first_sample_seconds: float | None = None
-
-    def add(self, finished: Finished, ends_problem: bool) -> None:
-        assert finished.output is not None
-        self.samples += 1
-        self.output_tokens += len(finished.output.token_ids)
-        self.prompt_tokens += finished.prompt_tokens if ends_problem else 0
-
-    def row(self) -> dict[str, Any]:
-        seconds = self.seconds or 1.0
-        return asdict(self) | {
-            "output_tokens_per_second": round(self.output_tokens / seconds, 1),
-            "total_tokens_per_second": round((self.output_tokens + self.prompt_tokens) / seconds, 1),
-        }
 
 
 def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_llm) -> dict[str, Any]:
@@ -175,7 +149,7 @@ def _draw_missing(
         loaded = time.monotonic() - begin
         speed, errors = _draw(llm, options, work, todo, journal)
         figures = {"load_seconds": round(loaded, 3), **llm.stats()}
-    return speed.row(), errors, figures
+    return speed, errors, figures
 
 
 def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]]:
@@ -191,20 +165,20 @@ def _earlier(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The speed and the engine's figures of an earlier sitting; nothing when it was stopped before it wrote them."""
     path = out / "summary.json"
     if not path.is_file():
-        return Speed().row(), {}
+        return _speed(0.0, None, Counter()), {}
     summary = json.loads(path.read_text())
     return summary["speed"], summary["engine"]
 
 
 def _draw(
     llm: LLM, options: Options, work: Work, todo: dict[int, list[int]], journal: Journal
-) -> tuple[Speed, dict[int, str]]:
+) -> tuple[dict[str, Any], dict[int, str]]:
     total = len(work.asked) * options.sampling.n
     problems = Count("problems", len(work.asked), before=len(work.asked) - len(todo))
     samples = Count("samples", total, before=total - sum(map(len, todo.values())))
     left = {index: len(missing) for index, missing in todo.items()}
     by_index = {problem.index: problem for problem in work.asked}
-    speed, errors = Speed(), dict[int, str]()
+    made, first, errors = Counter[str](), None, dict[int, str]()
     with Progress([problems, samples], lambda: llm.generation_tokens) as progress:
         follow = partial(progress.follow, journal)
         with progress.stoppable(journal, options.out):
@@ -214,16 +188,31 @@ def _draw(
                     errors[index] = finished.error or "the engine gave no reason"
                     ended = left[index]
                 else:
-                    if not speed.samples:
-                        speed.first_sample_seconds = round(progress.seconds, 3)
+                    first = first or round(progress.seconds, 3)
                     _keep(by_index[index], finished, journal)
-                    speed.add(finished, ends_problem=left[index] == 1)
+                    made["samples"] += 1
+                    made["output_tokens"] += len(finished.output.token_ids)
+                    made["prompt_tokens"] += finished.prompt_tokens if left[index] == 1 else 0
                     ended = min(left[index], 1)  # none is left of a problem that ended in an error
                 left[index] -= ended
                 samples.ended += ended
                 problems.ended += ended > 0 and not left[index]
-        speed.seconds = round(progress.seconds, 3)
+        speed = _speed(round(progress.seconds, 3), first, made)
     return speed, errors
+
+
+def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str, Any]:
+    """What this sitting made, and how fast. A prompt counts once a problem, however many samples it has."""
+    output, prompts = made["output_tokens"], made["prompt_tokens"]
+    return {
+        "seconds": seconds,
+        "samples": made["samples"],
+        "output_tokens": output,
+        "prompt_tokens": prompts,
+        "first_sample_seconds": first,
+        "output_tokens_per_second": round(output / (seconds or 1.0), 1),
+        "total_tokens_per_second": round((output + prompts) / (seconds or 1.0), 1),
+    }
 
 
 def _prompts(options: Options, work: Work, todo: dict[int, list[int]], follow: Callable[[], None]) -> Iterator[Prompt]:

@@ -1,27 +1,35 @@
-"""Reads problems: rows `question` and `answer` (ending in `#### number`, as GSM8K has them) of JSON lines, plain or
-.gz, of parquet or of a hub dataset. A broken row is a UsageError that tells its number, from 1. It knows no prompts, no
-models.
+"""Problems: rows `question` and `answer` (ending in `#### number`, as GSM8K has them) of JSON lines, plain or .gz, of
+parquet or of a hub dataset; their prompts, and the number in a sample. It knows no models.
+
+    Question: {question of a shot}\\nAnswer: {its worked answer}\\n\\n      (k times)
+    Question: {question}\\nAnswer:
+
+Shots are drawn by the run's seed and the problem's index: the same on any machine, never the problem itself.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
+import random
 import re
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from penstock.almanac.samples import needs_pyarrow
 from penstock.errors import CapacityError, UsageError
-from penstock.jobs.prompts import find_answer
+from penstock.jobs.input_rows import mix, read_lines
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PREFERRED_FOLDERS = ("main", "default")
+# What follows `####`: a number, perhaps with a sign, $ and commas; not the beginning of a fraction, a time or a power.
+NUMBER = re.compile(
+    r"####[ \t]*([-+]?)[ \t]*\$?[ \t]*([-+]?)((?>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+))(?![/:^*]|[eE][0-9])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +89,12 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
     if path.name.endswith(".parquet"):
         yield from _parquet_rows(path)
         return
-    number = 0
-    try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, json.loads(line)
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
-        raise UsageError(f"{source} row {number} is no JSON ({error}): mend the row or take it out") from error
-    except (EOFError, OSError, zlib.error) as error:
-        raise UsageError(f"{source} cannot be read after row {number} ({error}): fetch the file again") from error
+    for number, line in read_lines(path):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
+                raise UsageError(f"{source} row {number} is no JSON ({error}): mend the row or take it out") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -139,3 +143,40 @@ def _choose(source: str, files: list[str], beginning: str, split: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+# --- prompts and answers
+
+
+def find_answer(text: str) -> str | None:
+    """The number after the first `####`, in one form (1,080.0 is 1080, $18. is 18); None where there is none.
+
+    The first, because a model that isn't stopped may go on to a question of its own and answer that too.
+    """
+    place = text.find("####")
+    match = NUMBER.match(text, place) if place >= 0 else None
+    if match is None:
+        return None
+    digits = match[3].replace(",", "")
+    if "." in digits:
+        digits = digits.rstrip("0").rstrip(".")
+    number = Decimal(digits or "0")
+    negative = number and (match[1] == "-") != (match[2] == "-")
+    return f"{'-' if negative else ''}{number:f}"
+
+
+def make_prompt(question: str, shots: Sequence[Problem]) -> str:
+    head = "".join(f"Question: {shot.question}\nAnswer: {shot.solution}\n\n" for shot in shots)
+    return f"{head}Question: {question}\nAnswer:"
+
+
+def draw_shots(pool: Sequence[Problem], question: str, count: int, seed: int, index: int) -> list[Problem]:
+    """`count` shots for problem `index`, in a drawn order; rows of the pool that ask the same question are left out."""
+    others = [shot for shot in pool if shot.question != question]
+    if len(others) < count:
+        raise UsageError(
+            f"{count} shots are asked for and there are {len(others)} other problems to draw from: "
+            f"lower --few-shot or give more --shots",
+            param="few_shot",
+        )
+    return random.Random(mix("shots", seed, index)).sample(others, count)

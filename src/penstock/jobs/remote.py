@@ -10,8 +10,6 @@ import http.client
 import json
 import os
 import secrets
-import ssl
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -75,15 +73,11 @@ class Remote:
                 yield tail
 
             kind = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(size)}
-            with self._ask("POST", "/files", body(), kind) as answer:
-                return _object(answer)
-
-    def file(self, file_id: str) -> Json:
-        """Returns a file's object. Raises RemoteError, as all that follow."""
-        return self._object("GET", "files", file_id)
+            return self._object("POST", "/files", body(), kind)
 
     def delete(self, file_id: str) -> Json:
-        return self._object("DELETE", "files", file_id)
+        """Deletes a file. Raises RemoteError, as all that follow."""
+        return self._object("DELETE", f"/files/{quote(file_id, safe='')}")
 
     def download(self, file_id: str, out: BinaryIO) -> int:
         """Writes a file's content and gives its bytes. Raises RemoteError, NoAnswerError where it broke off."""
@@ -100,20 +94,28 @@ class Remote:
 
     def create(self, file_id: str, endpoint: str) -> Json:
         asked = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
-        with self._ask("POST", "/batches", json.dumps(asked).encode(), {"Content-Type": "application/json"}) as answer:
-            return _object(answer)
+        return self._object("POST", "/batches", json.dumps(asked).encode(), {"Content-Type": "application/json"})
 
     def batch(self, batch_id: str) -> Json:
-        return self._object("GET", "batches", batch_id)
+        return self._object("GET", f"/batches/{quote(batch_id, safe='')}")
 
     def cancel(self, batch_id: str) -> Json:
-        return self._object("POST", "batches", batch_id, "/cancel")
+        return self._object("POST", f"/batches/{quote(batch_id, safe='')}/cancel", b"")
 
     # --- how
 
-    def _object(self, method: str, kind: str, name: str, what: str = "") -> Json:
-        with self._ask(method, f"/{kind}/{quote(name, safe='')}{what}", b"" if method == "POST" else None) as answer:
-            return _object(answer)
+    def _object(self, *asked: Any) -> Json:
+        """The answer's object. asked: as _ask's."""
+        with self._ask(*asked) as answer:
+            data = _read(answer, LONGEST_ANSWER)
+            if answer.length:  # it was to be longer
+                raise NoAnswerError("the server broke off amid its answer: try again")
+        found: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(data)
+        if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+            raise RemoteError("what answers there is no server of OpenAI's API: check --url")
+        return found
 
     @contextlib.contextmanager
     def _ask(
@@ -129,37 +131,34 @@ class Remote:
                     connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
-                if said := _of_tls(error):
-                    raise RemoteError(f"{self.url} {said}") from error
                 raise NoAnswerError(
                     f"{self.url} does not answer ({_words(error)}): start a server with --state-dir there, or name "
                     "another --url"
                 ) from error
             if answer.status == 401:
-                raise RemoteError(self._no_key(), status=401)
+                raise RemoteError(
+                    f"{self.url} wants another API key: give --api-key, or set PENSTOCK_API_KEY", status=401
+                )
             if answer.status != 200:
                 raise RemoteError(_refusal(answer), status=answer.status)
             yield answer
         finally:
             connection.close()
 
-    def _no_key(self) -> str:
-        """In the words of this program: a server's are HTTP's."""
-        if self._headers:
-            return f"{self.url} does not take this API key: check --api-key or PENSTOCK_API_KEY"
-        return f"{self.url} wants an API key: give --api-key, or set PENSTOCK_API_KEY"
-
 
 def open_lines(path: Path) -> BinaryIO:
-    """A file of JSON lines, open. Raises UsageError for one that cannot be read, and for what is no file: a pipe or a
-    device has no size, and maybe no end."""
+    """A file of JSON lines, open. Raises UsageError for one that cannot be read or is packed, and for what is no file:
+    a pipe or a device has no size, and maybe no end."""
+    if not path.is_file():
+        raise UsageError(f"{path} is no file: name a file of JSON lines", param="file")
     try:
-        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-            raise UsageError(f"{path} is a device, a pipe or a socket: name a file of JSON lines", param="file")
-        return path.open("rb")
+        file = path.open("rb")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"{path} cannot be read ({reason}): name a file of JSON lines", param="file") from error
+        raise UsageError(f"{path} cannot be read ({_words(error)}): name a file of JSON lines", param="file") from error
+    if file.peek(2)[:2] == b"\x1f\x8b":
+        file.close()
+        raise UsageError(f"{path} is gzip, and servers take plain lines: gunzip -k it first", param="file")
+    return file
 
 
 def _form(boundary: str, name: str) -> tuple[bytes, bytes]:
@@ -179,19 +178,6 @@ def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
         raise NoAnswerError(f"the server broke off amid its answer ({_words(error)}): try again") from error
 
 
-def _object(answer: http.client.HTTPResponse) -> Json:
-    data = _read(answer, LONGEST_ANSWER)
-    if answer.length:  # it was to be longer
-        raise NoAnswerError("the server broke off amid its answer: try again")
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise RemoteError("what answers there is no server of OpenAI's API: check --url") from error
-    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
-        raise RemoteError("what answers there is no server of OpenAI's API: check --url")
-    return found
-
-
 def _refusal(answer: http.client.HTTPResponse) -> str:
     """What the server says, in one line."""
     said: Any = None
@@ -202,15 +188,6 @@ def _refusal(answer: http.client.HTTPResponse) -> str:
     if not isinstance(message, str) or not message:
         return f"the server answered {answer.status} {answer.reason} and didn't say why: check --url"
     return f"the server refused: {message[:1000]}"
-
-
-def _of_tls(error: Exception) -> str:
-    """What no waiting mends; nothing for other errors: a server that ends may break a handshake off."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"has a certificate that isn't trusted here ({error.verify_message}): set SSL_CERT_FILE to its issuer's"
-    if isinstance(error, ssl.SSLError) and error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-        return "answers without TLS: write http:// in --url"
-    return ""
 
 
 def _words(error: Exception) -> str:

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import json
 import time
+from codecs import BOM_UTF8
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from penstock.errors import UsageError
-from penstock.jobs.outputs import Landing
+from penstock.disk import check_writable, write_whole
+from penstock.errors import JournalError, UsageError
 from penstock.jobs.remote import Json, NoAnswerError, Remote, RemoteError, open_lines
+from penstock.journal import journal_of
 from penstock.status_line import StatusLine, duration
 
 OVER = ("completed", "failed", "cancelled", "expired")
@@ -28,46 +31,27 @@ MOST_TOLD = 20  # bad lines that are named on the screen
 
 def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
     """Uploads a file and makes a batch of it; gives the batch's id. Without an endpoint it is the first line's."""
-    endpoint = _endpoint_of(path, endpoint)
+    endpoint = endpoint or _endpoint_of(path)
     file_id = remote.upload(path)["id"]
     try:
         return str(remote.create(file_id, endpoint)["id"])
     except RemoteError as error:
         if 400 <= error.status < 500 and error.status != 408:  # after others the batch may be there, of that file
-            _take_back(remote, file_id, error)
+            with suppress(RemoteError):  # what was refused is told
+                remote.delete(file_id)
         raise
 
 
-def _take_back(remote: Remote, file_id: str, refused: RemoteError) -> None:
-    try:
-        remote.delete(file_id)
-    except RemoteError as error:
-        raise RemoteError(f"{refused}; the uploaded {file_id} stays there ({error})", status=refused.status) from error
-
-
-def _endpoint_of(path: Path, endpoint: str | None) -> str:
-    """The one that is given, or the first line's."""
-    try:
-        with open_lines(path) as file:
-            if file.read(2) == b"\x1f\x8b":
-                raise UsageError(f"{path} is gzip, and servers take plain lines: gunzip -k it first", param="file")
-            if endpoint:
-                return endpoint
-            file.seek(0)
-            while (first := file.readline(LONGEST_LINE + 1)).isspace() and len(first) <= LONGEST_LINE:
-                pass
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"{path} cannot be read ({reason}): name a file of JSON lines", param="file") from error
-    if len(first) > LONGEST_LINE:
-        raise UsageError(f"{path}'s first line has more than 32 MiB: end each request with a newline", param="file")
-    try:
-        url = json.loads(first.removeprefix(b"\xef\xbb\xbf"))["url"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        message = f"{path} doesn't begin with a line that has a url: see docs/batches.md, or give --endpoint"
-        raise UsageError(message, param="file") from error
+def _endpoint_of(path: Path) -> str:
+    """The first line's."""
+    with open_lines(path) as file:
+        first = next((line for line in iter(partial(file.readline, LONGEST_LINE), b"") if not line.isspace()), b"")
+    url: Any = None
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        url = json.loads(first.removeprefix(BOM_UTF8))["url"]
     if not isinstance(url, str):
-        raise UsageError(f"the url of {path}'s first line is no text: see docs/batches.md", param="file")
+        message = f"{path} doesn't begin with a line that has a url: see docs/batches.md, or give --endpoint"
+        raise UsageError(message, param="file")
     return url
 
 
@@ -142,37 +126,31 @@ def _trouble(error: Json) -> str:
 
 def fetch(remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False) -> list[tuple[Path, int]]:
     """Writes what a batch that is over has: OUT, and beside it a file of the lines that failed, named as
-    `error_file_of` says. Gives (file, lines). All of it is here before any name is taken.
+    `error_file_of` says, each whole or not at all. Gives (file, lines).
 
     overwrite: both names are this batch's, whatever stands there; the one for which it has nothing is taken away.
-    Raises RemoteError where it isn't over or has nothing, JournalError where one of the two names holds anything else
-    than what would be written there, or can be no file.
+    Raises RemoteError where it isn't over or has nothing, JournalError where one of the two names is taken or can be no
+    file.
     """
     if str(out) == "-":
         raise UsageError("- is no OUT: answers and failed lines are two files, so name one", param="out")
-    places = Landing(out), Landing(error_file_of(out))
+    places = {"completed": out, "failed": error_file_of(out)}
+    for place in places.values():
+        _check_free(place, overwrite)
     batch = remote.batch(batch_id)
     if batch.get("status") not in OVER:
         raise RemoteError(f"{batch_id} is not over ({line_of(batch)}): penstock batch watch {batch_id}")
-    named = batch.get("output_file_id"), batch.get("error_file_id")
-    ids = [each if isinstance(each, str) else None for each in named]
-    if not any(ids):
+    files = {"completed": batch.get("output_file_id"), "failed": batch.get("error_file_id")}
+    if not any(files.values()):
         raise RemoteError(f"{batch_id} is {batch.get('status')} and left no rows: penstock batch watch {batch_id}")
-    with places[0], places[1]:
-        for file_id, place in zip(ids, places, strict=True):
-            if not overwrite:
-                _refuse_another_size(remote, file_id, place)
-        for file_id, place in zip(ids, places, strict=True):
-            if file_id is not None:
-                place.write(partial(remote.download, file_id))
-            if not overwrite:
-                place.spare()
-        for file_id, place in zip(ids, places, strict=True):
-            if file_id is not None or overwrite:
-                place.take()
-    counts = batch.get("request_counts") or {}
-    lines = counts.get("completed"), counts.get("failed")
-    return [(place.path, int(n or 0)) for file_id, place, n in zip(ids, places, lines, strict=True) if file_id]
+    counts, written = batch.get("request_counts") or {}, []
+    for kind, place in places.items():
+        if file_id := files[kind]:
+            write_whole(place, partial(remote.download, str(file_id)))
+            written.append((place, int(counts.get(kind) or 0)))
+        elif overwrite:
+            place.unlink(missing_ok=True)
+    return written
 
 
 def error_file_of(out: Path) -> Path:
@@ -180,8 +158,11 @@ def error_file_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}.errors{out.suffix}")
 
 
-def _refuse_another_size(remote: Remote, file_id: str | None, place: Landing) -> None:
-    """So that what can't be the same isn't fetched first."""
-    size = place.size()
-    if size and (file_id is None or remote.file(file_id).get("bytes") not in (size, None)):
-        raise place.refuse()
+def _check_free(place: Path, overwrite: bool) -> None:
+    """Raises JournalError for a name that is somebody else's."""
+    check_writable(place)
+    for journal in (journal_of(place), journal_of(place.resolve())):
+        if journal.exists():  # a run that is under way would write on into a file without a name
+            raise JournalError(f"{place} belongs to the run of {journal.name}: name another OUT")
+    if not overwrite and place.exists() and place.stat().st_size:
+        raise JournalError(f"{place} is there already: name another OUT, or replace it with --overwrite")

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from penstock.disk import write_whole
 from penstock.jobs.curve import interval, png, svg
-from penstock.jobs.outputs import write_whole
 from penstock.status_line import duration
 
 Summary = Mapping[str, Any]

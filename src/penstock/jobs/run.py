@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
+from penstock.disk import check_writable
 from penstock.errors import UsageError
 from penstock.jobs.input_rows import Id, Row, Survey, read_rows, survey
 from penstock.jobs.open_llm import OpenLLM, identity, open_llm
-from penstock.jobs.outputs import check_writable
 from penstock.jobs.progress import Count, Progress
 from penstock.journal import Journal
 from penstock.request import CompletionOutput, PositionLogprobs

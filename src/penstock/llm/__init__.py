@@ -27,8 +27,7 @@ from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.llm.bar import Bar
 from penstock.llm.inputs import AnyPrompt, Message, TextOrIds, as_list, params_for, token
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
-from penstock.text.chat import check_messages
-from penstock.text.chat_options import check_options
+from penstock.text.chat import check_messages, check_options
 from penstock.text.sandbox import Sandbox
 from penstock.text.sandbox_process import ChatJob
 from penstock.vllm_arguments import check_call, engine_knobs
@@ -44,7 +43,7 @@ _AHEAD = 2  # prompts are pulled until this many times the rows have work
 @dataclass(slots=True, kw_only=True)
 class Prompt:
     """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last three are
-    told in `text.chat_options`, and belong to messages."""
+    told in `text.chat`, and belong to messages."""
 
     key: Any
     prompt: TextOrIds | None = None
@@ -129,7 +128,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template.
 
-        add_generation_prompt, continue_final_message, chat_template_kwargs: told in `text.chat_options`.
+        add_generation_prompt, continue_final_message, chat_template_kwargs: told in `text.chat`.
 
         Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
         """

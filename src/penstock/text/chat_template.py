@@ -20,8 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.errors import TokenizerError, UsageError
-from penstock.text.chat import check_messages, pick_template
-from penstock.text.chat_options import check_options, cut, marked
+from penstock.text.chat import check_messages, check_options, cut, marked, pick_template
 
 
 class HasTemplates(Protocol):

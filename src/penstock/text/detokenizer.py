@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
-from penstock.text.vocabulary import Vocabulary, read_run
+from penstock.text.vocabulary import read_run
 
 
 class Detokenizer:
@@ -23,8 +23,8 @@ class Detokenizer:
 
     __slots__ = ("_held", "_lead", "_run", "_skip_special", "_strip", "_table", "_vocabulary")
 
-    def __init__(self, tokenizer: Tokenizer | Vocabulary, *, skip_special_tokens: bool = True) -> None:
-        vocabulary = tokenizer if isinstance(tokenizer, Vocabulary) else tokenizer.vocabulary
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        vocabulary = tokenizer.vocabulary
         self._vocabulary = vocabulary
         self._table = vocabulary.table(skip_special_tokens)
         self._skip_special = skip_special_tokens

@@ -26,13 +26,11 @@ class StopIndex:
     (one scan over all bytes of the vocabulary, 0.9 MB at 128,256 tokens).
     """
 
-    def __init__(self, vocabulary: Vocabulary | Sequence[bytes]) -> None:
-        self.vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else None
-        pieces = vocabulary.pieces if isinstance(vocabulary, Vocabulary) else vocabulary
-        first = vocabulary.first_pieces if isinstance(vocabulary, Vocabulary) else {}
-        self.size = len(pieces)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.size = len(vocabulary.pieces)
         # A token that spells something else at the start of a text has an entry for each of its spellings.
-        entries = [*enumerate(pieces), *first.items()]
+        entries = [*enumerate(vocabulary.pieces), *vocabulary.first_pieces.items()]
         entries.sort(key=lambda entry: entry[1])
         self._sorted = [piece for _, piece in entries]
         self._ids = np.array([index for index, _ in entries], np.int32)  # [entries]
@@ -106,7 +104,7 @@ class StopStrings:
                 for cut in range(max(1, len(data) - self._index.longest), len(data)):
                     bits[self._index.starting_with(data[cut:])] = True
             vocabulary = self._index.vocabulary
-            if vocabulary is not None and self._skip_special and vocabulary.special_ids:
+            if self._skip_special and vocabulary.special_ids:
                 bits[list(vocabulary.special_ids)] = False
             bits.flags.writeable = False
             self._bits = bits
@@ -118,7 +116,7 @@ class StopStrings:
         Cheap (about a microsecond) and never wrong when it says no; on yes decode the sequence and ask `find`.
         """
         vocabulary = self._index.vocabulary
-        if vocabulary is None or not ids or any(REPLACEMENT in stop for stop in self.stops):
+        if not ids or any(REPLACEMENT in stop for stop in self.stops):
             return True
         table = vocabulary.table(self._skip_special)
         tail = table[ids[-1]]

@@ -15,7 +15,7 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
 from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, sift
-from penstock.text.chat_options import OPTIONS, check_options
+from penstock.text.chat import OPTIONS, check_options
 
 # What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

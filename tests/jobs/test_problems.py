@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CapacityError, UsageError
-from penstock.jobs.problems import Problem, digest, load_problems
-from penstock.jobs.prompts import draw_shots, find_answer, make_prompt, mix
+from penstock.jobs.input_rows import mix
+from penstock.jobs.problems import Problem, digest, draw_shots, find_answer, load_problems, make_prompt
 
 ROWS = [{"question": f"What is {i} + 1?", "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"} for i in range(6)]
 

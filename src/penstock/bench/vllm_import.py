@@ -2,20 +2,19 @@
 
 What its file doesn't have stays unknown and is marked: intended starts, the client's own ceiling (so no point is
 ranked), the machine (who imports says), cached tokens. Nothing of a generated text is taken over. Read off vLLM's
-sources (vllm/benchmarks/serve.py, 2025 and 2026); `latencies` and `queue_times` came later.
+sources (vllm/benchmarks/serve.py, 2025 and 2026).
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
 from penstock import __version__
@@ -29,16 +28,18 @@ from penstock.almanac.record import (
     MachineInfo,
     Method,
     ModelInfo,
+    Point,
     Raw,
     Record,
     ShapeInfo,
 )
-from penstock.almanac.samples import Samples, from_lists, join, write_parquet
+from penstock.almanac.samples import OK, Samples, from_lists, join, write_parquet
 from penstock.bench.write_record import word
 from penstock.errors import RecordError
 
-LARGEST = 2_000_000_000  # bytes; 10,000 requests of 1,024 tokens are about 250 MB
 Kind = Literal["saturation", "single", "open", "closed"]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 # Words of its errors (a traceback a failed request) -> our outcome.
 _FAULTS = (
     ("refused", ("ClientConnectorError", "ConnectionRefused", "Cannot connect")),
@@ -48,28 +49,64 @@ _FAULTS = (
 )
 
 
-@dataclass(frozen=True)
-class VllmResult:
-    """One result of the file: a point. rate: offered requests a second, None for all at once."""
+class VllmResult(msgspec.Struct):
+    """One result of the file: a point. Its lists have an entry a request; what failed has 0 output tokens."""
 
-    name: str
-    kind: Kind
-    rate: float | None
-    concurrency: int | None
-    when: str
-    backend: str
-    model: str
-    late_p99: float  # seconds that its client held requests back, where it tells; else 0
-    samples: Samples
+    date: Annotated[str, msgspec.Meta(pattern=r"^\d{8}-\d{6}$")]
+    input_lens: list[Tokens]
+    output_lens: list[Tokens]
+    ttfts: list[Seconds]
+    itls: list[list[Seconds]]
+    errors: list[Any]
+    start_times: list[Seconds] = []  # 0: never sent; old files have none, and everything at once needs none
+    queue_times: list[float] | None = None  # that its client held requests back, where it tells
+    request_rate: Annotated[float, msgspec.Meta(gt=0, lt=1e9)] | Literal["inf"] = "inf"
+    max_concurrency: Annotated[int, msgspec.Meta(gt=0, lt=10**9)] | None = None
+    backend: str | None = None
+    model_id: str | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Returns the offered requests a second; None: all at once."""
+        return None if self.request_rate == "inf" else self.request_rate
+
+    @property
+    def kind(self) -> Kind:
+        """Returns the loop. A rate with a limit in flight is open, with its limit told: it was sent by a clock."""
+        if self.rate is not None:
+            return "open"
+        if self.max_concurrency is None or self.max_concurrency >= len(self.ttfts):
+            return "saturation"
+        return "single" if self.max_concurrency == 1 else "closed"
+
+    @property
+    def when(self) -> str:
+        """Returns its date, which is a local time without a zone: taken as UTC, off by at most a day."""
+        day, time = self.date.split("-")
+        return f"{day[:4]}-{day[4:6]}-{day[6:]}T{time[:2]}:{time[2:4]}:{time[4:]}Z"
+
+    def check(self) -> None:
+        """Raises ValueError for what the form alone doesn't refuse."""
+        lists = {"input_lens": self.input_lens, "output_lens": self.output_lens, "itls": self.itls,
+                 "errors": self.errors, "start_times": self.start_times or self.ttfts}  # fmt: skip
+        for name, values in lists.items():
+            if len(values) != len(self.ttfts):
+                raise ValueError(f"{name}: {len(values)} entries, ttfts has {len(self.ttfts)}")
+        if not self.start_times and self.kind != "saturation":
+            raise ValueError("start_times: is missing, so no rate can be had: use a vLLM that writes them")
 
 
 def read_vllm(path: Path) -> list[VllmResult]:
     """Returns every result of the file. Raises RecordError, one line that names file and field."""
-    results: list[VllmResult] = []
-    for number, told in enumerate(_documents(path)):
-        where = f"{path.name}: " if number == 0 else f"{path.name}: result {number + 1}: "
-        result = _result(told, where, {each.name for each in results})
-        results.append(result)
+    try:
+        results = msgspec.json.Decoder(VllmResult).decode_lines(path.read_bytes())
+        for result in results:
+            result.check()
+    except OSError as error:
+        raise RecordError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+        why = one_line(str(error), 200)
+        raise RecordError(f"{path.name}: is none of vllm bench serve --save-result --save-detailed: {why}") from error
     if not results:
         raise RecordError(f"{path.name}: is empty")
     return results
@@ -81,33 +118,32 @@ def record_of(
 ) -> Record:  # fmt: skip
     """Writes the samples to `raw` and makes the record of them. Raises RecordError where the results are of different
     models (those are different records), and for numbers that no record may hold."""
-    models = {result.model for result in results}
+    models = {result.model_id or "unknown" for result in results}
     if len(models) > 1:
         raise RecordError(f"results of {len(models)} models ({one_line(', '.join(sorted(models)))}): import them apart")
-    samples, shape = join([result.samples for result in results]), _shape([result.samples for result in results])
+    parts = [_samples(result, name) for result, name in zip(results, _names(results), strict=True)]
+    samples = join(parts)
+    shape = _shape(samples.of(samples.outcome == OK))
     write_parquet(samples, raw)
     digest = hashlib.sha256(raw.read_bytes()).hexdigest()
-    longest = max(float(np.nanmax(result.samples.end, initial=0.0)) for result in results)
     try:
         return Record.model_validate({
             "schema": SCHEMA,
             "run": digest[:16],
             "when": min(result.when for result in results),
             "engine": engine,
-            "model": ModelInfo(
-                name=word(results[0].model), weights=weights, dtype=dtype, source="by vLLM's file"
-            ),
+            "model": ModelInfo(name=word(models.pop()), weights=weights, dtype=dtype, source="by vLLM's file"),
             "machine": machine,
             "shape": shape,
             "client": ClientInfo(
                 penstock=__version__, processes=1, seed=0,
-                command=f"vllm bench serve --backend {word(results[0].backend)} (imported)",
+                command=f"vllm bench serve --backend {word(results[0].backend or 'unknown')} (imported)",
             ),
             "method": Method(
-                warm_up=0.0, window=longest, enough=max(len(result.samples) for result in results), starts=1,
+                warm_up=0.0, window=float(np.nanmax(samples.end)), enough=max(map(len, parts)), starts=1,
                 quantile=0.95, goals=list(goals), short=True, price_per_hour=price,
             ),
-            "points": [_point(result, goals, shape) for result in results],
+            "points": [_point(result, part, goals, shape) for result, part in zip(results, parts, strict=True)],
             "failures": [],
             "raw": Raw(sha256=digest, rows=len(samples)),
         })  # fmt: skip
@@ -115,184 +151,75 @@ def record_of(
         raise RecordError(f"the file's numbers make no record: {faults_in_a_line(error)}") from error
 
 
-def _point(result: VllmResult, goals: Sequence[float], shape: ShapeInfo) -> Any:
-    look = ClientHealth(lag_p99=0.0, busy=1.0, headroom=None, late_p99=result.late_p99, short=True)
+def _names(results: Sequence[VllmResult]) -> list[str]:
+    """Returns the points' names, each once."""
+    names: list[str] = []
+    for result in results:
+        name = {"open": f"open {result.rate:g}" if result.rate else "", "closed": f"closed {result.max_concurrency}"}
+        plain = name.get(result.kind, result.kind)
+        numbered = (plain, *(f"{plain} ({again})" for again in range(2, len(names) + 2)))
+        names.append(next(each for each in numbered if each not in names))
+    return names
+
+
+def _point(result: VllmResult, samples: Samples, goals: Sequence[float], shape: ShapeInfo) -> Point:
+    late = float(np.quantile(result.queue_times, 0.99)) if result.queue_times else 0.0
     return point_of(
-        result.samples,
-        name=result.name,
+        samples,
+        name=str(samples.point[0]),
         kind=result.kind,
         rate=result.rate,
-        concurrency=result.concurrency,
+        concurrency=result.max_concurrency,
         seconds=None,  # it has no steady window: from the first send to the last end, as vLLM's own figures
         goals=goals,
-        look=look,
+        look=ClientHealth(lag_p99=0.0, busy=1.0, headroom=None, late_p99=max(late, 0.0), short=True),
         marks=["imported from vllm bench serve", "client unknown", "intended start unknown", "text prompts"],
         sharing=shape.kind != "exact",
     )
 
 
-# --- the file
-
-
-def _documents(path: Path) -> list[dict[str, Any]]:
-    try:
-        if (size := path.stat().st_size) > LARGEST:
-            raise RecordError(f"{path.name}: {size} bytes; {LARGEST} are read at most")
-        text = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise RecordError(f"{path.name}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise RecordError(f"{path.name}: is no UTF-8 text (byte {error.start})") from error
-    found, at, decoder = [], 0, json.JSONDecoder()
-    while at < len(text):
-        try:
-            told, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise RecordError(f"{path.name}: is no JSON: {one_line(str(error))}") from error
-        if not isinstance(told, dict):
-            raise RecordError(f"{path.name}: is no result of vllm bench serve, but a {type(told).__name__}")
-        found.append(told)
-        at = end + len(text[end:]) - len(text[end:].lstrip())
-    return found
-
-
-def _result(told: dict[str, Any], where: str, taken: set[str]) -> VllmResult:
-    fields = ("input_lens", "output_lens", "ttfts", "itls", "errors")
-    missing = [name for name in fields if name not in told]
-    if missing:
-        why = "it lacks " + ", ".join(missing)
-        raise RecordError(f"{where}{why}: run vllm bench serve with --save-result --save-detailed")
-    lists = {name: told[name] for name in fields}
-    count = len(lists["ttfts"]) if isinstance(lists["ttfts"], list) else 0
-    for name, values in lists.items():
-        if not isinstance(values, list) or len(values) != count:
-            raise RecordError(f"{where}{name}: is no list of {count} entries, as ttfts is")
-    if not count:
-        raise RecordError(f"{where}ttfts: holds no request")
-    rate, concurrency = _rate(told, where), _concurrency(told, where)
-    kind = _kind(rate, concurrency, count)
-    name = _name(kind, rate, concurrency, taken)
-    samples = _samples(lists, _starts(told, where, count, kind), name, where)
-    queued = told.get("queue_times")
-    late = float(np.quantile(_numbers(queued, "queue_times", where), 0.99)) if isinstance(queued, list) else 0.0
-    backend, model = (str(told.get(key) or "unknown") for key in ("backend", "model_id"))
-    shown = rate if kind == "open" else None
-    return VllmResult(name, kind, shown, concurrency, _when(told, where), backend, model, max(late, 0.0), samples)
-
-
-def _samples(lists: dict[str, list[Any]], starts: np.ndarray, name: str, where: str) -> Samples:
-    first, inputs, outputs = (_numbers(lists[key], key, where) for key in ("ttfts", "input_lens", "output_lens"))
-    gaps = [_numbers(each, f"itls.{at}", where) for at, each in enumerate(lists["itls"])]
-    ok, count = outputs > 0, len(first)
-    for key, bad in (("ttfts", first < 0), ("itls", np.array([bool((each < 0).any()) for each in gaps]))):
-        if bad.any():
-            raise RecordError(f"{where}{key}.{int(np.argmax(bad))}: a time below 0")
-    at = np.where(ok, starts + first, np.nan)
-    columns: dict[str, Any] = {
+def _samples(result: VllmResult, name: str) -> Samples:
+    ok, count = np.array(result.output_lens) > 0, len(result.ttfts)
+    starts = _starts(result)
+    first = np.where(ok, starts + np.array(result.ttfts), np.nan)
+    outcomes = [OK if good else _outcome(str(error)) for good, error in zip(ok, result.errors, strict=True)]
+    return from_lists({
         "point": [name] * count,
         "start": [0] * count,
         "intended": [float("nan")] * count,
         "actual": list(starts),
-        "first": list(at),
-        "end": [one + float(each.sum()) for one, each in zip(at, gaps, strict=True)],
-        "events": [len(each) + 1 if good else 0 for each, good in zip(gaps, ok, strict=True)],
-        "gaps": [each if good else [] for each, good in zip(gaps, ok, strict=True)],
-        "prompt_tokens": [int(each) if good else -1 for each, good in zip(inputs, ok, strict=True)],
-        "output_tokens": [int(each) if good else -1 for each, good in zip(outputs, ok, strict=True)],
+        "first": list(first),
+        "end": list(first + [sum(gaps) for gaps in result.itls]),
+        "events": [len(gaps) + 1 if good else 0 for gaps, good in zip(result.itls, ok, strict=True)],
+        "gaps": [gaps if good else [] for gaps, good in zip(result.itls, ok, strict=True)],
+        "prompt_tokens": list(np.where(ok, result.input_lens, -1)),
+        "output_tokens": list(np.where(ok, result.output_lens, -1)),
         "cached_tokens": [-1] * count,
         "asked_prompt": [-1] * count,
         "asked_output": [-1] * count,
         "window": [True] * count,
-        "outcome": ["ok" if good else _outcome(error) for good, error in zip(ok, lists["errors"], strict=True)],
-    }
-    try:
-        return from_lists(columns)
-    except (OverflowError, ValueError) as error:
-        raise RecordError(f"{where}{one_line(str(error))}") from error
+        "outcome": outcomes,
+    })  # fmt: skip
 
 
-def _numbers(values: Any, name: str, where: str) -> np.ndarray:
-    """Returns [n] finite numbers of a list; anything else in it is refused."""
-    if not isinstance(values, list) or any(type(each) not in (int, float) for each in values):
-        raise RecordError(f"{where}{name}: is no list of numbers")
-    try:
-        made = np.array(values, np.float64)
-    except OverflowError as error:
-        raise RecordError(f"{where}{name}: {error}") from error
-    if not (np.isfinite(made) & (np.abs(made) < 1e9)).all():
-        raise RecordError(f"{where}{name}: holds a number that is none of a measurement")
-    return made
+def _starts(result: VllmResult) -> npt.NDArray[np.float64]:
+    """Returns when each request was sent, since the first was."""
+    starts = np.array(result.start_times or [0.0] * len(result.ttfts))
+    sent = starts > 0
+    return np.where(sent, starts - starts[sent].min(initial=np.inf), 0.0)
 
 
-def _starts(told: dict[str, Any], where: str, count: int, kind: Kind) -> np.ndarray:
-    """Returns when each request was sent, since the first was. An old file has no such times: all at once needs
-    none."""
-    if "start_times" in told:
-        starts = _numbers(told["start_times"], "start_times", where)
-        if len(starts) != count:
-            raise RecordError(f"{where}start_times: {len(starts)} entries, ttfts has {count}")
-        sent = starts[starts > 0]  # a request that was never sent has 0
-        return np.where(starts > 0, starts - (sent.min() if len(sent) else 0.0), 0.0)
-    if kind != "saturation":
-        raise RecordError(f"{where}start_times: is missing, so no rate can be had: use a vLLM that writes them")
-    return np.zeros(count)
+def _outcome(error: str) -> str:
+    return next((ours for ours, words in _FAULTS if any(each in error for each in words)), "status")
 
 
-def _rate(told: dict[str, Any], where: str) -> float | None:
-    rate = told.get("request_rate", "inf")
-    if rate == "inf" or rate == float("inf"):
-        return None
-    if type(rate) not in (int, float) or not 0 < rate < 1e9:
-        raise RecordError(f"{where}request_rate: {one_line(repr(rate))} is no rate")
-    return float(rate)
-
-
-def _concurrency(told: dict[str, Any], where: str) -> int | None:
-    users = told.get("max_concurrency")
-    if users is not None and (type(users) is not int or not 0 < users < 10**9):
-        raise RecordError(f"{where}max_concurrency: {one_line(repr(users))} is no number of requests")
-    return users
-
-
-def _kind(rate: float | None, concurrency: int | None, count: int) -> Kind:
-    """Returns the loop. A rate with a limit in flight is open, with its limit told: it was sent by a clock."""
-    if rate is not None:
-        return "open"
-    if concurrency is None or concurrency >= count:
-        return "saturation"
-    return "single" if concurrency == 1 else "closed"
-
-
-def _name(kind: Kind, rate: float | None, concurrency: int | None, taken: set[str]) -> str:
-    name = {"open": f"open {rate:g}" if rate else "open", "closed": f"closed {concurrency}"}.get(kind, kind)
-    names = (name, *(f"{name} ({again})" for again in range(2, len(taken) + 2)))
-    return next(each for each in names if each not in taken)
-
-
-def _outcome(error: Any) -> str:
-    text = str(error)
-    return next((ours for ours, words in _FAULTS if any(word in text for word in words)), "status")
-
-
-def _when(told: dict[str, Any], where: str) -> str:
-    """Its date is a local time without a zone: taken as UTC, off by at most a day."""
-    try:
-        when = datetime.datetime.strptime(str(told.get("date")), "%Y%m%d-%H%M%S")
-    except ValueError as error:
-        raise RecordError(f"{where}date: {one_line(repr(told.get('date')))} is none like 20260131-235959") from error
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _shape(parts: Sequence[Samples]) -> ShapeInfo:
+def _shape(done: Samples) -> ShapeInfo:
     """Returns the shape: exact when every complete request of every point has the same lengths; else as a dataset, by
     its means."""
-    done = [part.of(part.outcome == "ok") for part in parts]
-    inputs = np.concatenate([part.prompt_tokens for part in done])
-    outputs = np.concatenate([part.output_tokens for part in done])
-    if not len(inputs):
+    if not len(done):
         raise RecordError("no request of the file was complete: there is nothing to import")
-    exact = len(np.unique(inputs)) == 1 and len(np.unique(outputs)) == 1
-    size = max(float(inputs.mean()), 1.0), max(float(outputs.mean()), 1.0)
+    exact = len(np.unique(done.prompt_tokens)) == 1 and len(np.unique(done.output_tokens)) == 1
+    size = max(float(done.prompt_tokens.mean()), 1.0), max(float(done.output_tokens.mean()), 1.0)
     name = f"{size[0]:.0f}x{size[1]:.0f}"
     return ShapeInfo(
         name=name if exact else f"mixed {name}",

@@ -174,9 +174,8 @@ def test_targets_are_read_from_what_users_type(url: str, whole: str) -> None:
     assert target_of(url).url == whole
 
 
-def test_headers_smuggle_nothing() -> None:
-    for headers in ({"x": "a\r\nb: c"}, {"a b": "c"}, {"content-length": "5"}):
-        with pytest.raises(UsageError, match="cannot be sent"):
-            Endpoint("h", 1, headers=headers)
+def test_nothing_is_smuggled_into_a_head() -> None:
+    with pytest.raises(UsageError, match="cannot be sent"):
+        Endpoint("h", 1, api_key="a\r\nb: c")
     with pytest.raises(UsageError, match="no path"):
         Endpoint("h", 1, path="/a b")

@@ -30,18 +30,18 @@ from penstock.errors import UsageError
 
 
 def failures(folder: RunFolder) -> list[tuple[str | None, str]]:
-    return [(one.failure.point, one.failure.kind) for one in folder.failed()]
+    return [(one.failure.point, one.failure.kind) for one in folder.state.failures]
 
 
 def kinds(folder: RunFolder) -> set[str]:
-    return {one.plan.kind for one in folder.measured}
+    return {one.result.plan.kind for one in folder.state.points}
 
 
 def test_a_run_measures_its_points_and_its_record_is_believed(tmp_path: Path) -> None:
     run = replace(run_of(tmp_path, settings=replace(QUICK, starts=2)), price=2.0)
     folder = measured(run)
     assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN}
-    assert [one.plan.start for one in folder.measured if one.plan.kind == SINGLE] == [0, 1]
+    assert [one.result.plan.start for one in folder.state.points if one.result.plan.kind == SINGLE] == [0, 1]
     assert sorted(path.name for path in folder.path.glob("server-*.log")) == ["server-0.log", "server-1.log"]
     record = write_record(run, workload("8x4"), folder)
     assert validate(folder.path / "record.json", folder.path / "raw.parquet") == record
@@ -59,7 +59,7 @@ def test_a_point_that_kills_the_server_costs_itself_alone(tmp_path: Path) -> Non
     assert failures(folder)[0] == (SATURATION, "crashed")
     assert SINGLE in kinds(folder) and OPEN in kinds(folder)
     assert len(starts.read_text().splitlines()) == 1 + len(failures(folder))  # a fresh one after each
-    told = folder.failed()[0].failure
+    told = folder.state.failures[0].failure
     assert told.message.startswith("the server ended") and "going down" in told.log
     assert "\x1b" not in told.log and "\x07" not in told.log and "\u200b" not in told.log
     kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")  # of no figure, but there to look into
@@ -75,7 +75,7 @@ def test_answers_that_are_cut_are_told_by_how_they_ended(tmp_path: Path, ending:
     """A server that cuts at its context says `length`, before as much as was asked for; another end is a wrong one."""
     folder = measured(run_of(tmp_path, "less=1", f"ending={ending}"))
     assert failures(folder) == [(None, kind)]
-    told = folder.failed()[0].failure.message
+    told = folder.state.failures[0].failure.message
     assert "3 tokens out, 4 were asked for" in told
     assert ("11 tokens in and out" if ending == "length" else "ignore_eos is not heeded") in told
 
@@ -197,19 +197,19 @@ def test_a_stopped_run_ends_its_server_says_how_to_go_on_and_goes_on(tmp_path: P
     folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
     assert before and before.items() <= after.items() and len(after) > len(before)
-    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN} and folder.opened == 2
+    assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN} and folder.state.opened == 2
 
 
 def test_a_killed_run_goes_on_too(tmp_path: Path) -> None:
     stopped(tmp_path, signal.SIGKILL, 2)
-    (tmp_path / "8x4" / "points" / "open-9.0.json").write_text("{")  # a point without its samples is none
+    (tmp_path / "8x4" / "points" / "open-9.0.parquet").write_text("{")  # samples that run.json doesn't name are none
     server, until = int((tmp_path / "starts").read_text()), time.monotonic() + 60
     while Path(f"/proc/{server}").exists():
         assert time.monotonic() < until, "the server has outlived its run"
         time.sleep(0.05)
     folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
     assert failures(folder) == [] and kinds(folder) == {SATURATION, SINGLE, OPEN}
-    names = [one.plan.key for one in folder.measured]
+    names = [one.result.plan.key for one in folder.state.points]
     assert len(set(names)) == len(names) and "open-9.0" not in names
 
 
@@ -243,7 +243,7 @@ def test_another_runs_folder_is_refused_by_what_differs(tmp_path: Path, monkeypa
         installed.setattr("penstock.bench.run_spec.__version__", "99.0")
         RunFolder(tmp_path / "f", fingerprint(run, work))
     again = RunFolder(tmp_path / "f", fingerprint(run, work))
-    assert (again.name, again.opened) == (folder.name, 2)  # a refused one has not opened it
+    assert (again.state.run, again.state.opened) == (folder.state.run, 2)  # a refused one has not opened it
     again.close()
     (tmp_path / "f" / "run.json").write_text(json.dumps({"asked": 1}))
     with pytest.raises(UsageError, match="is no run's"):

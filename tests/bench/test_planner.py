@@ -35,8 +35,8 @@ from penstock.bench.point_planner import (
     sides,
     within,
 )  # fmt: skip
-from penstock.bench.request_schedule import Known, arrivals, load_of, poisson, warm_load
-from penstock.bench.run_folder import RunFolder
+from penstock.bench.request_schedule import arrivals, load_of, poisson, warm_load
+from penstock.bench.run_folder import RunState
 from penstock.bench.workload import Prompted, workload
 from penstock.bench.write_record import method_of
 
@@ -218,22 +218,32 @@ def test_a_window_holds_as_many_arrivals_as_its_rate_says_and_is_a_poisson_proce
 
 
 def test_the_load_of_each_kind() -> None:
-    settings, known = Settings(), Known(alone=6.0, highest=4.0)
-    at_once = load_of(plan_of(SATURATION, requests=50, window=600.0), settings, None, prompts(), 0)
+    at_once = load_of(plan_of(SATURATION, requests=50, window=600.0, opens=0.0), 9.0, prompts(), 0)
     assert {ask.intended for ask in at_once.asks} == {0.0} and len(at_once.asks) == 50 and at_once.closed is None
     assert at_once.stall == at_once.stop_after == 600.0  # a queue may be silent until its turn
-    single = load_of(plan_of(SINGLE, requests=5, window=600.0), settings, None, prompts(), 0)
-    assert single.closed == 1 and len(single.asks) == 5 and all(math.isnan(ask.intended) for ask in single.asks)
-    opened = load_of(plan_of(OPEN, rate=8.0), settings, known, prompts(), 0)
-    assert opened.window == (10.0, 70.0) and opened.stop_after == 70.0 + 8 * 6.0
-    slow = load_of(plan_of(OPEN, rate=8.0), settings, Known(6.0, 4.0, loaded=80.0), prompts(), 0)
-    assert slow.stop_after == 70.0 + 1.25 * 80.0  # below the highest rate no request is cut for being one of many
+    single = load_of(plan_of(SINGLE, requests=5, concurrency=1, opens=0.0), 9.0, prompts(), 0)
+    assert (single.closed, single.stall, single.window, len(single.asks)) == (1, 9.0, (0.0, 60.0), 5)
+    assert all(math.isnan(ask.intended) for ask in single.asks)
+    opened = load_of(plan_of(OPEN, rate=8.0, drain=48.0), 9.0, prompts(), 0)
+    assert (opened.window, opened.stop_after, opened.stall) == ((10.0, 70.0), 118.0, 118.0)
     assert 8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2  # they go on arriving until the window's have ended
-    closed = load_of(plan_of(CLOSED, concurrency=4), settings, known, prompts(), 0)
-    assert closed.closed == 4 and len(closed.asks) >= 4 / 6.0 * closed.stop_after
+    closed = load_of(plan_of(CLOSED, concurrency=4, requests=100), 9.0, prompts(), 0)
+    assert closed.closed == 4 and len(closed.asks) == 100
     assert len({ask.body for ask in opened.asks}) == len(opened.asks)
     assert {(ask.asked_prompt, ask.asked_output) for ask in opened.asks} == {(5, 7)}
-    assert warm_load(settings, prompts()).stop_after == settings.warm_up
+    assert warm_load(Settings(), prompts()).stop_after == Settings().warm_up
+
+
+def test_a_point_waits_for_its_requests_and_has_as_many_as_its_users_can_send() -> None:
+    """A request alone takes 6 s; four at a time make 0.5 a second; at the point before one took 80 s."""
+    settings, slow = Settings(goals=GOALS, starts=1, bisections=0), dict.fromkeys(GOALS, 1.0)
+    single = PointResult(PointPlan(SINGLE, SINGLE, 0, 60.0, concurrency=1), 1 / 6, slow, slow, loaded=5.0)
+    rush = PointResult(PointPlan(SATURATION, SATURATION, 0, 60.0), 0.5, slow, slow, loaded=80.0)
+    rung = next_plan(settings, [single, rush])
+    assert rung is not None and (rung.concurrency, rung.drain) == (2, 1.25 * 80.0)
+    assert rung.requests >= 2 * (rung.opens + rung.window + rung.drain) / 6
+    quick = next_plan(settings, [single, replace(rush, loaded=0.0)])
+    assert quick is not None and quick.drain == pytest.approx(8 * 6.0)
 
 
 def test_the_method_in_a_record_is_what_was_done() -> None:
@@ -243,8 +253,8 @@ def test_the_method_in_a_record_is_what_was_done() -> None:
     settings = replace(asked.settings, budget=None)
 
     def told(done: list[PointResult]) -> Method:
-        plans = [SimpleNamespace(plan=each.plan) for each in done]
-        return method_of(asked, workload("8x4"), cast(RunFolder, SimpleNamespace(measured=plans, found=lambda _: done)))
+        points = [SimpleNamespace(result=each) for each in done]
+        return method_of(asked, workload("8x4"), cast(RunState, SimpleNamespace(points=points, found=done)))
 
     whole = run(settings, Server(4.0, dict.fromkeys(GOALS, 3.0)))
     assert (told(whole).starts, told(whole).short) == (3, False)

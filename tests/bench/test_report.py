@@ -236,7 +236,7 @@ def test_files_that_options_name_are_in_the_record(tmp_path: Path) -> None:
     assert files["key.pem"].startswith("sha256 ") and files["long.json"].endswith(", 30000 bytes")
     run = run_of(tmp_path / "out", *options, files=files)
     folder = RunFolder(tmp_path / "out", fingerprint(run, workload("8x4")))
-    folder.add_failure(FailedPoint(None, PointFailure(point=None, kind="crashed", message="", log="")))
+    folder.add_failure(FailedPoint(PointFailure(point=None, kind="crashed", message="", log="")))
     told = write_record(run, workload("8x4"), folder).engine.configuration
     folder.close()
     assert told.files == files and told.flags[:3] == ["--plan", "plan.json", "--key=key.pem"]

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from penstock.almanac.intervals import effective, ranks, share_interval
 from penstock.almanac.record import PointFailure
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.throughput import issued
 from penstock.bench.endpoint import Endpoint, target_of
-from penstock.bench.point_planner import CLOSED, OPEN, SINGLE, PointPlan, next_plan
-from penstock.bench.request_schedule import Known, load_of, one_load, warm_load
+from penstock.bench.point_planner import CLOSED, OPEN, PointPlan, PointResult, failed, next_plan
+from penstock.bench.request_schedule import load_of, one_load, warm_load
 from penstock.bench.response_checks import OWN_LIMIT
 from penstock.bench.run_folder import FailedPoint, MeasuredPoint, RunFolder
 from penstock.bench.run_load import ClientReport, Load, LoadProgress, run_load
@@ -82,7 +83,6 @@ class ShapeRun:
     def measure(self) -> None:
         """Measures what the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a
         failure of the run, and is kept."""
-        self._folder.forget_starts()
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
             self._fail(None, "refused", f"{peer.name} serves one sample a request, {self._work.n} were to be asked", "")
@@ -97,10 +97,10 @@ class ShapeRun:
                 self._on_one(plan.start, target, server)
 
     def _next(self) -> PointPlan | None:
-        lost = self._folder.failed()
-        if self.gone or len(lost) >= MOST_FAILURES or any(one.plan is None for one in lost):
+        lost = self._folder.state.failures
+        if self.gone or len(lost) >= MOST_FAILURES or any(one.result is None for one in lost):
             return None
-        return next_plan(self._settings, self._folder.found(self._settings.goals))
+        return next_plan(self._settings, self._folder.state.found)
 
     def _on_one(self, start: int, target: Endpoint, server: ServerProcess | None) -> None:
         """Points of a start, on one process of the server, until it has failed."""
@@ -116,7 +116,7 @@ class ShapeRun:
     def _takes_one(self, target: Endpoint, server: ServerProcess | None) -> bool:
         """Returns whether a single request of this shape is answered as asked; if not, no point of it can be
         measured."""
-        samples, seen = self._load(target, one_load(self._settings, self._asked(target, "one")), "one", 0)
+        samples, seen = self._one(target, "one")
         outcome = str(samples.outcome[0])
         if outcome == OK:
             return True
@@ -129,23 +129,22 @@ class ShapeRun:
 
     def _point(self, plan: PointPlan, target: Endpoint, server: ServerProcess | None) -> bool:
         """Measures a point; False when it failed."""
-        load = load_of(plan, self._settings, self._known(), self._asked(target, plan.key), self._run.seed)
+        load = load_of(plan, self._settings.stall, self._asked(target, plan.key), self._run.seed)
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
         samples, seen = self._load(target, load, plan.name, plan.start, watch)
         if self._is_gone(samples, target, server):
-            told, anew = f"the server no longer answers. {_said(seen)}", not self._folder.failed_before(plan)
-            return self._fail(plan, "crashed", told, "", samples, anew)
+            return self._fail(plan, "crashed", f"the server no longer answers. {_said(seen)}", "", samples)
         if (wrong := _wrong(plan, samples, seen, server, watch.silence)) is not None:
             return self._fail(plan, *wrong, server.tail() if server else "", samples)
         look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
-        self._folder.add(MeasuredPoint(plan, samples, look, _seconds(plan, samples), self._took()))
+        self._folder.add(MeasuredPoint(result_of(plan, samples, self._settings.goals, self._took()), look), samples)
         self._settle(samples, target)
         return True
 
     def _is_gone(self, samples: Samples, target: Endpoint, server: ServerProcess | None) -> bool:
         """Returns whether a server that we didn't start has ended; what became of one of ours its process tells."""
-        if server is None and _lost(samples) and not target.listens():
+        if server is None and _lost(samples) and _lost(self._one(target, "there")[0]):
             what = "no longer answers: this point goes into no figure"
             self.gone = f"the server at {target.url} {what}; start it again, and the same command goes on"
         return bool(self.gone)
@@ -154,7 +153,11 @@ class ShapeRun:
         """Waits, where requests were cut off by a point's end, until one gets through what they left behind: not every
         server drops the requests of clients that are gone. One that cannot is told by the next point."""
         if (before.outcome == UNFINISHED).any():
-            self._load(target, one_load(self._settings, self._asked(target, "settle")), "one", 0)
+            self._one(target, "settle")
+
+    def _one(self, target: Endpoint, salt: str) -> tuple[Samples, ClientReport]:
+        """Sends a single request, which goes into no figure."""
+        return self._load(target, one_load(self._settings, self._asked(target, salt)), "one", 0)
 
     def _load(
         self, target: Endpoint, load: Load, point: str, start: int, hear: Callable[[LoadProgress], bool] | None = None
@@ -163,24 +166,14 @@ class ShapeRun:
             target, load, point=point, start=start, processes=self._run.processes, progress=hear, pool=self._pool
         )
 
-    def _known(self) -> Known | None:
-        """Returns what the first single point and all points so far tell of the server."""
-        done = self._folder.measured
-        single = next((one.samples for one in done if one.plan.kind == SINGLE), None)
-        if single is None:
-            return None
-        ok = single.of(single.outcome == OK)
-        found = [one.found(()) for one in done]
-        highest, loaded = max(each.request_rate for each in found), max(each.loaded for each in found)
-        return Known(max(float((ok.end - issued(ok)).mean()), 1e-4), highest, loaded)
-
     def _asked(self, target: Endpoint, salt: str) -> Iterator[Prompted]:
         """Yields requests of the shape. No two runs, points or goes of a point have a prompt in common."""
         subject = self._run.subject
         peer = subject.peer
         more, without = (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
         speech = RequestStyle(target.model, subject.vocabulary, subject.ids, more, without)
-        unlike = f"{self._folder.name}.{self._folder.opened}.{salt}.{len(self._folder.failed())}"
+        state = self._folder.state
+        unlike = f"{state.run}.{state.opened}.{salt}.{len(state.failures)}"
         return prompts(self._work, speech, self._run.seed, unlike, self._made)
 
     def _made(self, length: int, draw: Draw) -> Iterator[str]:
@@ -191,26 +184,38 @@ class ShapeRun:
         return self._texts.of(length, draw)
 
     def _fail(
-        self,
-        plan: PointPlan | None,
-        kind: Kind,
-        message: str,
-        log: str,
-        samples: Samples | None = None,
-        anew: bool = False,
+        self, plan: PointPlan | None, kind: Kind, message: str, log: str, samples: Samples | None = None
     ) -> Literal[False]:
-        """Keeps what went wrong, and the samples of a point. anew: the next run tries it again."""
+        """Keeps what went wrong, and the samples of a point."""
         said = without_folders(plain(" ".join(message.split())))
         said = said if len(said) <= MESSAGE else f"{said[: MESSAGE - 4].rsplit(maxsplit=1)[0]} ..."
-        point, log = plan.name if plan is not None else None, without_folders(plain(log))
-        failed = FailedPoint(plan, PointFailure(point=point, kind=kind, message=said, log=log), self._took(), anew)
-        self._folder.add_failure(failed, samples)
+        point = plan.name if plan is not None else None
+        failure = PointFailure(point=point, kind=kind, message=said, log=without_folders(plain(log)))
+        result = failed(plan, self._settings.goals, self._took()) if plan is not None else None
+        self._folder.add_failure(FailedPoint(failure, result), samples)
         return False
 
     def _took(self) -> float:
         """Returns seconds since the last point, or since this process took up the shape."""
         since, self._since = self._since, time.monotonic()
         return self._since - since
+
+
+def result_of(plan: PointPlan, samples: Samples, goals: Sequence[float], took: float) -> PointResult:
+    """Returns, for the planner, rates and shares of the window's requests; one that failed met no goal. The shares'
+    upper ends are by as many independent requests as these are worth."""
+    inside = samples.of(samples.window)
+    ok = inside.outcome == OK
+    waited = np.where(ok, inside.first - issued(inside), np.inf)
+    met = {goal: float(np.mean(waited <= goal)) for goal in goals}
+    worth = effective([ranks(waited)])
+    _, ends = share_interval(np.array(list(met.values())) * worth, worth)
+    # What a rate is over: the window, or from the first send to the last end.
+    steady = plan.kind in (OPEN, CLOSED)
+    seconds = plan.window if steady else float(np.nanmax(inside.end) - np.nanmin(inside.actual))
+    rate = float(ok.sum()) / seconds if seconds > 0 else 0.0
+    loaded = float(np.nan_to_num(inside.end[ok] - inside.first[ok]).mean()) if ok.any() else 0.0
+    return PointResult(plan, rate, met, dict(zip(met, ends.tolist(), strict=True)), took=took, loaded=loaded)
 
 
 # --- what went wrong
@@ -281,14 +286,6 @@ def kind_of(outcome: str, message: str, server: ServerProcess | None) -> Kind:
 
 def _death(server: ServerProcess) -> Kind:
     return "out of memory" if _MEMORY.search(server.tail()) else "crashed"
-
-
-def _seconds(plan: PointPlan, samples: Samples) -> float:
-    """Returns what a rate is over: the window, or from the first send to the last end."""
-    if plan.kind in (OPEN, CLOSED):
-        return plan.window
-    inside = samples.of(samples.window)
-    return float(np.nanmax(inside.end) - np.nanmin(inside.actual))
 
 
 # --- servers

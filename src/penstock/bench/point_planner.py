@@ -24,6 +24,8 @@ FEWEST = 10  # requests that an open window holds, however long that takes
 BEGIN = 0.75  # of the highest rate: the first open one. At the highest itself queues take longest to be steady
 STRIDE = 1.5  # from a rate that still meets a goal, and is above the highest, to the next one that may not
 SETTLES = 1.5  # times a request at a rate: until as many are under way as it keeps
+DRAIN = 8  # times a request that is alone: one beside many takes longer, and a cut one has missed every goal
+ROOM = 1.25  # times what requests took, after their first token, at the point where that was longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Settings:
     """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
 
     window: a point's shortest.     longest: a point's longest, however few its requests.
-    drain: how long the window's requests may go on after it, at least: longer where requests are (request_schedule.py).
+    drain: how long the window's requests may go on after it, at least: longer where requests are.
     enough: requests that a point near a crossing should have.
     at_once: sequences of the saturation point, n to a request.     alone: requests of the single one.
     bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
@@ -93,8 +95,9 @@ def within(seconds: float) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class PointPlan:
-    """A point to measure on one start of the server. requests: at most; 0: as many as the window takes. opens: seconds
-    after which the window opens; it is then as long as `window` says."""
+    """A point to measure on one start of the server. requests: at most; 0: as many as the rate says. opens: seconds
+    after which the window opens; it is then as long as `window` says. drain: how long its requests may go on behind
+    it."""
 
     name: str
     kind: str
@@ -104,6 +107,7 @@ class PointPlan:
     concurrency: int | None = None
     requests: int = 0
     opens: float = 0.0
+    drain: float = 0.0
 
     @property
     def key(self) -> str:
@@ -208,7 +212,17 @@ def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     alone = _alone(done)
     takes = concurrency / rungs[-1].request_rate  # of one among so many, if they end no faster
     window, opens = max(settings.window, STEADY * alone, takes), max(settings.warm_up, alone, takes)
-    return PointPlan(f"{CLOSED}-{concurrency}", CLOSED, 0, window, concurrency=concurrency, opens=opens)
+    highest = max(each.request_rate for each in done)
+    drain = max(_drain(settings, done), 2 * concurrency / highest)  # one among many takes as long as all of them do
+    most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)  # a second
+    requests = concurrency + math.ceil(most * (opens + window + drain))
+    return PointPlan(
+        f"{CLOSED}-{concurrency}", CLOSED, 0, window, None, concurrency, requests, opens=opens, drain=drain
+    )
+
+
+def _drain(settings: Settings, done: Sequence[PointResult]) -> float:
+    return max(settings.drain, DRAIN * _alone(done), ROOM * max(each.loaded for each in done))
 
 
 # --- the crossings
@@ -254,7 +268,7 @@ def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> Point
     least, most = _whole(max(FEWEST, rate * STEADY * alone)), math.floor(rate * settings.longest)
     window = max(min(wanted, most), least) / rate
     opens = max(settings.warm_up, alone, min(_loaded(done, rate), settings.longest))
-    return PointPlan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate=rate, opens=opens)
+    return PointPlan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate, opens=opens, drain=_drain(settings, done))
 
 
 def _whole(requests: float) -> int:

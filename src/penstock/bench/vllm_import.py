@@ -87,11 +87,10 @@ class VllmResult(msgspec.Struct):
 
     def check(self) -> None:
         """Raises ValueError for what the form alone doesn't refuse."""
-        lists = {"input_lens": self.input_lens, "output_lens": self.output_lens, "itls": self.itls,
-                 "errors": self.errors, "start_times": self.start_times or self.ttfts}  # fmt: skip
-        for name, values in lists.items():
-            if len(values) != len(self.ttfts):
-                raise ValueError(f"{name}: {len(values)} entries, ttfts has {len(self.ttfts)}")
+        for name in ("input_lens", "output_lens", "itls", "errors", "start_times"):
+            count = len(getattr(self, name))
+            if count != len(self.ttfts) and (count or name != "start_times"):
+                raise ValueError(f"{name}: {count} entries, ttfts has {len(self.ttfts)}")
         if not self.start_times and self.kind != "saturation":
             raise ValueError("start_times: is missing, so no rate can be had: use a vLLM that writes them")
 

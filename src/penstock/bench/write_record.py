@@ -35,7 +35,7 @@ from penstock.almanac.record import (
 from penstock.almanac.record import ShapeInfo as RecordShape
 from penstock.almanac.samples import Samples
 from penstock.bench.point_planner import CLOSED, OPEN, fewer_than_aimed, next_plan
-from penstock.bench.run_folder import MeasuredPoint, RunFolder
+from penstock.bench.run_folder import MeasuredPoint, RunFolder, RunState
 from penstock.bench.run_spec import RunSpec, ServerSpec
 from penstock.bench.server_process import HOST
 from penstock.bench.workload import TEMPERATURE, Workload
@@ -52,25 +52,27 @@ _FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")  # of a path f
 
 def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
     """Makes raw.parquet and record.json of what the folder holds."""
-    measured = folder.measured
+    measured = folder.state.points
     raw, points = None, []
     if measured:
         path, samples = folder.raw()
         raw = Raw(sha256=hashlib.sha256(path.read_bytes()).hexdigest(), rows=len(samples))
-        names = dict.fromkeys(one.plan.name for one in measured)
-        points = [_point(run, work, samples, [one for one in measured if one.plan.name == name]) for name in names]
+        by_name: dict[str, list[MeasuredPoint]] = {}
+        for one in measured:
+            by_name.setdefault(one.result.plan.name, []).append(one)
+        points = [_point(run, work, samples, starts) for starts in by_name.values()]
     record = Record(
         schema="penstock-almanac/1",
-        run=folder.name,
-        when=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(folder.when)),
+        run=folder.state.run,
+        when=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(folder.state.when)),
         engine=_engine(run),
         model=_model(run.subject),
         machine=run.machine,
         shape=_shape(run.subject, work),
         client=_client(run),
-        method=method_of(run, work, folder),
+        method=method_of(run, work, folder.state),
         points=points,
-        failures=[one.failure for one in folder.failed()],
+        failures=[one.failure for one in folder.state.failures],
         raw=raw,
     )
     folder.write("record.json", record.model_dump_json(by_alias=True, indent=1))
@@ -79,7 +81,7 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
 
 def _point(run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]) -> Point:
     """Makes one point of all starts that measured it."""
-    plan = starts[0].plan
+    plan = starts[0].result.plan
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
     marks = ["text prompts"] if _prompts(run.subject, work) == "text" else []
@@ -87,7 +89,7 @@ def _point(run: RunSpec, work: Workload, samples: Samples, starts: Sequence[Meas
         marks.append("fewer requests than aimed at")
     return point_of(
         samples, name=plan.name, kind=kind, rate=plan.rate, concurrency=plan.concurrency,
-        seconds=sum(one.plan.window for one in starts) if steady else None,
+        seconds=sum(one.result.plan.window for one in starts) if steady else None,
         opens=plan.opens if steady else None, goals=run.settings.goals,
         look=worst([one.look for one in starts]), marks=marks,
         sharing=work.kind != "exact",
@@ -161,13 +163,13 @@ def _client(run: RunSpec) -> ClientInfo:
     )  # fmt: skip
 
 
-def method_of(run: RunSpec, work: Workload, folder: RunFolder) -> Method:
+def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
     """Returns the method as it was done: of a run that time or failures ended, the starts that there were, and it is a
     short one."""
     settings = run.settings
-    plans = [one.plan for one in folder.measured]
+    plans = [one.result.plan for one in state.points]
     steady = [plan for plan in plans if plan.kind in (OPEN, CLOSED)]
-    ended = next_plan(replace(settings.of_samples(work.n), budget=None), folder.found(settings.goals)) is None
+    ended = next_plan(replace(settings.of_samples(work.n), budget=None), state.found) is None
     fewer = any(fewer_than_aimed(settings, plan) for plan in plans)
     return Method(
         warm_up=max((plan.opens for plan in steady), default=settings.warm_up),

@@ -13,7 +13,7 @@ almanac_app = typer.Typer(help="The almanac: how fast is any engine.", no_args_i
 
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
 RECORDS = Path("almanac/records")
-NO_RECORDS = ("run.json", "failures.json")  # what else lies in a run's folder
+NO_RECORD = "run.json"  # what else lies in a run's folder
 BEGIN = "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock almanac add RUN`"
 
 
@@ -157,7 +157,7 @@ def _records_in(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     inside = [file.relative_to(path) for file in sorted(path.rglob("*.json"))]
-    return [path / file for file in inside if file.name not in NO_RECORDS and not {"points", "report"} & {*file.parts}]
+    return [path / file for file in inside if file.name != NO_RECORD and "report" not in file.parts]
 
 
 def _tell(records: int, refused: list[tuple[str, str]]) -> None:

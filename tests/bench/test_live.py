@@ -12,7 +12,8 @@ from penstock.almanac.record import MachineInfo
 from penstock.bench.live_progress import LiveProgress
 from penstock.bench.machine_probe import machine_of, this_machine
 from penstock.bench.point_planner import CLOSED, OPEN, SATURATION, PointPlan
-from penstock.bench.run_load import Load, LoadProgress
+from penstock.bench.run_load import Load
+from penstock.bench.worker_pool import LoadProgress
 from penstock.bench.worker_protocol import PlannedRequest
 from penstock.errors import UsageError
 

@@ -9,8 +9,7 @@ from hostile_server import DONE, EVENTS, event, usage_event
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.bench.response_checks import OWN_LIMIT, judge
-from penstock.bench.response_reader import StreamReader
+from penstock.bench.response_reader import OWN_LIMIT, StreamReader, judge
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CHAT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'

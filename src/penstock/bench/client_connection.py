@@ -12,8 +12,7 @@ from typing import cast
 
 import httptools
 
-from penstock.bench.response_checks import judge
-from penstock.bench.response_reader import ErrorReader, StreamReader
+from penstock.bench.response_reader import ErrorReader, StreamReader, judge
 from penstock.bench.worker_protocol import PlannedRequest
 
 RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote

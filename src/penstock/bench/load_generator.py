@@ -47,7 +47,6 @@ class LoadGenerator:
         self._firsts: list[float] = []
         self._tick = 0.0
         self.begin = 0.0
-        self.again = 0
         self.late = array("f")
         self.lags = array("f")
         self.cpu = self.wall = 0.0
@@ -55,8 +54,8 @@ class LoadGenerator:
 
     # -- before the point
 
-    async def open(self) -> int:
-        """Resolves the host and opens connections; how many. A server that cannot be reached is no error here: its
+    async def open(self) -> None:
+        """Resolves the host and opens connections. A server that cannot be reached is no error here: its
         requests will be refused, and say so."""
         spec, loop = self._spec, asyncio.get_running_loop()
         if spec.tls:
@@ -65,7 +64,7 @@ class LoadGenerator:
             found = await loop.getaddrinfo(spec.host, spec.port, type=socket.SOCK_STREAM)
         except OSError as error:
             self._unreachable = f"{spec.host} is no host that is known ({error})"
-            return 0
+            return
         self._addresses = [(str(address[0]), int(address[1])) for *_, address in found]
         until = time.monotonic() + OPENING
         while (lacking := spec.connections - len(self._idle)) > 0 and time.monotonic() < until:
@@ -76,7 +75,6 @@ class LoadGenerator:
                     self._keep(each, time.monotonic())
             if not any(isinstance(each, ClientConnection) for each in opened):
                 break
-        return len(self._idle)
 
     async def _connect(self) -> ClientConnection:
         """Raises OSError (a TimeoutError too) with the reason of the last address tried."""
@@ -191,7 +189,6 @@ class LoadGenerator:
     def ended(self, connection: ClientConnection, post: SentRequest) -> None:
         if post.outcome == "cut" and connection.was_raced(post):
             post.outcome, post.again, post.answer = None, True, None
-            self.again += 1
             self._send(post)
             return
         if connection.reusable:

@@ -1,6 +1,6 @@
-"""The client processes of loads: started, told their specs and the word, heard until all have brought their columns.
+"""The client processes of loads: started, told their specs and the word, heard until all have brought their results.
 
-It knows processes and messages; not what is in the columns.
+It knows processes and messages; not what is in the results.
 """
 
 from __future__ import annotations
@@ -30,9 +30,18 @@ from penstock.errors import EngineError
 
 LEAD = 0.05  # seconds between the word and the point's begin
 PATIENCE = 60.0  # seconds for a client process to start, or to come back after the point
+COUNTS = [name for name in WorkerProgress.__struct_fields__ if name != "firsts"]
 
-# Gets the seconds since the begin, the latest news of each process, the fresh first-token times; True ends the point.
-Hear = Callable[[float, list[WorkerProgress], list[float]], bool | None]
+
+class LoadProgress(WorkerProgress):
+    """What all processes have done together, at `seconds` since the point's begin. firsts: of those that ended since
+    the last progress. asked: requests of the whole load."""
+
+    seconds: float
+    asked: int
+
+
+Hear = Callable[[LoadProgress], bool | None]  # True ends the point
 
 
 class WorkerProcess(NamedTuple):
@@ -59,7 +68,7 @@ class WorkerPool:
             errors.close()
         self._all = []
 
-    def run(self, specs: list[WorkerSpec], hear: Hear) -> list[WorkerResult]:
+    def run(self, specs: list[WorkerSpec], hear: Hear | None) -> list[WorkerResult]:
         """Runs a load on as many processes as there are specs, and returns all parts. Raises EngineError when a
         process ends by itself."""
         while len(self._all) < len(specs):
@@ -76,22 +85,27 @@ class WorkerPool:
         self.begin = time.monotonic() + LEAD
         for worker in workers:
             _tell(worker, WorkerStart(self.begin))
-        return self._gather(workers, specs[0], hear)
+        return self._gather(workers, specs, hear)
 
-    def _gather(self, workers: list[WorkerProcess], spec: WorkerSpec, hear: Hear) -> list[WorkerResult]:
+    def _gather(self, workers: list[WorkerProcess], specs: list[WorkerSpec], hear: Hear | None) -> list[WorkerResult]:
         parts: dict[WorkerProcess, WorkerResult] = {}
         news: dict[WorkerProcess, WorkerProgress] = {}
         stopped = enough = False
-        until = self.begin + spec.stop_after + PATIENCE
+        until, asked = self.begin + specs[0].stop_after + PATIENCE, sum(len(spec.asks) for spec in specs)
         while working := [worker for worker in workers if worker not in parts]:
             worker, message = _next(working, until - time.monotonic())
+            seconds = time.monotonic() - self.begin
             if isinstance(message, WorkerResult):
                 parts[worker] = message
             elif isinstance(message, WorkerProgress):
                 news[worker] = message
-                enough = hear(time.monotonic() - self.begin, list(news.values()), message.firsts) or enough
-            over = time.monotonic() - self.begin >= spec.window[1]  # and nothing of the window goes on, in any process
-            done = over and all(each in parts or (each in news and not news[each].waiting) for each in workers)
+                counts = {name: sum(getattr(each, name) for each in news.values()) for name in COUNTS}
+                now = LoadProgress(**counts, firsts=message.firsts, seconds=seconds, asked=asked)
+                enough = (hear is not None and hear(now)) or enough
+            # The window is over, and nothing of it goes on, in any process.
+            done = seconds >= specs[0].window[1] and all(
+                each in parts or (each in news and not news[each].waiting) for each in workers
+            )
             if not stopped and (enough or done):
                 stopped = True
                 for each in working:

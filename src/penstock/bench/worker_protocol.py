@@ -3,10 +3,10 @@
     load                      client
       Spec  ────────────────▶   its share of the asks
             ◀────────────────  Ready   connections are open
-      Go    ────────────────▶   the instant that is 0
-            ◀────────────────  News    a few times a second
+      Start ────────────────▶   the instant that is 0
+            ◀────────────────  Progress    a few times a second
       Stop  ────────────────▶   when every process has what counts
-            ◀────────────────  Part    columns
+            ◀────────────────  Result  a row a request
 
 It knows no HTTP. Times are seconds; instants are of the monotonic clock that all processes of a machine share.
 """
@@ -17,12 +17,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import msgspec
-
-# What is known of each request when the point has ended, with the code of its array: times are float64, counts int32.
-COLUMNS = {
-    "number": "i", "intended": "d", "actual": "d", "first": "d", "end": "d", "events": "i", "prompt_tokens": "i",
-    "output_tokens": "i", "cached_tokens": "i",
-}  # fmt: skip
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +56,7 @@ class WorkerStop(msgspec.Struct, tag=True):
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    connections: int
+    """Connections are open."""
 
 
 class WorkerProgress(msgspec.Struct, tag=True):
@@ -81,19 +75,34 @@ class WorkerProgress(msgspec.Struct, tag=True):
     waiting: int
 
 
+class RequestResult(msgspec.Struct, array_like=True):
+    """What is known of a request when the point has ended: columns of its samples. number: of its ask, in the load.
+    Instants since the point's begin; NaN: it did not get so far. gaps: float32, as bytes. Tokens by the server's usage;
+    -1: it told none."""
+
+    number: int
+    intended: float
+    actual: float
+    first: float
+    end: float
+    events: int
+    gaps: bytes
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    outcome: str
+
+
 class WorkerResult(msgspec.Struct, tag=True):
-    """One process's requests. columns: COLUMNS' raw bytes. gaps: float32, of all requests in turn.
+    """One process's requests, but those that were never due.
 
     lags: how late each tick of the loop came, float32. late: how long after the intended start a request was taken up.
     troubles: outcome -> the first of its messages. cpu, wall: seconds of the point."""
 
-    columns: dict[str, bytes]
-    gaps: bytes
-    outcome: list[str]
+    requests: list[RequestResult]
     late: bytes
     lags: bytes
     troubles: dict[str, str]
-    again: int
     cpu: float
     wall: float
 

@@ -211,7 +211,7 @@ def ours(case: Case, times: np.ndarray, target: Endpoint, salt: str) -> Samples:
     speech = RequestStyle(target.model, vocabulary())
     drawn = prompts(workload(f"{case.prompt}x{case.output}"), speech, 0, salt, lambda length, draw: iter(()))
     asks = [
-        PlannedRequest(float(at), one.body, one.prompt_tokens, one.output_tokens)
+        PlannedRequest(float(at), one.body, one.asked_prompt, one.asked_output)
         for at, one in zip(times, drawn, strict=False)
     ]
     load = Load(asks, case.users, PATIENCE, PATIENCE, (0.0, PATIENCE))

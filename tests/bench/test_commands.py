@@ -74,7 +74,7 @@ def record_in(out: Path) -> Record:
 
 
 def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine: Path, done: Path) -> None:
-    rung = Rung(1, 5000.0, 0.001, 4.0, "lag", 3000.0, 0.001, 20.0)
+    rung = Rung(1, 5000.0, 0.001, 4.0, 3000.0, 0.001, 20.0)
     write_ceiling(Calibration(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
     first = run(engine, tmp_path / "a", "--price", "3", "--random-weights", "--env", "VLLM_X=1", "--model-name", "Tiny",
                 "--processes", "1")  # fmt: skip

@@ -119,7 +119,7 @@ def test_what_makes_a_point_a_failure(kind: str, outcomes: list[str], fault: str
     ],
 )  # fmt: skip
 def test_a_failure_is_told_by_its_word(outcome: str, message: str, kind: str) -> None:
-    assert kind_of(outcome, message, None) == kind
+    assert kind_of(outcome, message) == kind
 
 
 @pytest.mark.parametrize(

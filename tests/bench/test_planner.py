@@ -37,7 +37,8 @@ from penstock.bench.point_planner import (
 )  # fmt: skip
 from penstock.bench.request_schedule import arrivals, load_of, poisson, warm_load
 from penstock.bench.run_folder import RunState
-from penstock.bench.workload import Prompted, workload
+from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.workload import workload
 from penstock.bench.write_record import method_of
 
 GOALS = (0.3, 1.0, 3.0)
@@ -171,8 +172,8 @@ def plan_of(kind: str, **more: float | int | None) -> PointPlan:
     return PointPlan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, "opens": 10.0, **more})  # type: ignore[arg-type]
 
 
-def prompts() -> Iterator[Prompted]:
-    return (Prompted(b"%d" % number, 5, 7) for number in count())
+def prompts() -> Iterator[PlannedRequest]:
+    return (PlannedRequest(math.nan, b"%d" % number, 5, 7) for number in count())
 
 
 @pytest.mark.parametrize("rate", [0.5, 20.0, 3000.0])

@@ -85,7 +85,7 @@ def test_conversations_and_questions_come_from_files(tmp_path: Path) -> None:
     asked = next(prompts(work, IDS, 0, "s", no_texts))
     body = json.loads(asked.body)
     assert body["prompt"] == "Question: How many?\nAnswer:" and body["n"] == 5 and body["stop"] == ["Question:"]
-    assert (asked.prompt_tokens, asked.output_tokens) == (NO_LENGTH, NO_LENGTH)
+    assert (asked.asked_prompt, asked.asked_output) == (NO_LENGTH, NO_LENGTH)
 
 
 # --- texts
@@ -113,4 +113,4 @@ def test_texts_have_exactly_the_tokens_that_were_asked(tmp_path: Path, special: 
         assert length < 17 or len({text[:64] for text in made}) == 20
     speech = RequestStyle("m", 0, ids=False)
     asked = next(prompts(workload("9x4"), speech, 0, "s", texts.of))
-    assert len(told.encode(json.loads(asked.body)["prompt"]).ids) == asked.prompt_tokens == 9
+    assert len(told.encode(json.loads(asked.body)["prompt"]).ids) == asked.asked_prompt == 9

@@ -20,7 +20,7 @@ from penstock.almanac.record import PointFailure
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.throughput import issued
 from penstock.bench.endpoint import Endpoint, target_of
-from penstock.bench.point_planner import CLOSED, OPEN, PointPlan, PointResult, failed, next_plan
+from penstock.bench.point_planner import CLOSED, OPEN, SINGLE, PointPlan, PointResult, failed, next_plan
 from penstock.bench.request_schedule import load_of, one_load, warm_load
 from penstock.bench.response_reader import OWN_LIMIT
 from penstock.bench.run_folder import FailedPoint, MeasuredPoint, RunFolder
@@ -29,7 +29,8 @@ from penstock.bench.run_spec import RunSpec, ServerSpec
 from penstock.bench.server_process import HOST, ServerProcess, free_port, tail_of
 from penstock.bench.text_prompts import TextPrompts
 from penstock.bench.worker_pool import LoadProgress, WorkerPool
-from penstock.bench.workload import Draw, Prompted, RequestStyle, Workload, prompts
+from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.workload import Draw, RequestStyle, Workload, prompts
 from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError
 
@@ -117,14 +118,12 @@ class ShapeRun:
         """Returns whether a single request of this shape is answered as asked; if not, no point of it can be
         measured."""
         samples, seen = self._one(target, "one")
-        outcome = str(samples.outcome[0])
-        if outcome == OK:
+        alone = PointPlan(SINGLE, SINGLE, 0, self._settings.longest)
+        if (wrong := self._wrong(alone, samples, seen, target, server)) is None:
             return True
-        message = seen.troubles.get(outcome, outcome)
-        if outcome == "refused" and server is None and not self._tried:
-            raise UsageError(f"nothing serves at {target.url}: {message}", param="url")
-        kind: Kind = "crashed" if self._is_gone(samples, target, server) else kind_of(outcome, message, server)
-        self._fail(None, kind, f"a single request: {message}", server.tail() if server else "")
+        if self.gone and not self._tried:
+            raise UsageError(f"nothing serves at {target.url}: {_said(seen)}", param="url")
+        self._fail(None, wrong[0], f"a single request: {wrong[1]}", server.tail() if server else "")
         return False
 
     def _point(self, plan: PointPlan, target: Endpoint, server: ServerProcess | None) -> bool:
@@ -133,18 +132,38 @@ class ShapeRun:
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
         samples, seen = self._load(target, load, plan.name, plan.start, watch)
-        if self._is_gone(samples, target, server):
-            return self._fail(plan, "crashed", f"the server no longer answers. {_said(seen)}", "", samples)
-        if (wrong := _wrong(plan, samples, seen, server, watch.silence)) is not None:
+        if (wrong := self._wrong(plan, samples, seen, target, server, watch.silence)) is not None:
             return self._fail(plan, *wrong, server.tail() if server else "", samples)
-        look = seen.look(self._run.ceiling.events, self._run.ceiling.requests)
+        ceiling = self._run.ceiling
+        look = seen.look(ceiling.events, ceiling.requests) if ceiling else seen.look(None, None)
         self._folder.add(MeasuredPoint(result_of(plan, samples, self._settings.goals, self._took()), look), samples)
         self._settle(samples, target)
         return True
 
-    def _is_gone(self, samples: Samples, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Returns whether a server that we didn't start has ended; what became of one of ours its process tells."""
-        if server is None and _lost(samples) and _lost(self._one(target, "there")[0]):
+    def _wrong(
+        self, plan: PointPlan, samples: Samples, seen: ClientReport, target: Endpoint, server: ServerProcess | None,
+        silence: str = "",
+    ) -> tuple[Kind, str] | None:  # fmt: skip
+        """Returns why a point is none, in a word and in a line; None: it is one."""
+        if silence:
+            return "stalled", silence
+        message = _said(seen)
+        if _lost(samples) and self._has_ended(target, server):
+            memory = server is not None and _MEMORY.search(server.tail())
+            return ("out of memory" if memory else "crashed"), f"the server ended. {message}"
+        if (fault := fault_of(plan, samples)) is None:
+            return None
+        nothing = (
+            f"no request ended within {plan.window:g} s: give more --longest or fewer --at-once"
+            if samples.window.any()
+            else f"no request was due in its window of {plan.window:g} s: give a longer --window"
+        )
+        return kind_of(fault, message), message or nothing
+
+    def _has_ended(self, target: Endpoint, server: ServerProcess | None) -> bool:
+        if server is not None:
+            return server.ended(DYING)
+        if _lost(self._one(target, "there")[0]):
             what = "no longer answers: this point goes into no figure"
             self.gone = f"the server at {target.url} {what}; start it again, and the same command goes on"
         return bool(self.gone)
@@ -166,7 +185,7 @@ class ShapeRun:
             target, load, point=point, start=start, processes=self._run.processes, progress=hear, pool=self._pool
         )
 
-    def _asked(self, target: Endpoint, salt: str) -> Iterator[Prompted]:
+    def _asked(self, target: Endpoint, salt: str) -> Iterator[PlannedRequest]:
         """Yields requests of the shape. No two runs, points or goes of a point have a prompt in common."""
         subject = self._run.subject
         peer = subject.peer
@@ -221,25 +240,6 @@ def result_of(plan: PointPlan, samples: Samples, goals: Sequence[float], took: f
 # --- what went wrong
 
 
-def _wrong(
-    plan: PointPlan, samples: Samples, seen: ClientReport, server: ServerProcess | None, silence: str
-) -> tuple[Kind, str] | None:
-    """Returns why a point is none, in a word and in a line; None: it is one."""
-    if silence:
-        return "stalled", silence
-    message = _said(seen)
-    if server is not None and _lost(samples) and server.ended(DYING):
-        return _death(server), f"the server ended. {message}"
-    if (fault := fault_of(plan, samples)) is None:
-        return None
-    nothing = (
-        f"no request ended within {plan.window:g} s: give more --longest or fewer --at-once"
-        if samples.window.any()
-        else f"no request was due in its window of {plan.window:g} s: give a longer --window"
-    )
-    return kind_of(fault, message, server), message or nothing
-
-
 def _said(seen: ClientReport) -> str:
     """Returns the first message of each outcome; of one alone without its word, which is the failure's own."""
     told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
@@ -269,10 +269,8 @@ def _lost(samples: Samples) -> bool:
     return bool(np.isin(samples.outcome.astype(str), LOST).any())
 
 
-def kind_of(outcome: str, message: str, server: ServerProcess | None) -> Kind:
+def kind_of(outcome: str, message: str) -> Kind:
     """Returns a failure's word, of the commonest outcome and what the server said."""
-    if server is not None and outcome in LOST and server.ended(DYING):
-        return _death(server)
     if outcome in ("stalled", UNFINISHED):
         return "stalled"
     if (outcome == "length" and OWN_LIMIT in message) or (outcome == "status" and _CONTEXT.search(message)):
@@ -282,10 +280,6 @@ def kind_of(outcome: str, message: str, server: ServerProcess | None) -> Kind:
     if outcome == "refused" or (outcome == "status" and _REFUSED.search(message)):
         return "refused"
     return "wrong output"
-
-
-def _death(server: ServerProcess) -> Kind:
-    return "out of memory" if _MEMORY.search(server.tail()) else "crashed"
 
 
 # --- servers

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.point_planner import OPEN, SATURATION, SINGLE, PointPlan, Settings
 from penstock.bench.run_load import Load
 from penstock.bench.worker_protocol import PlannedRequest
-from penstock.bench.workload import Prompted
 from penstock.errors import UsageError
 
 AT_ONCE = 1e-3  # the window of requests that are all meant for second 0
@@ -27,7 +28,7 @@ WARM_SLOTS = 4
 WARM_RATE = 50  # asks a second that a warm-up has ready
 
 
-def load_of(plan: PointPlan, stall: float, prompts: Iterator[Prompted], seed: int) -> Load:
+def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], seed: int) -> Load:
     """Returns the asks of a plan. stall: how long a request may be silent, of the single point alone: a queue is silent
     for as long as it is long. Raises UsageError for more than are sent."""
     end = plan.opens + plan.window
@@ -42,20 +43,20 @@ def load_of(plan: PointPlan, stall: float, prompts: Iterator[Prompted], seed: in
             "--window or --at-once",
             param="window",
         )
-    asks = [_ask(time, next(prompts)) for time in times]
+    asks = [msgspec.structs.replace(next(prompts), intended=time) for time in times]
     window = (0.0, AT_ONCE) if plan.kind == SATURATION else (plan.opens, end)
     return Load(asks, plan.concurrency, until, stall if plan.kind == SINGLE else until, window)
 
 
-def one_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
+def one_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
     """Returns a single request, which nobody counts."""
-    return Load([_ask(math.nan, next(prompts))], 1, settings.longest, settings.stall, (0.0, settings.longest))
+    return Load([next(prompts)], 1, settings.longest, settings.stall, (0.0, settings.longest))
 
 
-def warm_load(settings: Settings, prompts: Iterator[Prompted]) -> Load:
+def warm_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
     """Returns a few at a time, for a server that has just started; nobody counts them."""
     seconds = settings.warm_up
-    asks = [_ask(math.nan, next(prompts)) for _ in range(math.ceil(WARM_RATE * seconds))]
+    asks = list(islice(prompts, math.ceil(WARM_RATE * seconds)))
     return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds))
 
 
@@ -77,7 +78,3 @@ def poisson(rate: float, until: float, draw: np.random.Generator) -> npt.NDArray
         more = draw.exponential(1 / rate, math.ceil(rate * until) + 10)
         times = np.concatenate([times, (times[-1] if len(times) else 0.0) + np.cumsum(more)])
     return times[times < until]
-
-
-def _ask(intended: float, prompted: Prompted) -> PlannedRequest:
-    return PlannedRequest(intended, prompted.body, prompted.prompt_tokens, prompted.output_tokens, prompted.most_output)

@@ -12,8 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock import __version__
 from penstock.almanac.record import MachineInfo
+from penstock.bench.calibrate import Rung
 from penstock.bench.peers import Peer
 from penstock.bench.point_planner import Settings
 from penstock.bench.workload import Workload
@@ -52,17 +55,10 @@ class ServerSpec:
 
 
 @dataclass(frozen=True)
-class Ceiling:
-    """What the clients reach against a server that does nothing; None: not calibrated."""
-
-    events: float | None = None
-    requests: float | None = None
-
-
-@dataclass(frozen=True)
 class RunSpec:
-    """What `bench run` was asked for. machine: the server's. price: dollars an hour of it. configuration: a word for
-    the options. commit: the last one of the sources that measure."""
+    """What `bench run` was asked for. machine: the server's. ceiling: what the clients reach against a server that
+    does nothing; None: not calibrated. price: dollars an hour of the machine. configuration: a word for the options.
+    commit: the last one of the sources that measure."""
 
     subject: ServerSpec
     works: list[Workload]
@@ -71,7 +67,7 @@ class RunSpec:
     seed: int
     processes: int
     machine: MachineInfo
-    ceiling: Ceiling = Ceiling()
+    ceiling: Rung | None = None
     price: float | None = None
     configuration: str = "default"
     commit: str | None = None
@@ -92,7 +88,7 @@ def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
         "commit": run.commit,
         "machine": run.machine.model_dump(exclude={"gpu": {"clocks"}}),
         "python": subject.python,
-        "engine": asdict(subject.peer) if subject.peer is not None else subject.url,
+        "engine": msgspec.structs.asdict(subject.peer) if subject.peer is not None else subject.url,
         "version": subject.version,
         "model": subject.model,
         "options": subject.options,

@@ -12,6 +12,7 @@ that is what is asked. It knows forms; no connection, no clock.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.worker_protocol import PlannedRequest
 from penstock.errors import UsageError
 
 SUITES = {"almanac": ("128x1024", "1024x128", "512x512", "256x2048", "2048x256", "1024x1024", "monkeys")}
@@ -48,17 +50,6 @@ class Workload:
     n: int = 1
     rows: tuple[tuple[str, int], ...] = ()
     source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompted:
-    """A request's body and what it must come back with: NO_LENGTH where that isn't known before. most_output: tokens
-    of all its samples together, at most."""
-
-    body: bytes
-    prompt_tokens: int
-    output_tokens: int
-    most_output: int = NO_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +97,9 @@ def named(shapes: list[str], suite: str | None) -> list[Workload]:
 
 def prompts(
     work: Workload, speech: RequestStyle, seed: int, salt: str, texts: Callable[[int, Draw], Iterator[str]]
-) -> Iterator[Prompted]:
-    """Yields requests without end. `salt`: the run and the point; another draws other prompts. `texts`: makes texts of
-    so many tokens, for a server that takes no ids."""
+) -> Iterator[PlannedRequest]:
+    """Yields requests without end, for no time yet. `salt`: the run and the point; another draws other prompts.
+    `texts`: makes texts of so many tokens, for a server that takes no ids."""
     draw = np.random.default_rng([seed, *salt.encode()])
     if work.rows:
         yield from _of_rows(work, speech, draw)
@@ -117,14 +108,15 @@ def prompts(
     length = work.output if work.kind == "exact" else NO_LENGTH
     while True:
         prompt: Any = ids(work.input, speech.vocabulary, draw) if made is None else next(made)
-        yield Prompted(body(work, speech, prompt, work.output), work.input, length, work.output * work.n)
+        asked = body(work, speech, prompt, work.output)
+        yield PlannedRequest(math.nan, asked, work.input, length, work.output * work.n)
 
 
-def _of_rows(work: Workload, speech: RequestStyle, draw: Draw) -> Iterator[Prompted]:
+def _of_rows(work: Workload, speech: RequestStyle, draw: Draw) -> Iterator[PlannedRequest]:
     while True:
         text, output = work.rows[int(draw.integers(len(work.rows)))]
         length = NO_LENGTH if work.kind == "monkeys" else output
-        yield Prompted(body(work, speech, text, output), NO_LENGTH, length, output * work.n)
+        yield PlannedRequest(math.nan, body(work, speech, text, output), NO_LENGTH, length, output * work.n)
 
 
 def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:

@@ -159,7 +159,8 @@ def _prompts(subject: ServerSpec, work: Workload) -> Literal["ids", "text"]:
 def _client(run: RunSpec) -> ClientInfo:
     return ClientInfo(
         penstock=__version__, commit=run.commit, command=line(command_of(sys.argv)), processes=run.processes,
-        seed=run.seed, ceiling_events=run.ceiling.events, ceiling_requests=run.ceiling.requests,
+        seed=run.seed, ceiling_events=run.ceiling.events if run.ceiling else None,
+        ceiling_requests=run.ceiling.requests if run.ceiling else None,
     )  # fmt: skip
 
 

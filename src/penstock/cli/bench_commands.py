@@ -13,8 +13,9 @@ import typer
 from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
 
 if TYPE_CHECKING:
+    from penstock.bench.calibrate import Rung
     from penstock.bench.point_planner import Settings
-    from penstock.bench.run_spec import Ceiling, ServerSpec
+    from penstock.bench.run_spec import ServerSpec
 
 bench_app = typer.Typer(
     help="Measure: any server's speed, or this machine's.", no_args_is_help=True, rich_markup_mode=None
@@ -222,14 +223,12 @@ def _environment(given: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _ceiling(processes: int) -> Ceiling:
+def _ceiling(processes: int) -> Rung | None:
     """What `bench calibrate` has left for this machine, if it has."""
     from penstock.bench.calibrate import read_ceiling
-    from penstock.bench.run_spec import Ceiling
 
     told = read_ceiling()
-    rung = told.of(processes) if told is not None else None
-    return Ceiling(rung.events or None, rung.requests or None) if rung is not None else Ceiling()
+    return told.of(processes) if told is not None else None
 
 
 def _settings(given: dict[str, Any], shapes: int) -> Settings:

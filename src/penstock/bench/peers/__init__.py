@@ -18,8 +18,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import tomllib
-from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,9 +31,9 @@ _VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?|(?<=version: )\d+")
 _BUILD = re.compile(r"\(build ([1-9]\d*)")  # llama.cpp's, which releases are named by; 0: whoever built it didn't say
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    name: str
+class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine's file. name: the file's."""
+
     says: str
     install: str
     version: list[str]
@@ -46,9 +44,10 @@ class Peer:
     ids: bool
     served: str = "{model}"
     samples: bool = True
-    without: list[str] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
+    without: list[str] = []
+    more: dict[str, Any] = {}
+    environment: dict[str, str] = {}
+    name: str = ""
 
     def words(self, python: str, model: str, host: str, port: int) -> list[str]:
         """Returns the command that serves."""
@@ -90,18 +89,10 @@ def peer(name: str) -> Peer:
     if (path.parent == FOLDER and path.stem not in known()) or not path.is_file():
         raise UsageError(f"there is no engine {name!r}: there are {', '.join(known())}, or give a URL", param="engine")
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path.name} is no TOML: {error}", param="engine") from error
-    needed = {each.name for each in fields(Peer) if each.default is MISSING and each.default_factory is MISSING}
-    names = {each.name for each in fields(Peer)} - {"name"}
-    wrong = sorted((set(told) - names) | (needed - set(told) - {"name"}))
-    if wrong:
-        raise UsageError(f"{path.name}: unknown or missing: {', '.join(wrong)}", param="engine")
-    try:
-        return msgspec.convert({**told, "name": path.stem}, Peer)
-    except msgspec.ValidationError as error:
+        told = msgspec.toml.decode(path.read_bytes(), type=Peer)
+    except ValueError as error:  # msgspec's are ValueErrors
         raise UsageError(f"{path.name}: {error}", param="engine") from error
+    return msgspec.structs.replace(told, name=path.stem)
 
 
 def _bin(python: str) -> str:

@@ -19,7 +19,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.forecast import Forecast, LengthModel
 from penstock.schedule.mask_slots import MaskSlots
-from penstock.schedule.prefix_tree import PrefixTree, root_of
+from penstock.schedule.prefix_tree import PrefixTree, words_of
 from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
 from penstock.schedule.rows import BACKGROUND, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -314,29 +314,26 @@ class Admission:
         padded = np.zeros(-(-group.target // BLOCK_SIZE) * BLOCK_SIZE, np.int32)
         padded[: group.target] = group.tokens[: group.target]
         tokens = padded.reshape(-1, BLOCK_SIZE)
-        if self.tree.enabled and not group.keys and group.full:
-            sums = self.tree.sums(tokens[: group.full], base=group.live.salt)
-            group.keys, group.base = self.tree.keys(sums), int(sums[-1])
-        root = root_of(group.live.salt)
-        known = self.tree.match(tokens[: group.full], self._may_share(group), root)
+        if self.tree.enabled and not group.words:
+            group.words = words_of(tokens[: group.full])
+        known, group.place = self.tree.match(self._may_share(group), -group.live.salt)
         self.pool.share(known)
         fresh = self.pool.take(len(tokens) - known.size)
         self.tree.slot_token[fresh] = tokens[known.size :]
         group.blocks = np.concatenate((known, fresh))
         group.stored = known.size * BLOCK_SIZE
-        group.parent = self.tree.place_of(known, root)
         self.queried_tokens += group.target
         self.cached_tokens += group.stored
         if not group.resumed:
             group.live.cached_tokens = group.stored
         forecast.add(1, 2, self._expected(group), len(tokens) - known.size)
 
-    def _may_share(self, group: ForkGroup) -> list[int]:
-        """Keys of the blocks that may be found in the tree: cached prompt tokens have no logits to score, and tokens
+    def _may_share(self, group: ForkGroup) -> list[bytes]:
+        """Words of the blocks that may be found in the tree: cached prompt tokens have no logits to score, and tokens
         that go up with scores lie in blocks of their own: others' scores would lie in the same slots."""
         if group.live.prompt_logprobs >= 0 and not group.resumed:
             return []
-        return group.keys if group.scored is None else group.keys[: group.sent // BLOCK_SIZE]
+        return group.words if group.scored is None else group.words[: group.sent // BLOCK_SIZE]
 
     def _advance(self, group: ForkGroup, count: int, number: int) -> None:
         """Plans `count` more tokens of a prompt: blocks they fill can be found from now on, as steps run in order."""
@@ -345,5 +342,5 @@ class Admission:
         group.last_flight = number
         self.prefilled_tokens += count
         last = group.stored // BLOCK_SIZE
-        if group.keys and last > first:
-            group.parent = self.tree.insert(group.keys[first:last], group.blocks[first:last].tolist(), group.parent)
+        if group.words and last > first:
+            group.place = self.tree.insert(group.words[first:last], group.blocks[first:last].tolist(), group.place)

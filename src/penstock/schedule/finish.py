@@ -163,7 +163,7 @@ class Finisher:
         groups = self.groups.at(self.rows.group[rows].tolist())
         first, new = self.rows.shared[rows], self._new_blocks(rows)
         blocks = self.rows.entries(rows, first, new)
-        self.tree.insert_chains(blocks, new, first, [g.base for g in groups], [g.parent for g in groups])
+        self.tree.insert_chains(blocks, new, [group.place for group in groups])
         self._free(rows)
 
     def check(self) -> None:

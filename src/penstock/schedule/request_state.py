@@ -30,7 +30,6 @@ from penstock.row_table import (
 )
 from penstock.schedule.constraint import Constraint, ConstraintFactory
 from penstock.schedule.logprob_store import TokenScores
-from penstock.schedule.prefix_tree import ROOT, root_of
 from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
 from penstock.schedule.step import JOIN_RECORD, Int32
 
@@ -191,10 +190,9 @@ class ForkGroup:
     sent: int  # position of the first token that has not gone up
     next: int = 0
     state: int = WAITING
-    keys: list[int] = field(default_factory=list)  # of its full blocks
+    words: list[bytes] = field(default_factory=list)  # of its full blocks, as the tree knows them
     blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # held: the full ones, then the partial one
-    parent: int = ROOT  # the tree's place behind which its next block goes
-    base: int = 0  # running hash sum of its full blocks
+    place: int = 0  # the tree's, behind which its next block goes
     stored: int = 0  # tokens whose prefill is planned, or that were cached
     rows: int = 0  # rows that are not released, ended ones in flight included
     running: int = 0  # rows that are in the steps
@@ -257,7 +255,7 @@ class Groups:
 
     def add(self, live: RequestState, tokens: Int32, samples: Int32, sent: int) -> ForkGroup:
         slot = self._free.pop() if self._free else len(self._by_slot)
-        group = ForkGroup(slot, live, tokens, samples, sent, parent=root_of(live.salt), base=live.salt)
+        group = ForkGroup(slot, live, tokens, samples, sent)
         if slot == len(self._by_slot):
             self._by_slot.append(group)
         else:

@@ -6,12 +6,9 @@ what comes back lies in pinned memory behind an event.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -19,7 +16,7 @@ from torch import Tensor
 
 from penstock.errors import EngineError, PenstockError
 from penstock.execute.prompt_scorer import Logprobs
-from penstock.schedule.step import StepTokens, TokenLogprobs
+from penstock.schedule.step import Flight, StepTokens, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -47,21 +44,13 @@ Made = TypeVar("Made")
 Work = Callable[[], Outcome]
 
 
-class StepFlight(Protocol):
-    """Serves as schedule.step.Flight."""
-
-    def ready(self) -> bool: ...
-
-    def fetch(self) -> StepTokens: ...
-
-
 class Executor(Protocol):
     """Runs work in the order of its launch."""
 
     def call(self, work: Callable[[], Made]) -> Made:
         """Runs work that is no step, waits for it, and gives what it made or raises what it raised."""
 
-    def launch(self, work: Work) -> StepFlight: ...
+    def launch(self, work: Work) -> Flight: ...
 
     def close(self) -> None: ...
 
@@ -80,76 +69,56 @@ class ThreadExecutor:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "penstock-device")
         self._error: BaseException | None = None
         self._closed = False
-        self._lock = threading.Lock()  # nothing is queued behind the end of the queue
-        self._thread = threading.Thread(target=self._run, name="penstock-device", daemon=True)
-        self._thread.start()
-
-    def launch(self, work: Work) -> StepFlight:
-        flight = _ThreadFlight()
-        with self._lock:
-            if self._closed:
-                raise EngineError("the device is closed: make a new engine")
-            if self._error is not None:
-                raise _told(self._error)
-            self._queue.put(partial(self._one, work, flight))
-        return flight
 
     def call(self, work: Callable[[], Made]) -> Made:
-        answer: Future[Made] = Future()
-        self._queue.put(partial(_answer, work, answer))
-        return answer.result()
+        return self._thread.submit(_inferred, work).result()
+
+    def launch(self, work: Work) -> Flight:
+        if self._closed:
+            raise EngineError("the device is closed: make a new engine")
+        if self._error is not None:
+            raise _told(self._error)
+        return _ThreadFlight(self._thread.submit(self._one, work))
 
     def close(self) -> None:
         """Ends the thread; steps that wait are not run, their flights fail."""
-        with self._lock:
-            self._closed = True
-            self._queue.put(None)
-        self._thread.join()
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
-        with torch.inference_mode():
-            while (job := self._queue.get()) is not None:
-                job()
-
-    def _one(self, work: Work, flight: _ThreadFlight) -> None:
-        if self._closed and self._error is None:
-            self._error = EngineError("the device was closed before this step ran")
+    def _one(self, work: Work) -> Outcome:
         if self._error is None:
             try:
-                flight.outcome = work().to_host(pinned=False)
+                return _inferred(work).to_host(pinned=False)
             except BaseException as error:  # noqa: BLE001  whoever fetches or launches raises it
                 self._error = error
-        flight.error = self._error
-        flight.done.set()
+        raise self._error
 
 
-def _answer(work: Callable[[], Made], answer: Future[Made]) -> None:
-    try:
-        answer.set_result(work())
-    except BaseException as error:  # noqa: BLE001  whoever waits for the answer raises it
-        answer.set_exception(error)
+def _inferred(work: Callable[[], Made]) -> Made:
+    with torch.inference_mode():
+        return work()
 
 
 class _ThreadFlight:
-    __slots__ = ("done", "error", "outcome")
+    __slots__ = ("_outcome",)
 
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.outcome: Outcome | None = None
-        self.error: BaseException | None = None
+    def __init__(self, outcome: Future[Outcome]) -> None:
+        self._outcome = outcome
 
     def ready(self) -> bool:
-        return self.done.is_set()
+        return self._outcome.done()
 
     def fetch(self) -> StepTokens:
-        self.done.wait()
-        if self.error is not None:
-            raise _told(self.error)
-        assert self.outcome is not None
-        return self.outcome.read()
+        try:
+            error = self._outcome.exception()
+        except CancelledError:
+            raise EngineError("the device was closed before this step ran") from None
+        if error is not None:
+            raise _told(error)
+        return self._outcome.result().read()
 
 
 class StreamExecutor:
@@ -167,7 +136,7 @@ class StreamExecutor:
         self._stream.synchronize()
         return made
 
-    def launch(self, work: Work) -> StepFlight:
+    def launch(self, work: Work) -> Flight:
         if self._closed:
             raise EngineError("the device is closed: make a new engine")
         if self._error is not None:

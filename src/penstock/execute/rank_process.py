@@ -19,7 +19,7 @@ import torch
 
 from penstock.config import Config
 from penstock.errors import EngineError, PenstockError
-from penstock.execute.executor import StepFlight, open_executor
+from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits
 from penstock.execute.open_runner import find_device, open_share
 from penstock.execute.rank_channel import (
@@ -38,8 +38,9 @@ from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
 from penstock.parent_death import begin_child
 from penstock.schedule.plan_bytes import PlanBytes
+from penstock.schedule.step import Flight
 
-Flights = queue.SimpleQueue[tuple[int, StepFlight]]
+Flights = queue.SimpleQueue[tuple[int, Flight]]
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import torch
 
 from penstock.config import Config
 from penstock.errors import EngineError, PenstockError, UsageError
-from penstock.execute.executor import StepFlight, open_executor
+from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits, agreed
 from penstock.execute.open_runner import find_device, find_dtype, open_share
 from penstock.execute.rank_channel import RankStart, encode
@@ -31,7 +31,7 @@ from penstock.models.read_config import read_model_config
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
 from penstock.schedule.plan_bytes import PlanBytes
-from penstock.schedule.step import StepPlan, StepTokens
+from penstock.schedule.step import Flight, StepPlan, StepTokens
 
 _SECONDS = 30.0  # that a rank waits for another in the middle of a step
 _REASON = 1.0  # that rank 0 waits for another's last word, where its own share has failed
@@ -45,7 +45,7 @@ class RankRunner(TorchRunner):
         self.others, self._threads = others, threads
         self._plans = PlanBytes()
 
-    def launch(self, plan: StepPlan) -> StepFlight:
+    def launch(self, plan: StepPlan) -> Flight:
         """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from now on."""
         data = self._plans.encode(plan)
         for other in self.others:
@@ -79,7 +79,7 @@ class RankFlight:
     """A step on all ranks. Serves as schedule.step.Flight."""
 
     number: int
-    own: StepFlight
+    own: Flight
     runner: RankRunner
     tokens: StepTokens | None = None
 

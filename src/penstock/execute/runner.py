@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from penstock.execute.device_step import DeviceStep
-from penstock.execute.executor import Executor, Outcome, StepFlight
+from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
@@ -26,7 +26,7 @@ from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.models.sizes import ModelSizes
 from penstock.schedule.prefix_groups import SharingCosts
-from penstock.schedule.step import StepPlan
+from penstock.schedule.step import Flight, StepPlan
 
 SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
@@ -82,7 +82,7 @@ class TorchRunner:
             room = None if agreed else graph_bytes(self._state.rows.device)
             self._about["graphs"] = self._state.capture(self.grouping, self._graph_sizes, room)
 
-    def launch(self, plan: StepPlan) -> StepFlight:
+    def launch(self, plan: StepPlan) -> Flight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
         return self._executor.launch(lambda: self._run(plan))
 

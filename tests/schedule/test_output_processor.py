@@ -13,7 +13,7 @@ from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas
 from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.request_state import Groups, RequestState
-from penstock.schedule.rows import AT_END, DRAINED, EACH_TOKEN, ENDED, FREE, ON_WATCH, PREEMPTED, RUNNING, Rows
+from penstock.schedule.rows import DRAINED, EACH_TOKEN, ENDED, FREE, ON_WATCH, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, StepPlan, StepTokens, TokenLogprobs
 from penstock.schedule.stop_token_masks import StopTokenMasks
@@ -60,8 +60,7 @@ class Twin:
         return (LENGTH if position + 1 >= self.live.limit else GOES_ON), NO_STOP_ID
 
     def _goes_up(self, token: int) -> bool:
-        deliver = self.live.deliver
-        return deliver == EACH_TOKEN or (deliver == ON_WATCH and token in self.watched)
+        return bool(self.live.traits & EACH_TOKEN) or (self.live.traits & ON_WATCH > 0 and token in self.watched)
 
 
 class Scene:
@@ -83,7 +82,7 @@ class Scene:
         self.rows.table[:] = 1 + np.random.default_rng(seed).permutation(rows * WIDTH).reshape(rows, WIDTH)
         self.twins = [self._twin(row) for row in range(rows)]
         self.number = 0
-        assert {t.live.deliver for t in self.twins} >= {AT_END} or rows < 20
+        assert any(not t.live.traits & (EACH_TOKEN | ON_WATCH) for t in self.twins) or rows < 20
         rng.shuffle(self.twins)
 
     def _twin(self, row: int) -> Twin:
@@ -120,11 +119,10 @@ class Scene:
         columns.state[row], columns.group[row], columns.request[row] = state, slot, live.request_id
         columns.planned_length[row] = columns.read_length[row] = live.prompt_length - 1
         columns.prompt[row] = columns.sent[row] = live.prompt_length
-        columns.limit[row], columns.deliver[row], columns.watch[row] = live.limit, live.deliver, live.watch
+        columns.limit[row], columns.traits[row], columns.watch[row] = live.limit, live.traits, live.watch
         columns.top[row] = record["logprobs"][0]
         self.outputs.scores.ask(int(columns.top[row]))  # one after the other: the store grows wider
-        columns.wants[row], columns.ignore_eos[row] = live.flags, record["ignore_eos"][0]
-        columns.stops[row], columns.stop_ids[row] = record["stop_ids"][0, 0] >= 0, record["stop_ids"][0]
+        columns.stop_ids[row] = record["stop_ids"][0]
 
     def flight(self) -> None:
         """A flight of some rows in any order; the columns must say what the twins do."""

@@ -21,7 +21,7 @@ from penstock.schedule.forecast import Forecast, LengthModel
 from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.prefix_tree import PrefixTree, words_of
 from penstock.schedule.request_state import PREFILLING, READY, WAITING, ForkGroup
-from penstock.schedule.rows import BACKGROUND, RUNNING, Rows
+from penstock.schedule.rows import BACKGROUND, IGNORES_EOS, RUNNING, STOP_IDS, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import Int32, Int64
 from penstock.schedule.wait_queue import FairQueue
@@ -172,14 +172,14 @@ class Admission:
         own = (rows.blocks - rows.shared).take(live)  # whole columns first: gathering costs more than subtracting
         left = (rows.limit - rows.planned_length).take(live)
         remaining = self.lengths.remaining((rows.planned_length + 1 - rows.prompt).take(live), left)
-        return own, np.where(rows.ignore_eos.take(live), left, remaining)
+        return own, np.where(rows.traits.take(live) & IGNORES_EOS, left, remaining)
 
     def _expected(self, group: ForkGroup) -> int:
         """Tokens that a tail of this group is expected to make from here on."""
         made = group.tokens.size - group.live.prompt_length
         scale = self.lengths.scale(group.finished, group.finished_tokens)
         left = group.live.limit - group.tokens.size
-        if group.live.record["ignore_eos"][0]:
+        if group.live.traits & IGNORES_EOS:
             return left  # it runs to its limit, but for a stop string or id
         return int(self.lengths.remaining(np.array([made], np.int32), np.array([left], np.int32), scale)[0])
 
@@ -238,15 +238,13 @@ class Admission:
         columns.shared[rows] = group.full
         columns.blocks[rows] = group.full + int(group.has_partial)
         columns.order[rows] = self.order + np.arange(rows.size) + (BACKGROUND if live.background else 0)
-        columns.deliver[rows] = live.deliver
+        columns.traits[rows] = live.traits
         columns.watch[rows] = live.watch
-        columns.wants[rows] = live.flags
+        columns.wants[rows] = live.record["wants"][0]
         columns.top[rows] = live.record["logprobs"][0]
         columns.single[rows] = live.row_of.size == 1
-        columns.ignore_eos[rows] = live.record["ignore_eos"][0]
         columns.request[rows] = live.request_id
-        columns.stops[rows] = bool(live.record["stop_ids"][0, 0] >= 0)
-        if live.record["stop_ids"][0, 0] >= 0:
+        if live.traits & STOP_IDS:
             columns.stop_ids[rows] = live.record["stop_ids"][0]
         live.row_of[samples] = rows
         self.mask_slots.join(live, rows, samples)

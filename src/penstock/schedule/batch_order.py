@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.config import BLOCK_SIZE
+from penstock.row_table import WANTS_ANY
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.prefix_groups import PrefixGroup, SharingCosts, Unit, find_groups
 from penstock.schedule.request_state import ForkGroup, Groups
@@ -23,12 +24,14 @@ _SPREAD = 64  # with many units that may be grouped: one step more for so many o
 
 @dataclass(slots=True)
 class Order:
-    """Rows of a step and their groups, as in StepPlan."""
+    """Rows of a step and their groups, as in StepPlan. Nobody writes to it: the next step may have the same."""
 
     rows: Int32
     start: Int32
     blocks: Int32
     length: Int32
+    active: Bool  # of every row: whether it stands in `rows`
+    wants: int
 
 
 class BatchOrder:
@@ -42,6 +45,7 @@ class BatchOrder:
         self.rows, self.groups, self.pool, self.sharing, self.few = rows, groups, pool, sharing, few
         self.changed = True  # somebody came or left
         self._running: Int32 = np.zeros(0, np.int32)
+        self._ordered: tuple[Int32, Order] | None = None  # the rows of the last step as they came, and put in order
         self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
         self._stale = False  # units changed since the groups were found
         self._found_at = 0
@@ -98,10 +102,20 @@ class BatchOrder:
         """Puts the rows of step `number` in order."""
         if self._stale and (len(self._units) <= self.few or number - self._found_at >= self._patience):
             self._find(number)
+        elif self._ordered is not None and rows is self._ordered[0]:
+            return self._ordered[1]
+        active = np.zeros(self.rows.count, np.bool_)
+        active[rows] = True
+        wants = int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY
+        order = Order(*self._grouped(rows), active, wants)
+        self._ordered = rows, order
+        return order
+
+    def _grouped(self, rows: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+        """Returns rows, members of a group side by side, and the groups' start, blocks and length."""
         alone = self._alone
         if not alone:
-            none = np.zeros(0, np.int32)
-            return Order(rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), none)
+            return rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
         place = self._place.take(self.rows.group.take(rows))
         if alone < 2**15 - 1:
             place = place.astype(np.int16)  # numpy sorts 16-bit numbers by radix
@@ -110,7 +124,7 @@ class BatchOrder:
         present = np.flatnonzero(sizes)
         start = np.zeros(present.size + 1, np.int32)
         np.cumsum(sizes[present], out=start[1:])
-        return Order(rows, start, self._blocks[present], self._lengths[present])
+        return rows, start, self._blocks[present], self._lengths[present]
 
     def _find(self, number: int) -> None:
         """Finds the prefix groups of the units that run now."""

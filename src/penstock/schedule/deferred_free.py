@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.request_state import Groups
-from penstock.schedule.rows import ENDED, PREEMPTED, Rows
+from penstock.schedule.rows import DRAINED, RUNNING, Rows
 from penstock.schedule.step import Int32, Int64
 
 
@@ -31,7 +31,7 @@ class DeferredFree:
 
         Their own blocks stay with them until they are free.
         """
-        fresh = rows[(self.rows.state[rows] != PREEMPTED) & (self.rows.state[rows] != ENDED)]
+        fresh = rows[(self.rows.state[rows] == RUNNING) | (self.rows.state[rows] == DRAINED)]
         self.rows.state[rows] = state
         if not fresh.size:
             return

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.schedule.constraint import Constraint
 from penstock.schedule.request_state import RequestState
 from penstock.schedule.rows import FREE, Rows
-from penstock.schedule.step import Bool, Int32, Masks
+from penstock.schedule.step import Bool, Int32, Int64, Masks
 
 
 class MaskSlots:
@@ -79,7 +79,7 @@ class MaskSlots:
         waits = self.rows.constrained.take(rows) & (self.rows.last_flight.take(rows) > read)
         return rows[~waits] if waits.any() else rows
 
-    def accept(self, rows: Int32, tokens: Int32, goes_on: Bool) -> None:
+    def accept(self, rows: Int64, tokens: Int32, goes_on: Bool) -> None:
         """Tells constraints the tokens [k] that rows [k] were given, where the row goes on behind it."""
         if self._constraints:
             for at in np.flatnonzero(self.rows.constrained.take(rows) & goes_on).tolist():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
 from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, TokenScores
 from penstock.schedule.request_state import ForkGroup, Groups
-from penstock.schedule.rows import EACH_TOKEN, ENDED, FREE, MORE_STOP_IDS, ON_WATCH, Rows
+from penstock.schedule.rows import EACH_TOKEN, ENDED, FREE, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Drafts, Int32, Int64, StepPlan, StepTokens
 from penstock.schedule.stop_token_masks import StopTokenMasks
@@ -26,7 +26,7 @@ class Read:
     """What one flight brought: rows that ended, and the news."""
 
     ended: Int32  # rows
-    rows: Int32  # that a token reached
+    rows: Int64  # that a token reached
     tokens: Int32  # theirs
     goes_on: Bool  # which of them have not ended
     bad: Int32  # rows whose logits were not finite, those that had been cancelled included
@@ -48,20 +48,20 @@ class OutputProcessor:
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused before this."""
-        rows, tokens = plan.query_rows, result.tokens
+        rows, tokens = plan.query_rows.astype(np.int64), result.tokens  # numpy gathers fastest by its own type
         positions = self.rows.read_length.take(rows) + np.int32(1)
         if plan.drafts is not None:
             positions += plan.drafts.offset
             self._settle(plan.rows, plan.drafts, tokens)
         lives = self.rows.state.take(rows)
-        distrusted = rows[(tokens == BAD_LOGITS) & (lives != FREE)]
-        accepted = (tokens != NO_TOKEN) & (lives != ENDED) & (lives != FREE)
-        where: Int32 | None = None
-        if not accepted.all():
-            where = np.flatnonzero(accepted).astype(np.int32)
-            rows, tokens, positions = rows[where], tokens[where], positions[where]
         bad = tokens == BAD_LOGITS
-        if bad.any():
+        distrusted = plan.query_rows[bad & (lives != FREE)]
+        accepted = (tokens != NO_TOKEN) & (lives > ENDED)
+        where: Int64 | None = None
+        if not accepted.all():
+            where = np.flatnonzero(accepted)
+            rows, tokens, positions, bad = rows[where], tokens[where], positions[where], bad[where]
+        if distrusted.size:
             tokens = np.where(bad, 0, tokens)
         slots = self.rows.slots(rows, positions)
         self.slot_token.reshape(-1)[slots] = tokens
@@ -69,18 +69,18 @@ class OutputProcessor:
             every = np.full(lives.size, -1, np.int64)
             every[slice(None) if where is None else where] = slots
             self.scores.put(every[result.logprobs.where], result.logprobs)
-        if bad.any():
+        if distrusted.size:
             self.scores.blank(slots[bad])
-        finish, stop_id = self._ends(rows, tokens, positions, bad)
-        taken, hits = rows.size, self._watched(rows, tokens)
+        traits = self.rows.traits.take(rows)
+        finish, stop_id = self._ends(rows, tokens, positions, traits, bad)
+        taken, hits = rows.size, self._goes_up(rows, tokens, traits)
         given = rows, tokens, finish == GOES_ON
         if plan.drafts is not None:
             last, hits = _last_of_each(rows, finish, hits)
             rows, positions, finish, stop_id = rows[last], positions[last], finish[last], stop_id[last]
         self.rows.read_length[rows] = positions
-        ended = rows[finish != GOES_ON]
-        goes_up = hits | (finish != GOES_ON) | (self.rows.deliver.take(rows) == EACH_TOKEN)
-        news = np.flatnonzero(goes_up).astype(np.int32)
+        ended = rows[finish != GOES_ON].astype(np.int32)
+        news = np.flatnonzero(hits | (finish != GOES_ON))
         deltas = self._deltas(rows[news], positions[news], finish[news], stop_id[news])
         return Read(ended, *given, distrusted, deltas, taken, lives.size - taken)
 
@@ -91,34 +91,36 @@ class OutputProcessor:
         self.rows.planned_length[rows] -= offered - np.maximum(told - 1, 0)
         self.rows.drafted[rows] -= offered
 
-    def _ends(self, rows: Int32, tokens: Int32, positions: Int32, bad: Bool) -> tuple[NDArray[np.int8], Int32]:
+    def _ends(
+        self, rows: Int64, tokens: Int32, positions: Int32, traits: NDArray[np.uint8], bad: Bool
+    ) -> tuple[NDArray[np.int8], Int32]:
         """Why each row ends with this token, as in Deltas.finish, and the stop id that did it."""
         columns = self.rows
         finish = np.full(rows.size, GOES_ON, np.int8)
         stop_id = np.full(rows.size, NO_STOP_ID, np.int32)
         finish[positions + 1 >= columns.limit.take(rows)] = LENGTH
-        ends = self._eos.take(tokens) & ~columns.ignore_eos.take(rows)
+        ends = self._eos.take(tokens) & (traits & IGNORES_EOS == 0)
         finish[ends] = STOP
-        asks = np.flatnonzero(columns.stops.take(rows) & ~ends)
+        asks = np.flatnonzero((traits & STOP_IDS != 0) & ~ends)
         if asks.size:
             hit = asks[(columns.stop_ids[rows[asks]] == tokens[asks, None]).any(axis=1)]
             finish[hit], stop_id[hit] = STOP, tokens[hit]
-            for i in asks[columns.wants[rows[asks]] & MORE_STOP_IDS != 0].tolist():
+            for i in asks[traits[asks] & MORE_STOP_IDS != 0].tolist():
                 live = self.groups[int(columns.group[rows[i]])].live
                 if positions[i] >= live.min_length and (live.more_stop_ids == tokens[i]).any():
                     finish[i], stop_id[i] = STOP, tokens[i]
         finish[bad], stop_id[bad] = ERROR, NO_STOP_ID
         return finish, stop_id
 
-    def _watched(self, rows: Int32, tokens: Int32) -> Bool:
-        """Whether each token may end a stop string of its row's."""
-        hits: Bool = np.zeros(rows.size, np.bool_)
-        watched = np.flatnonzero(self.rows.deliver.take(rows) == ON_WATCH)
+    def _goes_up(self, rows: Int64, tokens: Int32, traits: NDArray[np.uint8]) -> Bool:
+        """Whether each token is waited for: its row is streamed, or it may end a stop string of its row's."""
+        hits: Bool = traits & EACH_TOKEN != 0
+        watched = np.flatnonzero(traits & ON_WATCH)
         if watched.size:
             hits[watched] = self.watch.hits(self.rows.watch[rows[watched]], tokens[watched])
         return hits
 
-    def _deltas(self, rows: Int32, positions: Int32, finish: NDArray[np.int8], stop_id: Int32) -> Deltas:
+    def _deltas(self, rows: Int64, positions: Int32, finish: NDArray[np.int8], stop_id: Int32) -> Deltas:
         if not rows.size:
             return empty_deltas()
         first, stop = self.rows.sent[rows], positions + np.int32(1)
@@ -140,13 +142,13 @@ class OutputProcessor:
 
     def tokens_of(self, row: int) -> Int32:
         """Returns a row's output tokens as far as they were read."""
-        one = np.array([row], np.int32)
+        one = np.array([row])
         _, slots = self._slots(one, self.rows.prompt[one], self.rows.read_length[one] + np.int32(1))
         return self.slot_token.reshape(-1).take(slots)
 
     def scores_of(self, row: int) -> TokenScores:
         """Returns scores of a row's tokens that have been read and have not gone up."""
-        one = np.array([row], np.int32)
+        one = np.array([row])
         _, slots = self._slots(one, self.rows.sent[one], self.rows.read_length[one] + np.int32(1))
         return self.scores.take(slots, np.full(slots.size, self.rows.top[row]))
 
@@ -157,7 +159,7 @@ class OutputProcessor:
         positions = np.arange(group.sent, group.tokens.size, dtype=np.int32)
         self.scores.put(self.rows.slots(np.repeat(rows, positions.size), positions), group.scored)
 
-    def _slots(self, rows: Int32, first: Int32, stop: Int32) -> tuple[Int32, Int64]:
+    def _slots(self, rows: Int64, first: Int32, stop: Int32) -> tuple[Int32, Int64]:
         """Returns where output positions first[i] : stop[i] of rows[i] lie: a CSR of flat slots."""
         counts = stop - first
         start = np.zeros(rows.size + 1, np.int32)
@@ -166,7 +168,7 @@ class OutputProcessor:
         return start, self.rows.slots(np.repeat(rows, counts), positions)
 
 
-def _last_of_each(rows: Int32, finish: NDArray[np.int8], hits: Bool) -> tuple[Int64, Bool]:
+def _last_of_each(rows: Int64, finish: NDArray[np.int8], hits: Bool) -> tuple[Int64, Bool]:
     """Queries [Q], a row's side by side -> the last that counts of each row [rows], and whether any up to it hit: what
     comes after an end that only the host sees counts for nothing."""
     if not rows.size:

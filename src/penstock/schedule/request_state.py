@@ -30,7 +30,7 @@ from penstock.row_table import (
 )
 from penstock.schedule.constraint import Constraint, ConstraintFactory
 from penstock.schedule.logprob_store import TokenScores
-from penstock.schedule.rows import AT_END, EACH_TOKEN, MORE_STOP_IDS, ON_WATCH
+from penstock.schedule.rows import EACH_TOKEN, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS
 from penstock.schedule.step import JOIN_RECORD, Int32
 
 WAITING, PREFILLING, READY = range(3)
@@ -94,7 +94,7 @@ class RequestState:
     bias_ids: Int32  # then the bad words' ids, BAD_WORD_IDS a word
     bias_values: NDArray[np.float32]
     more_stop_ids: Int32  # beyond the device's
-    deliver: int
+    traits: int  # of its rows
     watch: int  # slot of its watch table, -1: none
     prompt_logprobs: int  # -1: none
     outstanding: int  # samples that have not ended
@@ -145,7 +145,7 @@ class RequestState:
             bias_ids=np.concatenate((np.fromiter(bias.keys(), np.int32, len(bias)), words)),
             bias_values=values,
             more_stop_ids=np.array((params.stop_token_ids or [])[MAX_STOP_IDS:], np.int32),
-            deliver=_delivery(request),
+            traits=_traits(request),
             watch=watch,
             prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             outstanding=params.n if samples is None else len(samples),
@@ -168,15 +168,13 @@ class RequestState:
             self._constraints[sample] = self.constrain(sample)
         return self._constraints.get(sample)
 
-    @property
-    def flags(self) -> int:
-        return int(self.record["wants"][0]) | (MORE_STOP_IDS if self.more_stop_ids.size else 0)
 
-
-def _delivery(request: Request) -> int:
-    if request.stream:
-        return EACH_TOKEN
-    return ON_WATCH if request.watch is not None else AT_END
+def _traits(request: Request) -> int:
+    params = request.sampling
+    stops = len(params.stop_token_ids or ())
+    traits = EACH_TOKEN if request.stream else ON_WATCH if request.watch is not None else 0
+    traits |= IGNORES_EOS if params.ignore_eos else 0
+    return traits | (STOP_IDS if stops else 0) | (MORE_STOP_IDS if stops > MAX_STOP_IDS else 0)
 
 
 @dataclass(slots=True, eq=False)

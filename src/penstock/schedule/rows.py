@@ -14,11 +14,10 @@ from penstock.config import BLOCK_SIZE
 from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.step import Bool, Int32, Int64
 
-FREE, RUNNING, DRAINED, PREEMPTED, ENDED = range(5)
-AT_END, EACH_TOKEN, ON_WATCH = range(3)  # when a sample's tokens go up
+FREE, ENDED, RUNNING, DRAINED, PREEMPTED = range(5)  # what is above ENDED takes tokens
 
-MORE_STOP_IDS = 1 << 7  # in the `flags` column: stop ids beyond the device's, looked at by the host
-
+# Bits of a row's traits. Its tokens go up with each step, with each that its watch table names, or else at its end.
+EACH_TOKEN, ON_WATCH, IGNORES_EOS, STOP_IDS, MORE_STOP_IDS = (1 << bit for bit in range(5))  # more: than the device's
 
 BACKGROUND = 2**40  # added to the `order` of rows in the background: all others are older than they
 
@@ -46,15 +45,13 @@ class Rows:
         self.blocks: Int32 = ints()  # table entries in use
         self.order: Int64 = np.zeros(count, np.int64)  # of admission: the youngest is preempted first
         self.last_flight: Int64 = np.full(count, -1, np.int64)
-        self.deliver: NDArray[np.uint8] = np.zeros(count, np.uint8)
+        self.traits: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.watch: Int32 = ints()  # slot of its watch table
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.mask_slot: Int32 = np.full(count, -1, np.int32)  # of its token mask; -1: any token may come
         self.constrained: Bool = np.zeros(count, np.bool_)  # a constraint says what may come after each token
         self.top: Int32 = np.full(count, -1, np.int32)  # logprobs asked for: of so many likely tokens; -1: none
         self.single: Bool = np.zeros(count, np.bool_)  # its request's only sample
-        self.ignore_eos: Bool = np.zeros(count, np.bool_)
-        self.stops: Bool = np.zeros(count, np.bool_)  # has stop ids
         self.stop_ids: Int32 = np.full((count, MAX_STOP_IDS), -1, np.int32)
         self.table: Int32 = np.zeros((count, width), np.int32)
         self._stack: Int32 = np.arange(count - 1, -1, -1, dtype=np.int32)
@@ -70,10 +67,10 @@ class Rows:
         self._stack[self.free_count : self.free_count + rows.size] = rows[::-1]
         self.free_count += rows.size
 
-    def slots(self, rows: Int32, positions: Int32) -> Int64:
+    def slots(self, rows: Int32 | Int64, positions: Int32) -> Int64:
         """Returns indices into the flat slot_token: of positions[i] in the table of rows[i]."""
         place = positions // BLOCK_SIZE
-        blocks = self.table.reshape(-1).take(rows.astype(np.int64) * self.width + place)
+        blocks = self.table.reshape(-1).take(rows.astype(np.int64, copy=False) * self.width + place)
         return (blocks - place).astype(np.int64) * BLOCK_SIZE + positions
 
     def entries(self, rows: Int32, first: Int32, counts: Int32) -> Int32:

@@ -30,7 +30,8 @@ from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, ke
 from penstock.server.online.buffered import JSON
 from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
-from penstock.server.process.openapi import describe
+from penstock.server.process.openapi import BYTES, EVENTS, Told, asked, describe, in_json, page
+from penstock.server.process.openapi_schemas import BATCH, UPLOAD, ref
 
 
 def build_app(
@@ -42,8 +43,8 @@ def build_app(
     """Returns the ASGI application over a running engine. access_log: where a line for each request goes. manager:
     files and batches, where there is a state folder."""
     access = access or AccessPolicy()
-    routes = [ServerRoute(operation, work, service) for operation, work in _ONLINE.items()]
-    routes += [ServerRoute(operation, _owned(work), manager) for operation, work in _BATCHES.items()]
+    routes = [ServerRoute(operation, work, service, told) for operation, (work, told) in _ONLINE.items()]
+    routes += [ServerRoute(operation, _owned(work), manager, told) for operation, (work, told) in _BATCHES.items()]
     described = cache(lambda: _describe(service, access, routes))
 
     async def get_openapi(request: Request) -> Response:
@@ -63,14 +64,16 @@ def build_app(
 
 
 class ServerRoute(Route):
-    """One operation, `GET /path`, and who serves it, over what. Some load balancers probe by HEAD; nothing else answers
-    to it."""
+    """One operation, `GET /path`, who serves it, over what, and what is told of it. Some load balancers probe by HEAD;
+    nothing else answers to it."""
 
-    def __init__(self, operation: str, work: Callable[[Any, Request], Awaitable[Response]], over: Any) -> None:
+    def __init__(
+        self, operation: str, work: Callable[[Any, Request], Awaitable[Response]], over: Any, told: Told
+    ) -> None:
         method, path = operation.split(" ")
         super().__init__(path, partial(work, over), name=work.__name__)
         self.methods = {method, "HEAD"} if path.startswith(PROBES) else {method}
-        self.operation = f"{method} {self.path_format}"
+        self.operation, self.told = f"{method} {self.path_format}", told
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -107,28 +110,30 @@ async def get_metrics(service: AppState, request: Request) -> Response:
     return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-_ONLINE: dict[str, Callable[[AppState, Request], Awaitable[Response]]] = {
-    "POST /v1/completions": handlers.post_completions,
-    "POST /v1/chat/completions": handlers.post_chat,
-    "GET /v1/models": get_models,
-    "GET /v1/models/{model:path}": get_model,
-    "GET /health/live": get_live,
-    "GET /health/ready": get_ready,
-    "GET /health": get_ready,
-    "GET /health/engine": get_engine,
-    "GET /version": get_version,
-    "GET /metrics": get_metrics,
+_FORM, _CHAT = in_json(ref("CompletionForm")), in_json(ref("ChatForm"))
+_FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["asc", "desc"]))
+_ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Told]] = {
+    "POST /v1/completions": (handlers.post_completions, Told(("Completion", EVENTS), _FORM)),
+    "POST /v1/chat/completions": (handlers.post_chat, Told(("ChatCompletion", EVENTS), _CHAT)),
+    "GET /v1/models": (get_models, Told(("Models",))),
+    "GET /v1/models/{model:path}": (get_model, Told(("Model",))),
+    "GET /health/live": (get_live, Told(("Live",))),
+    "GET /health/ready": (get_ready, Told(("Ready",), again=True)),
+    "GET /health": (get_ready, Told(("Ready",), again=True)),
+    "GET /health/engine": (get_engine, Told(("EngineState",), again=True)),
+    "GET /version": (get_version, Told(("Version",))),
+    "GET /metrics": (get_metrics, Told((CONTENT_TYPE_LATEST.partition(";")[0],))),
 }
-_BATCHES: dict[str, Callable[[BatchManager, Request, str], Awaitable[Response]]] = {
-    "POST /v1/files": files.post_file,
-    "GET /v1/files": files.list_files,
-    "GET /v1/files/{file_id}": files.get_file,
-    "GET /v1/files/{file_id}/content": files.get_content,
-    "DELETE /v1/files/{file_id}": files.delete_file,
-    "POST /v1/batches": batches.post_batch,
-    "GET /v1/batches": batches.list_batches,
-    "GET /v1/batches/{batch_id}": batches.get_batch,
-    "POST /v1/batches/{batch_id}/cancel": batches.cancel_batch,
+_BATCHES: dict[str, tuple[Callable[[BatchManager, Request, str], Awaitable[Response]], Told]] = {
+    "POST /v1/files": (files.post_file, Told(("File",), {"multipart/form-data": {"schema": UPLOAD}})),
+    "GET /v1/files": (files.list_files, Told(("Files",), query=(*_FILES_QUERY, asked("purpose", type="string")))),
+    "GET /v1/files/{file_id}": (files.get_file, Told(("File",))),
+    "GET /v1/files/{file_id}/content": (files.get_content, Told((BYTES,))),
+    "DELETE /v1/files/{file_id}": (files.delete_file, Told(("DeletedFile",))),
+    "POST /v1/batches": (batches.post_batch, Told(("Batch",), in_json(BATCH))),
+    "GET /v1/batches": (batches.list_batches, Told(("Batches",), query=page(batches.MOST_LISTED))),
+    "GET /v1/batches/{batch_id}": (batches.get_batch, Told(("Batch",))),
+    "POST /v1/batches/{batch_id}/cancel": (batches.cancel_batch, Told(("Batch",))),
 }
 NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
 
@@ -195,7 +200,7 @@ def _json(content: Any, status: int = 200) -> Response:
 
 
 def _describe(service: AppState, access: AccessPolicy, routes: list[ServerRoute]) -> dict[str, Any]:
-    facts, operations = service.client.facts, {route.operation: route.name for route in routes}
+    facts, operations = service.client.facts, {route.operation: (route.name, route.told) for route in routes}
     return describe(
         operations, model=service.model, longest=facts.max_model_len, vocabulary=facts.vocab_size, access=access
     )

@@ -31,7 +31,7 @@ from batch_kills import Report, make_batch, read_end, sitting
 
 from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.database import BatchDatabase
-from penstock.server.batch.output_files import BatchOutput, LineResult
+from penstock.server.batch.output_files import BatchOutput, LineOutcome
 
 CHANGES = frozenset({"create", "write", "sync", "cut", "rename", "folder", "store"})
 OPENS = frozenset({"open", "create"})
@@ -50,7 +50,7 @@ _RATE = 1e6  # lines a second: all of a small batch in one group
 FAST = BatchJobLimits(first_pause=0.005, longest_pause=0.005, commit_seconds=0.02)
 _STORE = {
     **dict.fromkeys(("add_file", "add_batch", "move", "note", "finish"), "store"),
-    **dict.fromkeys(("standing", "errors"), "look"),
+    "batch": "look",
 }
 
 
@@ -218,7 +218,7 @@ def _make_cancelled(folder: Path, lines: int) -> str:
 def _die_half_way() -> None:
     plain = BatchOutput.put
 
-    def put(results: BatchOutput, outcomes: Sequence[LineResult]) -> None:
+    def put(results: BatchOutput, outcomes: Sequence[LineOutcome]) -> None:
         plain(results, outcomes[::2])  # bad ones come first, and are a few
         os.kill(os.getpid(), signal.SIGKILL)
 

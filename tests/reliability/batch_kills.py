@@ -28,7 +28,7 @@ from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.database import BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.manager import BatchManager
-from penstock.server.batch.output_files import BatchOutput, LineResult
+from penstock.server.batch.output_files import BatchOutput, answered
 from penstock.server.batch.state_folder import StateFolder, opened
 from penstock.server.online.app_state import AppState
 from penstock.server.online.metrics import Metrics
@@ -110,7 +110,7 @@ def make_batch(folder: Path, lines: int, *, cancelled: bool = False) -> str:
         if cancelled:
             assert state.database.move(row.id, ("validating",), "in_progress", total=lines, model="fake")
             results = BatchOutput(state.file_store.batch_folder(row.id), row.id)
-            results.put([LineResult(f"row {number}", 200, "req", _answer(number)) for number in DONE])
+            results.put([answered(f"row {number}", 200, "req", _answer(number)) for number in DONE])
             results.close()
             assert state.database.move(row.id, ("in_progress",), "cancelling")
         return row.id

@@ -204,9 +204,23 @@ class SandboxesHere:
 
 
 class _Uvicorn(uvicorn.Server):
+    """Ends at once: uvicorn's own loops look ten times a second whether it should."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.005)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in [*self.servers, *(sockets or ())]:
+            each.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:
+            await asyncio.sleep(0.005)
 
 
 class Running:

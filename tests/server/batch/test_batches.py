@@ -202,7 +202,7 @@ def test_a_batch_that_fails_by_our_fault_leaves_its_rows(
         raise ZeroDivisionError
 
     with monkeypatch.context() as broken, batching(tokenizer, tmp_path) as server:
-        broken.setattr(batch_job.BatchJob, "_name", breaks)
+        broken.setattr(batch_job.BatchJob, "_finish", breaks)
         batch = server.until_over(server.submit(jsonl([line("a"), line("bad", n=0), line("b")])))
         assert batch.status == "failed" and batch.failed_at is not None
         assert [error.code for error in batch.errors.data] == ["internal", "invalid_request"]

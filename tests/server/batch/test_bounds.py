@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -113,55 +112,6 @@ def test_of_uploads_that_come_together_too_many_are_refused(tokenizer: Tokenizer
             statuses.append(connection.recv(4096).split(b" ")[1])
             connection.close()
         assert statuses == [b"200", b"400", b"400"] and len(os.listdir(files)) == 1
-
-
-@contextlib.contextmanager
-def uploading(server: Batching, key: str) -> Iterator[None]:
-    """An upload of this key's that has begun and goes on."""
-    host, port = server.url.removeprefix("http://").split(":")
-    head = (
-        f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\nContent-Length: 1000\r\n"
-        "Content-Type: multipart/form-data; boundary=e\r\n\r\n--e\r\n"
-    )
-    before = sum(server.manager.state.uploads.values())
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(head.encode())
-        server.running.wait_for(lambda: sum(server.manager.state.uploads.values()) == before + 1)
-        yield
-
-
-def test_uploads_at_once_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    access = AccessPolicy(keys=gather_keys(["one", "two"], None, {}))
-    with batching(tokenizer, tmp_path, BatchJobLimits(max_uploads=2), access=access) as server:
-        mine, other = (server.openai.with_options(api_key=key) for key in ("one", "two"))
-        with uploading(server, "one"):
-            with uploading(server, "one"):
-                with pytest.raises(openai.RateLimitError, match="wait for one to end") as refused:
-                    mine.files.create(file=("in", b"x"), purpose="batch")
-                assert refused.value.code == "too_many_uploads"
-                assert refused.value.response.headers["retry-after"] == "1"
-                other.files.create(file=("in", b"x"), purpose="batch")
-            server.running.wait_for(lambda: sum(server.manager.state.uploads.values()) == 1)
-            mine.files.create(file=("in", b"x"), purpose="batch")
-        server.running.wait_for(lambda: not sum(server.manager.state.uploads.values()))
-        assert len(list(mine.files.list())) == len(list(other.files.list())) == 1
-
-
-def test_batches_of_an_owner_that_are_over_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path, BatchJobLimits(max_over=2)) as server:
-        server.running.hold(True)
-        held = server.submit(jsonl([line("a")]))
-        bad = server.upload(jsonl([line("a", n=0)]))
-        ids = [server.until_over(create(server.openai, bad)).id for _ in range(2)]
-        (tmp_path / "batches" / ids[0]).mkdir()  # as one leaves it that failed by a fault
-        ids += [server.until_over(create(server.openai, bad)).id for _ in range(2)]
-        assert [batch.id for batch in server.openai.batches.list()] == [*ids[:0:-1], held]
-        with pytest.raises(openai.NotFoundError):
-            server.openai.batches.retrieve(ids[0])
-        assert not (tmp_path / "batches" / ids[0]).exists()
-        assert server.openai.files.retrieve(bad).id == bad, "files stay"
-        server.running.hold(False)
-        assert server.until_over(held).status == "completed"
 
 
 def bad_lines(count: int) -> bytes:

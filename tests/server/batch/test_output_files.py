@@ -16,7 +16,7 @@ from fuzz_inputs import SCALE
 
 from penstock.errors import JournalError
 from penstock.journal import KeySet
-from penstock.server.batch.output_files import BatchOutput, LineResult, UnrunLine
+from penstock.server.batch.output_files import BatchOutput, LineOutcome, answered, unrun
 
 pytestmark = pytest.mark.torch
 
@@ -26,9 +26,9 @@ TAIL, EVERY = 4096, 1 if SCALE > 1 else 7
 COUNT = 80
 
 
-def outcomes(count: int) -> list[LineResult]:
+def outcomes(count: int) -> list[LineOutcome]:
     body = [json.dumps({"text": "\u2028é" * (i % 7), "i": i}, ensure_ascii=False).encode() for i in range(count)]
-    return [LineResult(f"row {i}", 400 if i % 5 == 0 else 200, f"req_{i}", body[i]) for i in range(count)]
+    return [answered(f"row {i}", 400 if i % 5 == 0 else 200, f"req_{i}", body[i]) for i in range(count)]
 
 
 def written(folder: Path, count: int) -> None:
@@ -73,11 +73,11 @@ def refusal(file: str, whole: bytes, left: int) -> str | None:
 def goes_on(folder: Path) -> None:
     every = outcomes(COUNT)
     results = BatchOutput(folder, BATCH)
-    missing = [outcome for outcome in every if not results.has(outcome.custom_id)]
+    missing = [outcome for outcome in every if not results.has(outcome.key)]
     assert results.completed + results.failed == COUNT - len(missing) < COUNT
     results.put(missing)
     results.close()
-    assert sorted(rows_of(folder)) == sorted(outcome.custom_id for outcome in every)
+    assert sorted(rows_of(folder)) == sorted(outcome.key for outcome in every)
 
 
 def test_one_that_is_there_is_not_written_again(tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_a_folder_of_another_batch_is_refused(tmp_path: Path) -> None:
 def test_a_line_without_a_custom_id_has_its_number_for_a_key(tmp_path: Path) -> None:
     (tmp_path / "batch").mkdir()
     results = BatchOutput(tmp_path / "batch", BATCH)
-    results.put([LineResult("7", 400, "req_7", b"{}"), UnrunLine(7, "invalid_json_line", "line 7: no")])
+    results.put([answered("7", 400, "req_7", b"{}"), unrun(7, "invalid_json_line", "line 7: no")])
     results.close()
     for _ in range(2):
         results = BatchOutput(tmp_path / "batch", BATCH)
         assert results.has(7) and results.has("7") and not results.has(8) and results.failed == 2
-        results.put([UnrunLine(7, "invalid_json_line", "line 7: no")])
+        results.put([unrun(7, "invalid_json_line", "line 7: no")])
         results.close()
     named, nameless = map(json.loads, (tmp_path / "batch" / "errors.jsonl").read_text().splitlines())
     assert named["custom_id"] == "7" and named["error"] is None and named["response"]["status_code"] == 400

@@ -1,4 +1,4 @@
-"""The store by itself: which batches go when, what a request reads of the tables, which folder can be no new one."""
+"""The store by itself: what a request reads of the tables, which folder can be no new one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.errors import UsageError
-from penstock.server.batch import database
-from penstock.server.batch.database import AT_ONCE, LONG, LONGEST, BatchDatabase, BatchRow, FileRow, encoded
+from penstock.server.batch.database import BatchDatabase, BatchRow, FileRow
 from penstock.server.batch.file_store import new_batch_id, new_file_id
 from penstock.server.batch.state_folder import StateFolder
 
@@ -39,53 +37,11 @@ def add(store: BatchDatabase, owner: str = "one", status: str | None = None) -> 
     return batch_id
 
 
-def ids(store: BatchDatabase, owner: str = "one") -> list[str]:
-    return [row.id for row in store.list_batches(owner, None, 1_000)]
-
-
-def test_what_ended_first_goes_first(store: BatchDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter((50, 20, 40, 10, 30))
-    made = [add(store) for _ in range(5)]
-    going, theirs = add(store, status="in_progress"), [add(store, "two", "completed") for _ in range(3)]
-    monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: next(clock)))
-    for batch_id, status in zip(made, ("completed", "failed", "cancelled", "completed", "failed"), strict=True):
-        assert store.move(batch_id, ("validating",), status)
-    assert store.remove_over("one", 5) == [] and store.remove_over("nobody", 0) == []
-    assert store.remove_over("one", 3) == [made[3], made[1]]
-    assert store.remove_over("one", 3) == []
-    assert ids(store) == [going, made[4], made[2], made[0]] and ids(store, "two") == theirs[::-1]
-    assert store.count_unfinished("one") == 1 and store.user_of(INPUT) == going
-
-
-def test_errors_are_read_by_who_tells_them_alone(store: BatchDatabase) -> None:
-    """Half a megabyte each, and a thousand batches may wait in memory."""
-    batch_id = add(store)
-    store.note(batch_id, errors="{}", total=7)
-    (row,) = store.unfinished()
-    assert (row.id, row.total, row.errors) == (batch_id, 7, None) and store.standing(batch_id) == row
-    assert store.errors(batch_id) == "{}" and store.standing("batch_x") is store.errors("batch_x") is None
-
-
 def test_what_is_known_of_files_and_folders(store: BatchDatabase) -> None:
     going, failed, over = (add(store, status=status) for status in ("finalizing", "failed", "completed"))
     store.note(going, output_file_id="a", error_file_id="b")
     store.add_file(FileRow(id=INPUT, owner="", created_at=1, filename="a", purpose="batch", bytes=1))
     assert store.known() == ({INPUT, "a", "b"}, {going, failed}, {over})
-
-
-def test_many_go_some_at_a_time(store: BatchDatabase) -> None:
-    made = [add(store, status="failed") for _ in range(AT_ONCE + 30)]
-    assert store.remove_over("one", 10) == made[:AT_ONCE]
-    assert store.remove_over("one", 10) == made[AT_ONCE:-10] and ids(store) == made[:-11:-1]
-
-
-def test_a_page_leaves_long_errors_out(store: BatchDatabase) -> None:
-    few, many = add(store), add(store)
-    store.note(few, errors=encoded("x" * (LONGEST - 2)))
-    store.note(many, errors=encoded("x" * LONGEST))
-    assert [row.errors for row in store.list_batches("one", None, 9)] == [LONG, encoded("x" * (LONGEST - 2))]
-    row = store.batch(many)
-    assert row is not None and row.errors == encoded("x" * LONGEST)
 
 
 class Planned:
@@ -119,14 +75,10 @@ def test_no_request_reads_a_whole_table(store: BatchDatabase) -> None:
     store.move(over, ("completed",), "completed")
     store.note(over, errors="{}")
     store.batch(over, "one")
-    store.standing(over)
-    store.errors(over)
     store.move(over, ("completed",), "completed", output_file_id=INPUT)
-    last = add(store, status="failed")
-    assert store.remove_over("one", 1) == [over] and store.remove_over("one", 0) == [last]
     store.remove_file(INPUT, "one")
     store._db = plain
-    assert len(planned.plans) >= 14
+    assert len(planned.plans) >= 12
     for statement, how in planned.plans:
         assert not how.startswith("SCAN ") and "TEMP B-TREE" not in how, (statement, how)
 

@@ -15,7 +15,7 @@ import contextlib
 import sqlite3
 import sys
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from penstock.server.batch.fair_semaphore import FairSemaphore
 from penstock.server.batch.file_store import check_content, new_file_id
 from penstock.server.batch.input_file import LineCheck, survey
 from penstock.server.batch.line_request import NO_FAULTS
-from penstock.server.batch.output_files import BatchOutput, adopt_output, error_list, lend_output, with_fault
+from penstock.server.batch.output_files import BatchOutput, adopt_output, error_list, with_fault
 from penstock.server.batch.pipeline import BatchResources, Eta, Pipeline
 from penstock.server.batch.poison_lines import PoisonLines
 from penstock.server.batch.state_folder import StateFolder
@@ -45,7 +45,6 @@ class BatchJob:
         self._running: Pipeline | None = None  # while lines are at the engine
         self._unserved = self._at_work = False
         self._failure: tuple[str, str] | None = None  # code and message
-        self._lent_ids = new_file_id(), new_file_id()
         self._eta = Eta()
         self.completed, self.failed = row.completed, row.failed
 
@@ -178,8 +177,7 @@ class BatchJob:
         checked = self._row.in_progress_at is not None
         if checked:
             await self._check_input()
-        folder = await self._state.attempt(self._state.file_store.batch_folder, self.id)
-        output = await asyncio.to_thread(BatchOutput, folder, self.id)
+        output = await self._open_output()
         try:
             await self._count(output)
             if not self.cancelled.is_set():
@@ -191,6 +189,10 @@ class BatchJob:
         if (done := output.completed + output.failed) != self._row.total:
             raise FileDamagedError(f"{done} of its {self._row.total} lines were found")
         await self._name(output)
+
+    async def _open_output(self) -> BatchOutput:
+        folder = await self._state.attempt(self._state.file_store.batch_folder, self.id)
+        return await asyncio.to_thread(BatchOutput, folder, self.id)
 
     async def _check_input(self) -> None:
         """Raises FileDamagedError where the input isn't what was uploaded."""
@@ -229,7 +231,10 @@ class BatchJob:
 
     async def _finish(self) -> None:
         """Names the files; then they are there and the batch is over, in one transaction."""
-        state, status = self._state, "cancelled" if self._row.status == "cancelling" else "completed"
+        state, row = self._state, self._row
+        status = "completed" if row.completed + row.failed == row.total else "failed"
+        if row.status == "cancelling":
+            status = "cancelled"
         files = await state.attempt(adopt_output, state.file_store, self._row)
         await state.attempt(state.database.finish, self.id, status, files)
         await state.attempt(state.file_store.remove_batch, self.id)
@@ -252,20 +257,29 @@ class BatchJob:
     async def _fail(self, code: str, message: str) -> None:
         """Ends it by a fault, of ours or the disk's; what is done is its owner's all the same, unless that is what is
         damaged."""
-        state = self._state
-        files: Sequence[FileRow] = ()
-        columns: dict[str, Any] = {}
-        if code != "state_damaged" and self._row.in_progress_at is not None and not self._named:
+        state, files = self._state, list[FileRow]()
+        if code != "state_damaged" and self._row.in_progress_at is not None:
             try:
-                files, columns = await asyncio.to_thread(lend_output, state.file_store, self._row, self._lent_ids)
+                files = await self._named_rows()
             except Exception as error:
                 if self.ending or is_disk_fault(error):
                     raise
                 # The fault may show again in what it left.
                 print(f"penstock: {self.id} leaves its rows in the state folder ({describe(error)})", file=sys.stderr)
-        errors = with_fault(await state.attempt(state.database.errors, self.id), code, message)
-        columns = {"output_file_id": None, "error_file_id": None, "errors": errors, **columns}
+        row = await state.attempt(state.database.batch, self.id)
+        columns: dict[str, Any] = {"errors": with_fault(None if row is None else row.errors, code, message)}
+        if not files:
+            columns |= {"output_file_id": None, "error_file_id": None}
         await state.attempt(state.database.finish, self.id, "failed", files, **columns)
+
+    async def _named_rows(self) -> list[FileRow]:
+        """Closes and names what is done. A kill before the batch is over leaves it finalizing, and `_finish` sees by
+        its counts that it failed."""
+        if not self._named:
+            output = await self._open_output()
+            await asyncio.to_thread(output.close)
+            await self._name(output)
+        return await self._state.attempt(adopt_output, self._state.file_store, self._row)
 
     # --- how
 
@@ -285,8 +299,9 @@ class BatchJob:
         return moved
 
     async def _look(self) -> None:
-        row = await self._state.attempt(self._state.database.standing, self.id)
-        assert row is not None, "a batch is removed long after its end, if ever"
+        row = await self._state.attempt(self._state.database.batch, self.id)
+        assert row is not None, "no batch is ever removed"
+        row.errors = None  # a thousand batches may wait in memory
         self._row = row
         if row.status == "cancelling":
             self.cancelled.set()

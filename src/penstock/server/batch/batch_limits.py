@@ -14,13 +14,11 @@ class BatchJobLimits:
     max_file_bytes: int = 200_000_000
     max_line_bytes: int = 32 * 1024 * 1024  # also what a body over HTTP may have by default
     max_errors: int = 1_000  # told in full; of those beyond, the numbers alone
-    max_error_bytes: int = 256 * 1024  # of those told in full, about
+    max_error_bytes: int = 48 * 1024  # of those told in full, about: a page of batches has a hundred times as many
 
     # Of one owner.
     max_unfinished: int = 1_000  # batches that aren't over; each is taken up at every start
     max_files: int = 10_000  # results among them: as many as one page lists
-    max_over: int = 10_000  # batches that are over; of more, those that ended first are forgotten, and their files stay
-    max_uploads: int = 64  # at once
 
     # How they are run.
     running_batches: int = 8  # side by side

@@ -6,17 +6,17 @@ It knows HTTP and what a batch is asked to be; how it runs is batch_job's.
 from __future__ import annotations
 
 import time
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.server.batch.database import LONG, BatchRow, encoded
+from penstock.server.batch.database import BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
 from penstock.server.batch.files import conflict, file_in, limit_of, no_place, not_found, page, query, reply
 from penstock.server.batch.manager import BatchManager
-from penstock.server.batch.output_files import more_errors
 from penstock.server.online.intake import Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
 from penstock.server.openai import unsupported_fields
@@ -26,23 +26,42 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.vllm_arguments import named
 
-WINDOW: Final = "24h"
 MOST_LISTED, USUALLY_LISTED = 100, 20
-MOST_PAIRS, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512  # of metadata
-_KNOWN = ("input_file_id", "endpoint", "completion_window", "metadata")
 _FATES = named("output_expires_after", (), "files stay until they are deleted")
 _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
+
+
+class BatchForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    completion_window: Literal["24h"]
+    metadata: (
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None
+    ) = None
+
+
+_MUST_BE = {
+    "input_file_id": "the id of an uploaded file",
+    "endpoint": f"{' or '.join(ENDPOINTS)}: others are not served in batches",
+    "completion_window": "24h; batches here don't expire",
+    "metadata": "an object of at most 16 texts by name, names up to 64 characters, texts up to 512",
+}
 
 
 async def post_batch(manager: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/batches. Raises HttpError."""
     intake = Intake(_LIMITS, manager.body_timeouts)
     with intake.place() as place:
-        asked = unsupported_fields.sift(read_object(await intake.read(request, place)), _KNOWN, _FATES)
-    endpoint, metadata = _check(asked)
+        asked = unsupported_fields.sift(
+            read_object(await intake.read(request, place)), BatchForm.__struct_fields__, _FATES
+        )
+    form = _check(asked)
     row = BatchRow(
-        id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=endpoint,
-        input_file_id=asked["input_file_id"], metadata=None if metadata is None else encoded(metadata),
+        id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=form.endpoint,
+        input_file_id=form.input_file_id, metadata=None if form.metadata is None else encoded(form.metadata),
         model=manager.model,
     )  # fmt: skip
     await manager.state.call(_add, manager, row)
@@ -59,51 +78,28 @@ def _add(manager: BatchManager, row: BatchRow) -> None:
     if database.count_unfinished(row.owner) >= most:
         message = f"{most} batches of yours are not over, and no more are taken: wait for one to end, or cancel one"
         raise HttpError(message, status=429, code="too_many_batches", headers={"retry-after": str(LONGEST_WAIT)})
-    for batch_id in database.remove_over(row.owner, manager.limits.max_over):
-        manager.state.file_store.remove_batch(batch_id)  # of one that failed by a fault it has lain there
     database.add_batch(row)
 
 
-def _check(asked: dict[str, Any]) -> tuple[str, dict[str, str] | None]:
-    """Returns endpoint and metadata. Raises HttpError."""
-    for name in ("input_file_id", "endpoint", "completion_window"):
-        if name not in asked:
-            raise HttpError(f"{name} is missing", param=name, code="missing_required_parameter")
-        if not isinstance(asked[name], str):
-            raise HttpError(f"{name} must be a text", param=name)
-    if asked["endpoint"] not in ENDPOINTS:
-        message = f"this endpoint is not served in batches: {' and '.join(ENDPOINTS)} are"
-        raise HttpError(message, param="endpoint", code="unsupported_value")
-    if asked["completion_window"] != WINDOW:
-        message = f"completion_window must be {WINDOW}; batches here don't expire"
-        raise HttpError(message, param="completion_window", code="unsupported_value")
-    return asked["endpoint"], _metadata(asked.get("metadata"))
-
-
-def _metadata(given: Any) -> dict[str, str] | None:
-    if given is None:
-        return None
-    message = (
-        f"metadata must be an object of at most {MOST_PAIRS} texts by name, names up to {LONGEST_KEY} characters, "
-        f"texts up to {LONGEST_VALUE}"
-    )
-    if not isinstance(given, dict) or len(given) > MOST_PAIRS:
-        raise HttpError(message, param="metadata")
-    for name, value in given.items():
-        if len(name) > LONGEST_KEY or not isinstance(value, str) or len(value) > LONGEST_VALUE:
-            raise HttpError(message, param="metadata")
-    return given
+def _check(asked: dict[str, Any]) -> BatchForm:
+    """Raises HttpError, which names the field and says what it must be."""
+    try:
+        return msgspec.convert(asked, BatchForm)
+    except msgspec.ValidationError as error:
+        said = str(error).rpartition(" - at ")  # before it a client's own words may stand
+        missing = said[2].startswith("Object missing")
+        name = next(name for name in BatchForm.__struct_fields__ if name in said[2])
+        code = "missing_required_parameter" if missing else "unsupported_value" if "enum" in said[0] else None
+        raise HttpError(f"{name} must be {_MUST_BE[name]}", param=name, code=code) from error
 
 
 async def list_batches(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/batches, without errors that are long: those of a hundred may be 50 MB. Raises as list_files."""
+    """GET /v1/batches. Raises as list_files."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
     rows = await manager.state.call(manager.state.database.list_batches, owner, asked.get("after"), limit + 1)
     if rows is None:
         raise no_place("batch")
-    for row in rows:
-        row.errors = more_errors(row.id) if row.errors == LONG else row.errors
     return page([batch_object(manager, row) for row in rows], limit)
 
 
@@ -143,7 +139,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
     model: str
     errors: dict[str, Any] | None
     input_file_id: str
-    completion_window: Literal["24h"] = WINDOW
+    completion_window: Literal["24h"] = "24h"
     status: str
     output_file_id: str | None
     error_file_id: str | None

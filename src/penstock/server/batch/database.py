@@ -17,12 +17,8 @@ from penstock.errors import UsageError
 VERSION = 6  # of the tables, kept in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
 ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the others
-LONGEST = 16 * 1024  # characters of a batch's errors that a list of batches has
-LONG = "long"  # what it has in place of more
-AT_ONCE = 100  # batches that are removed in one go
-_ENDED = "coalesce(completed_at, failed_at, cancelled_at)"
 
-_TABLES = f"""
+_TABLES = """
 CREATE TABLE files (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, created_at INTEGER NOT NULL,
     filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, sha256 TEXT
@@ -40,8 +36,7 @@ CREATE INDEX files_owner ON files (owner);
 CREATE INDEX batches_owner ON batches (owner);
 CREATE INDEX batches_standing ON batches (owner, status);
 CREATE INDEX batches_input ON batches (input_file_id, status);
-CREATE INDEX batches_over ON batches (owner, {_ENDED}) WHERE status IN {OVER};
-"""  # an index for each question: one owner's pages and counts, a file's user, which of an owner's ended first
+"""  # an index for each question: one owner's pages and counts, a file's user
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,11 +89,6 @@ class BatchRow:
 
 
 Row = TypeVar("Row", FileRow, BatchRow)
-# Errors may be half a megabyte each, and a page has a hundred batches.
-_IN_PAGES, _WITHOUT_ERRORS = (
-    ", ".join(f"{errors} AS errors" if field.name == "errors" else field.name for field in fields(BatchRow))
-    for errors in (f"CASE WHEN length(errors) > {LONGEST} THEN '{LONG}' ELSE errors END", "NULL")
-)
 
 
 class BatchDatabase:
@@ -143,7 +133,7 @@ class BatchDatabase:
     ) -> list[FileRow] | None:
         """Returns files in the order of their making (`order` asc or desc) behind `after`; None where that is no file
         of this owner."""
-        return self._page(FileRow, "SELECT * FROM files", owner, after, limit, order, purpose)
+        return self._page(FileRow, "files", owner, after, limit, order, purpose)
 
     def remove_file(self, file_id: str, owner: str) -> bool:
         """Returns False where it isn't there."""
@@ -164,46 +154,22 @@ class BatchDatabase:
         self._insert("batches", [row])
 
     def batch(self, batch_id: str, owner: str | None = None) -> BatchRow | None:
-        """Returns a batch with its errors; owner None: whoever's it is."""
+        """owner None: whoever's it is."""
         if owner is None:
             return self._one(BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
         return self._one(BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner))
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow] | None:
-        """Returns the youngest first, each with its errors or, where those are LONGEST and more, with LONG in their
-        place; None as list_files."""
-        return self._page(BatchRow, f"SELECT {_IN_PAGES} FROM batches", owner, after, limit, "desc")
-
-    def standing(self, batch_id: str) -> BatchRow | None:
-        """Returns a batch without its errors, whoever's it is: for who keeps it as long as it goes on."""
-        return self._one(BatchRow, f"SELECT {_WITHOUT_ERRORS} FROM batches WHERE id = ?", (batch_id,))
-
-    def errors(self, batch_id: str) -> str | None:
-        """Returns a batch's errors, whoever's it is."""
-        found = self._db.execute("SELECT errors FROM batches WHERE id = ?", (batch_id,)).fetchone()
-        return None if found is None else found["errors"]
+        """Returns the youngest first; None as list_files."""
+        return self._page(BatchRow, "batches", owner, after, limit, "desc")
 
     def unfinished(self) -> list[BatchRow]:
-        """Returns those that aren't over, the oldest first, each without its errors."""
-        rows = self._db.execute(f"SELECT {_WITHOUT_ERRORS} FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number")
+        """Returns those that aren't over, the oldest first."""
+        rows = self._db.execute(f"SELECT * FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number")
         return [_row(BatchRow, row) for row in rows]
 
     def count_unfinished(self, owner: str) -> int:
         return self._count(f"batches WHERE owner = ? AND status IN {ON_ITS_WAY}", owner)
-
-    def remove_over(self, owner: str, most: int) -> list[str]:
-        """Takes away batches of an owner that are over and more than `most`, those that ended first, and returns their
-        ids; AT_ONCE of them, so that nobody waits for many."""
-        over = f"batches WHERE owner = ? AND status IN {OVER}"
-        beyond = self._count(over, owner) - most
-        if beyond <= 0:
-            return []
-        oldest = self._db.execute(
-            f"SELECT id FROM {over} ORDER BY {_ENDED}, number LIMIT ?", (owner, min(beyond, AT_ONCE))
-        )
-        gone = [str(row["id"]) for row in oldest]
-        self._db.execute(f"DELETE FROM batches WHERE id IN ({', '.join('?' for _ in gone)})", gone)
-        return gone
 
     def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
         """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. Returns False where it doesn't."""
@@ -260,7 +226,7 @@ class BatchDatabase:
         return int(self._db.execute(f"SELECT count(*) FROM {what}", (owner,)).fetchone()[0])
 
     def _page(
-        self, kind: type[Row], select: str, owner: str, after: str | None, limit: int, order: str,
+        self, kind: type[Row], table: str, owner: str, after: str | None, limit: int, order: str,
         purpose: str | None = None,
     ) -> list[Row] | None:  # fmt: skip
         where = "owner = ?"
@@ -269,13 +235,12 @@ class BatchDatabase:
             where += " AND purpose = ?"
             values.append(purpose)
         if after is not None:
-            table = select.rsplit(" ", 1)[1]
             if self._db.execute(f"SELECT 1 FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone() is None:
                 return None
             behind = ">" if order == "asc" else "<"
             where += f" AND number {behind} (SELECT number FROM {table} WHERE id = ?)"
             values.append(after)
-        statement = f"{select} WHERE {where} ORDER BY number {'ASC' if order == 'asc' else 'DESC'} LIMIT ?"
+        statement = f"SELECT * FROM {table} WHERE {where} ORDER BY number {'ASC' if order == 'asc' else 'DESC'} LIMIT ?"
         return [_row(kind, row) for row in self._db.execute(statement, [*values, limit])]
 
 

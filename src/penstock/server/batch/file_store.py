@@ -69,12 +69,11 @@ class FileStore:
         """Opens a content that is to be written."""
         return ContentDraft(self.path(file_id))
 
-    def adopt(self, source: Path, file_id: str, *, keep_source: bool = False) -> int:
-        """Makes a synced file the content of this id, which it may be already, and returns its bytes. keep_source: the
-        content is a copy."""
+    def adopt(self, source: Path, file_id: str) -> int:
+        """Makes a synced file the content of this id, which it may be already, and returns its bytes."""
         target = self.path(file_id)
         if not target.exists():
-            (_copy if keep_source else os.rename)(source, target)
+            os.rename(source, target)
         sync_folder(self.files)
         return target.stat().st_size
 
@@ -212,13 +211,6 @@ def _open_no_link(path: str, flags: int) -> int:
 
 def _part_of(path: Path) -> Path:
     return path.with_name(path.name + _PART)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, part := _part_of(target))
-    with part.open("rb") as copy:
-        os.fsync(copy.fileno())
-    os.rename(part, target)
 
 
 def _take_away(path: Path) -> None:

@@ -21,7 +21,7 @@ from penstock.server.batch.database import BatchDatabase, FileRow
 from penstock.server.batch.disk_errors import FileDamagedError, StorageError, storage_errors
 from penstock.server.batch.file_store import FILE_ID, ContentDraft, close_behind, new_file_id, open_content
 from penstock.server.batch.manager import BatchManager
-from penstock.server.batch.upload import UploadParser, one_more, receive, too_large
+from penstock.server.batch.upload import UploadParser, receive, too_large
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError
 
@@ -38,8 +38,7 @@ async def post_file(manager: BatchManager, request: Request, owner: str) -> Resp
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise too_large(most)
     parser = UploadParser(request.headers.get("content-type", ""), most)
-    with one_more(manager.state.uploads, owner, manager.limits.max_uploads):
-        return reply(file_object(await _take(manager, request, parser, owner)))
+    return reply(file_object(await _take(manager, request, parser, owner)))
 
 
 async def _take(manager: BatchManager, request: Request, parser: UploadParser, owner: str) -> FileRow:

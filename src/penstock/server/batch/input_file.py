@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 READ_LINES = 4_096  # at a time: of a file of two bytes a line, what stands for them in memory is fifty times as large
 SLICE = 0.002  # seconds of checking in one turn of the loop
 LONGEST_MESSAGE = 300  # characters of what is said of one line
+MOST_SPANS = 1_000  # of numbers of bad lines; of more, their count and the last
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -202,7 +203,7 @@ async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputS
     """Judges every line. Raises OSError."""
     found = InputSurvey()
     told_bytes = 0
-    beyond = LineNumbers()  # bad lines past those told in full
+    beyond = LineNumbers(MOST_SPANS)  # bad lines past those told in full
     async for number, verdict in verdicts(path, check, limits):
         found.lines += 1
         if found.lines > limits.max_lines:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from penstock.errors import EngineError, PenstockError
 from penstock.server.batch.input_file import told
-from penstock.server.batch.output_files import LineResult, UnrunLine
+from penstock.server.batch.output_files import LineOutcome, answered, unrun
 from penstock.server.batch.poison_lines import ALONE
 from penstock.server.online.active_call import ActiveCall
 from penstock.server.online.app_state import AppState
@@ -63,7 +63,7 @@ class LineRequest:
             return 0
         return ALONE if client.open_at_death.issubset(self._streams) and not client.cut_before_death else 1
 
-    async def outcome(self, *, alone: bool) -> LineResult | None:
+    async def outcome(self, *, alone: bool) -> LineOutcome | None:
         """Runs it. None where there is no room for its answer beside others': it can be run again. alone: there are no
         others, so an answer without room is too large. Raises EngineError where the engine died, ShuttingDownError
         where the server ends: then the line has had no outcome. Every other fault is the line's own."""
@@ -85,25 +85,25 @@ class LineRequest:
             if isinstance(error, AnswerTooLargeError) and not alone:
                 return None
             return preparer.failed(self._line, error)
-        return LineResult(self._line.custom_id, 200, self._answer.id, body)
+        return answered(self._line.custom_id, 200, self._answer.id, body)
 
 
-def result_of_killer(custom_id: str) -> LineResult:
+def result_of_killer(custom_id: str) -> LineOutcome:
     """Returns the outcome of a line with which the engine died, again and again."""
     message = "the engine died each time that this line ran: change it, and tell whoever runs the server"
-    return LineResult(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
+    return answered(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
 
 
-def result_of_bad(error: LineError, number: int) -> LineResult | UnrunLine:
+def result_of_bad(error: LineError, number: int) -> LineOutcome:
     """Returns the outcome of a line that the check found bad: the route's answer, where it has a custom_id."""
     if error.custom_id is None:
-        return UnrunLine(number, error.code, f"line {number}: {told(error)}")
-    return LineResult(error.custom_id, status_of(error.answer), _request_id(), body_of(error.answer))
+        return unrun(number, error.code, f"line {number}: {told(error)}")
+    return answered(error.custom_id, status_of(error.answer), _request_id(), body_of(error.answer))
 
 
-def result_of_cancelled(custom_id: str) -> UnrunLine:
+def result_of_cancelled(custom_id: str) -> LineOutcome:
     """Returns the outcome of a good line that a cancel came before."""
-    return UnrunLine(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
+    return unrun(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
 
 
 class LinePreparer:
@@ -119,7 +119,7 @@ class LinePreparer:
         self._tools = PromptTools(client.facts, client.tokenizer, self._in_sandbox, self._aside, turn)
         self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
 
-    async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineResult:
+    async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineOutcome:
         """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
         LineRequest.outcome."""
         service = self.service
@@ -144,16 +144,16 @@ class LinePreparer:
         """Runs work in a thread of lines alone, so that online work finds its own free."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def failed(self, line: BatchLine, error: BaseException) -> LineResult:
+    def failed(self, line: BatchLine, error: BaseException) -> LineOutcome:
         """Returns the outcome of a line that ended in an error; those of the engine and the server are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
         request_id = _request_id()
         if isinstance(error, PenstockError):
-            return LineResult(line.custom_id, status_of(error), request_id, body_of(error))
+            return answered(line.custom_id, status_of(error), request_id, body_of(error))
         self._tell(error, request_id)
         body = error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
-        return LineResult(line.custom_id, 500, request_id, body)
+        return answered(line.custom_id, 500, request_id, body)
 
     def _tell(self, error: BaseException, request_id: str) -> None:
         """A batch may meet the same fault 50,000 times."""

@@ -27,7 +27,7 @@ class BatchManager:
         self.state, self.limits = state, limits or BatchJobLimits()
         self.model, self.body_seconds = service.model, service.limits.body_seconds
         self.body_timeouts = service.body_timeouts
-        self.shared = BatchResources.of(service, self.limits)
+        self.shared = BatchResources(service, self.limits)
         self._ending = False
         self._jobs: dict[str, BatchJob] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -26,56 +26,32 @@ _encode = msgspec.json.encode
 
 
 @dataclass(slots=True)
-class LineResult:
-    """What became of a request: `body` is the answer's JSON, an error's where status isn't 200."""
-
-    custom_id: str
-    status: int
-    request_id: str
-    body: bytes
-
-    @property
-    def key(self) -> str:
-        return self.custom_id
-
-    @property
-    def good(self) -> bool:
-        return self.status == 200
-
-    def line(self) -> bytes:
-        """Returns the line of the output or error file, without its end."""
-        response = b'{"status_code":%d,"request_id":' % self.status + _encode(self.request_id)
-        return _line(self.custom_id, response + b',"body":' + self.body + b"}", b"null")
-
-
-@dataclass(slots=True)
-class UnrunLine:
-    """What is said of a line that became no request: one without a custom_id of its own, whose key is its number, and
-    one that a cancel came before."""
+class LineOutcome:
+    """What became of a line: what the output file says of it, or the error file where it isn't good, without its end.
+    key: its custom_id or, where it has none of its own, its number."""
 
     key: str | int
-    code: str
-    message: str
+    good: bool
+    text: bytes
 
-    good = False
 
-    @property
-    def body(self) -> bytes:
-        return _encode({"code": self.code, "message": self.message})
+def answered(custom_id: str, status: int, request_id: str, body: bytes) -> LineOutcome:
+    """Returns the outcome of a request: `body` is the answer's JSON, an error's where status isn't 200."""
+    response = b'{"status_code":%d,"request_id":%b,"body":%b}' % (status, _encode(request_id), body)
+    return LineOutcome(custom_id, status == 200, _line(custom_id, response, b"null"))
 
-    def line(self) -> bytes:
-        """Returns the line of the error file, without its end."""
-        return _line(self.key if isinstance(self.key, str) else None, b"null", self.body)
+
+def unrun(key: str | int, code: str, message: str) -> LineOutcome:
+    """Returns the outcome of a line that became no request: one without a custom_id of its own, and one that a cancel
+    came before."""
+    custom_id = key if isinstance(key, str) else None
+    return LineOutcome(key, False, _line(custom_id, b"null", _encode({"code": code, "message": message})))
 
 
 def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
-    pieces = (
-        b'{"id":"batch_req_' + secrets.token_hex(16).encode(),
-        b'","custom_id":' + _encode(custom_id),
-        b',"response":' + response,
-        b',"error":' + error + b"}",
-    )
-    return b"".join(pieces)
+    line_id = secrets.token_hex(16).encode()
+    pieces = (line_id, _encode(custom_id), response, error)
+    return b'{"id":"batch_req_%b","custom_id":%b,"response":%b,"error":%b}' % pieces
 
 
 class BatchOutput:
@@ -95,12 +71,12 @@ class BatchOutput:
         """Returns whether a line has its outcome; while another thread writes, too."""
         return key in self._output or key in self._errors
 
-    def put(self, outcomes: Sequence[LineResult | UnrunLine]) -> None:
+    def put(self, outcomes: Sequence[LineOutcome]) -> None:
         """Brings outcomes to the disk, and counts them then; none that is there is written again."""
         for outcome in outcomes:
             journal = self._output if outcome.good else self._errors
             if outcome.key not in journal:
-                journal.add_json(outcome.key, outcome.line())
+                journal.add_json(outcome.key, outcome.text)
         for journal in (self._output, self._errors):
             journal.commit()
         self.completed, self.failed = len(self._output), len(self._errors)
@@ -122,22 +98,6 @@ def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
     return [_file(row, file_id, name, store.adopt(folder / name, file_id)) for file_id, name in named if file_id]
 
 
-def lend_output(store: FileStore, row: BatchRow, ids: tuple[str, str]) -> tuple[list[FileRow], dict[str, Any]]:
-    """Makes files, under these ids, of what is done of a batch that fails, and returns them and the columns that say
-    so; again, where the disk failed before. What it wrote stays in its folder too, for whoever looks into it. Raises
-    OSError, PenstockError."""
-    folder = store.batch_folder(row.id)
-    output = BatchOutput(folder, row.id)
-    output.close()
-    files, columns = [], dict[str, Any](completed=output.completed, failed=output.failed)
-    named = (("output_file_id", OUTPUT, output.completed), ("error_file_id", ERRORS, output.failed))
-    for (column, name, count), file_id in zip(named, ids, strict=True):
-        if count:
-            columns[column] = file_id
-            files.append(_file(row, file_id, name, store.adopt(folder / name, file_id, keep_source=True)))
-    return files, columns
-
-
 def error_list(errors: Sequence[dict[str, Any]]) -> str:
     """Returns OpenAI's list of a batch's errors, for its column."""
     return encoded({"object": "list", "data": errors})
@@ -147,12 +107,6 @@ def with_fault(errors: str | None, code: str, message: str) -> str:
     """Returns such a list with one error of the whole batch before those of its lines."""
     earlier = [] if errors is None else json.loads(errors)["data"]
     return error_list([{"code": code, "line": None, "message": message, "param": None}, *earlier])
-
-
-def more_errors(batch_id: str) -> str:
-    """Returns such a list where a list of batches has no room for a batch's own."""
-    message = f"these errors are too long for a list of batches: GET /v1/batches/{batch_id} has them"
-    return error_list([{"code": "more_errors", "line": None, "message": message, "param": None}])
 
 
 def _file(row: BatchRow, file_id: str, name: str, size: int) -> FileRow:

@@ -14,7 +14,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from penstock.server.batch.line_request import (
     result_of_cancelled,
     result_of_killer,
 )
-from penstock.server.batch.output_files import BatchOutput, LineResult, UnrunLine
+from penstock.server.batch.output_files import BatchOutput, LineOutcome
 from penstock.server.batch.poison_lines import ALONE_FROM, FEW, FEW_FROM, PoisonLines
 from penstock.server.online.app_state import AppState
 from penstock.server.openai.batch_line import BatchLine, LineError
@@ -40,29 +39,16 @@ MEAN_OF = 16  # lines, about, whose answers say how large the next ones may be
 LARGE_AT_ONCE = 2  # large lines that wait for room, with all of their ids
 
 
-@dataclass(frozen=True, slots=True)
 class BatchResources:
     """What all batches of a server share. checks, places: batches that are checked, and run, at once. room: sequences
     and bytes of lines at the engine."""
 
-    limits: BatchJobLimits
-    lines: LinePreparer
-    checks: FairSemaphore
-    places: FairSemaphore
-    room: FairSemaphore
-    large: asyncio.Semaphore
-
-    @classmethod
-    def of(cls, service: AppState, limits: BatchJobLimits) -> BatchResources:
+    def __init__(self, service: AppState, limits: BatchJobLimits) -> None:
         rows = service.client.facts.max_num_seqs
-        return cls(
-            limits,
-            LinePreparer(service),
-            checks=FairSemaphore(limits.checked_batches),
-            places=FairSemaphore(limits.running_batches),
-            room=FairSemaphore(rows + max(8, rows // AHEAD), limits.in_flight_bytes),
-            large=asyncio.Semaphore(LARGE_AT_ONCE),
-        )
+        self.limits, self.lines = limits, LinePreparer(service)
+        self.checks, self.places = FairSemaphore(limits.checked_batches), FairSemaphore(limits.running_batches)
+        self.room = FairSemaphore(rows + max(8, rows // AHEAD), limits.in_flight_bytes)
+        self.large = asyncio.Semaphore(LARGE_AT_ONCE)
 
 
 class Pipeline:
@@ -86,7 +72,7 @@ class Pipeline:
     ) -> None:
         self._shared, self._path, self._new_check = shared, path, new_check
         self._output, self._counted = output, counted
-        self._outbox: asyncio.Queue[LineResult | UnrunLine | None] = asyncio.Queue()  # None: no more will come
+        self._outbox: asyncio.Queue[LineOutcome | None] = asyncio.Queue()  # None: no more will come
         self._owner, self._cancelled = owner, cancelled
         self._answer_bytes = 0.0  # of a sequence, in the mean
         self._kept = 0  # bytes of outcomes that are not on the disk
@@ -160,7 +146,7 @@ class Pipeline:
             large = len(found.body) > self._shared.limits.large_line
             async with self._shared.large if large else contextlib.nullcontext():
                 request = await self._shared.lines.prepare(found, self._owner)
-                if isinstance(request, LineResult):
+                if isinstance(request, LineOutcome):
                     await self._bring(request)
                     return
                 inside = asyncio.Event()
@@ -186,7 +172,7 @@ class Pipeline:
             self._at_engine[number] = request
             outcome = await request.outcome(alone=alone)
             if outcome is not None:
-                self._answer_bytes += (len(outcome.body) / request.sequences - self._answer_bytes) / MEAN_OF
+                self._answer_bytes += (len(outcome.text) / request.sequences - self._answer_bytes) / MEAN_OF
                 await self._bring(outcome)
             return outcome is not None
         except EngineError:  # the first line that hears of it; the others are cancelled then
@@ -211,10 +197,10 @@ class Pipeline:
             return capacity
         return sequences, request.size
 
-    async def _bring(self, outcome: LineResult | UnrunLine) -> None:
+    async def _bring(self, outcome: LineOutcome) -> None:
         """Puts it into the outbox; it counts until it is on the disk, or given up with the whole of this. Who brings
         one waits while the disk has many before it."""
-        size = len(outcome.body)
+        size = len(outcome.text)
         self._kept += size
         self._shared.lines.answers.keep(size)
         self._outbox.put_nowait(outcome)
@@ -236,7 +222,7 @@ class Pipeline:
             last = found[-1] is None
             if outcomes := [each for each in found if each is not None]:
                 await asyncio.to_thread(self._output.put, outcomes)
-                self._let_go(sum(len(outcome.body) for outcome in outcomes))
+                self._let_go(sum(len(outcome.text) for outcome in outcomes))
                 await self._counted()
 
 

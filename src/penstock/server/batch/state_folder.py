@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,14 +27,10 @@ _BESIDE = frozenset({"lost+found"})  # of a disk of its own
 
 
 class StateFolder:
-    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in use.
-
-    uploads: how many each owner has on their way in.
-    """
+    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.uploads: Counter[str] = Counter()
         _check_ours(folder)
         self._lock = _locked(folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-state")

@@ -6,7 +6,6 @@ It knows HTTP's form and the file store's drafts; not what the fields mean. Pars
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,6 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from penstock.server.batch.file_store import ContentDraft
-from penstock.server.online.intake import TRY_AGAIN
 from penstock.server.openai.http_errors import HttpError
 
 MOST_PARTS = 16
@@ -123,20 +121,6 @@ def _well_formed() -> Iterator[None]:
         yield
     except FormParserError as error:
         raise _malformed() from error
-
-
-@contextlib.contextmanager
-def one_more(uploads: Counter[str], owner: str, most: int) -> Iterator[None]:
-    """Counts an upload as long as it is on its way: each holds memory, and its draft room on the disk. Raises
-    HttpError."""
-    if uploads[owner] >= most:
-        message = f"{most} uploads of yours are on their way, and no more are taken at once: wait for one to end"
-        raise HttpError(message, status=429, code="too_many_uploads", headers={"retry-after": str(TRY_AGAIN)})
-    uploads[owner] += 1
-    try:
-        yield
-    finally:
-        uploads[owner] -= 1
 
 
 async def receive(

@@ -13,7 +13,6 @@ from penstock.request import FINISH_REASONS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED
 from penstock.row_table import RANGES
 from penstock.server.batch import batches, files
 from penstock.server.openai import unsupported_fields
-from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.translate import LONGEST_TIMEOUT, MAX_SALT_LENGTH, MAX_STOP_TOKENS
 from penstock.vllm_arguments import Argument
@@ -146,24 +145,8 @@ UPLOAD: Json = {
     "additionalProperties": False,
 }
 
-BATCH: Json = {
-    "type": "object",
-    "required": ["input_file_id", "endpoint", "completion_window"],
-    "properties": {
-        "input_file_id": _TEXT,
-        "endpoint": {"type": "string", "enum": list(ENDPOINTS)},
-        "completion_window": {"type": "string", "enum": [batches.WINDOW]},
-        "metadata": _or_null(
-            {
-                "type": "object",
-                "propertyNames": {"maxLength": batches.LONGEST_KEY},
-                "additionalProperties": {"type": "string", "maxLength": batches.LONGEST_VALUE},
-                "maxProperties": batches.MOST_PAIRS,
-            }
-        ),
-    },
-    "additionalProperties": False,
-}
+_, _OBJECTS = msgspec.json.schema_components((files.FileObject, batches.BatchObject, batches.BatchForm))
+BATCH = _OBJECTS["BatchForm"]
 
 # --- what comes back
 
@@ -195,7 +178,6 @@ def _answer(kind: str, **choice: Json) -> Json:
     return _object(**head, choices=choices, usage=_USAGE)
 
 
-_, _OBJECTS = msgspec.json.schema_components((files.FileObject, batches.BatchObject))
 ANSWERS: dict[str, Json] = {
     "Error": _object(
         error={

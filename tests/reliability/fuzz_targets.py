@@ -89,7 +89,7 @@ def form(kind: bytes, body: Sequence[bytes]) -> tuple[dict[str, str], str | None
         except HttpError as error:
             check_error(error)
             return None
-    return upload.fields, upload.filename, parser.take()
+    return upload.fields, upload.filename, parser.take(100_000)
 
 
 # --- a model's files

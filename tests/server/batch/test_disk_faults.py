@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import httpx
 import pytest
 from batch_fake import COMPLETIONS, Batching, batching, jsonl, line
 
-from penstock.server.batch import file_store, files
+from penstock.server.batch import file_store
 from penstock.server.batch.database import BatchDatabase
-from penstock.server.batch.upload import WRITE_BYTES
+from penstock.server.batch.files import WRITE_BYTES
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -89,23 +89,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return made
 
 
-@pytest.fixture
-def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bodies come in equal pieces, whatever the network makes of them: so each upload touches the disk as often."""
-    plain = files._bounded
-
-    async def pieces(*values: Any) -> AsyncIterator[bytes]:
-        held = b""
-        async for piece in plain(*values):
-            held += piece
-            while len(held) >= WRITE_BYTES:
-                yield held[:WRITE_BYTES]
-                held = held[WRITE_BYTES:]
-        yield held
-
-    monkeypatch.setattr(files, "_bounded", pieces)
-
-
 def on_disk(tmp_path: Path) -> list[str]:
     return sorted(os.listdir(tmp_path / "state" / "files"))
 
@@ -122,11 +105,11 @@ def is_the_disks(answer: httpx.Response, tmp_path: Path) -> bool:
 
 @pytest.mark.parametrize(("error", "stays"), [(errno.ENOSPC, True), (errno.EIO, False), (errno.EMFILE, False)])
 def test_an_upload_is_whole_or_leaves_nothing(
-    server: Batching, disk: Disk, even: None, tmp_path: Path, error: int, stays: bool
+    server: Batching, disk: Disk, tmp_path: Path, error: int, stays: bool
 ) -> None:
     kept = [server.upload(UPLOADED)]
     touches = disk.count
-    assert touches == 12, "opened, five times written, twice synced, named, the folder opened and synced, its row"
+    assert touches == 13, "opened, six times written, twice synced, named, the folder opened and synced, its row"
     for at in range(1, touches + 1):
         disk.fail(at, error, stays)
         answer = post(server, UPLOADED)
@@ -162,59 +145,39 @@ def test_what_cannot_be_taken_away_goes_at_the_next_start(
         assert on_disk(tmp_path) == [kept] and server.openai.files.content(kept).content == b"kept"
 
 
-class Broken(io.FileIO):
-    """A file of whose bytes the disk gives some."""
-
-    good = 0
-    cut = False  # there is no more, instead of an error
-
-    def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
-        if self.tell() >= self.good:
-            if self.cut:
-                return 0
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return super().readinto(memoryview(buffer)[: self.good])
-
-
-def _opens(monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]) -> None:
-    def open_file(path: Path, mode: str, *rest: Any, **named: Any) -> Any:
-        return opened(path) if mode == "rb" else open(path, mode, *rest, **named)
-
-    monkeypatch.setattr(file_store, "open", open_file, raising=False)
-
-
-def _fails(path: Path) -> Any:
-    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
-
-
-@pytest.mark.parametrize("opened", [_fails, lambda path: io.BufferedReader(Broken(path))])
-def test_content_that_cannot_be_opened_or_read(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any]
-) -> None:
-    file_id = server.upload(CONTENT)
-    with monkeypatch.context() as broken:
-        _opens(broken, opened)
-        assert is_the_disks(server.http.get(f"/v1/files/{file_id}/content"), tmp_path)
-    assert server.openai.files.content(file_id).content == CONTENT
-
-
+@pytest.mark.parametrize("good", [None, 1 << 20], ids=["opened", "read"])
 @pytest.mark.parametrize("cut", [False, True])
-def test_content_that_breaks_off_is_known_by_its_length(
-    server: Batching,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    cut: bool,
+def test_content_that_the_disk_does_not_give(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int | None, cut: bool
 ) -> None:
-    """What fails, or is cut, while it is on its way."""
-    file_id = server.upload(CONTENT)
-    monkeypatch.setattr(Broken, "good", 1 << 20)
-    monkeypatch.setattr(Broken, "cut", cut)
-    _opens(monkeypatch, lambda path: io.BufferedReader(Broken(path)))
-    with pytest.raises(httpx.RemoteProtocolError):
-        server.http.get(f"/v1/files/{file_id}/content")
-    assert "penstock: a file's content broke off on its way to a client" in capfd.readouterr().err
-    assert server.http.get("/v1/files").status_code == 200
+    """One that can't be opened is refused; one that fails, or is cut, on its way breaks off: by its length that is
+    known."""
+
+    class Broken(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
+            if good is not None and self.tell() >= good:
+                if cut:
+                    return 0
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().readinto(memoryview(buffer)[:good])
+
+    def open_file(path: Path, mode: str, *rest: Any, **named: Any) -> Any:
+        if mode != "rb":
+            return open(path, mode, *rest, **named)
+        if good is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+        return io.BufferedReader(Broken(path))
+
+    with batching(tokenizer, tmp_path / "state") as server:
+        file_id = server.upload(CONTENT)
+        with monkeypatch.context() as broken:
+            broken.setattr(file_store, "open", open_file, raising=False)
+            if good is None:
+                assert is_the_disks(server.http.get(f"/v1/files/{file_id}/content"), tmp_path)
+            else:
+                with pytest.raises(httpx.RemoteProtocolError):
+                    server.http.get(f"/v1/files/{file_id}/content")
+        assert server.openai.files.content(file_id).content == CONTENT
 
 
 def test_a_database_that_fails_is_said_so(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

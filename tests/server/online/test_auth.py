@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from penstock.config import Config
 from penstock.errors import UsageError
-from penstock.server.online.api_keys import Key, KeyRing, gather_keys
+from penstock.server.online.api_keys import Key, find_key, gather_keys
 from penstock.server.online.auth import (
     AccessPolicy,
-    Authenticator,
+    AuthMiddleware,
     check_hosts,
     check_public,
     is_loopback,
@@ -36,6 +36,14 @@ def digest(key: str) -> str:
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+async def nothing(*_: object) -> None:
+    """What stands behind a gate whose requests nobody serves."""
+
+
+def gate(access: AccessPolicy) -> AuthMiddleware:
+    return AuthMiddleware(nothing, access)
 
 
 def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
@@ -100,20 +108,20 @@ def test_pages_of_others_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: bool) -> None:
-    keeper = Authenticator(AccessPolicy(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
+    keeper = gate(AccessPolicy(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
     headers = [(b"origin", origin.encode())] + ([(b"host", host.encode())] if host is not None else [])
     if comes_in:
-        assert keeper.authenticate(headers) is None
+        assert keeper.find(headers) is None
     else:
         with pytest.raises(HttpError, match="--allowed-host"):
-            keeper.authenticate(headers, may_lack_host=True)
+            keeper.find(headers, may_lack_host=True)
 
 
 def test_two_hosts_are_no_host() -> None:
-    keeper, host = Authenticator(AccessPolicy()), (b"host", b"localhost:8000")
-    assert keeper.authenticate([host]) is None
+    keeper, host = gate(AccessPolicy()), (b"host", b"localhost:8000")
+    assert keeper.find([host]) is None
     with pytest.raises(HttpError, match="Host header"):
-        keeper.authenticate([host, host])
+        keeper.find([host, host])
 
 
 AUTHORITIES = [
@@ -137,19 +145,19 @@ NO_AUTHORITIES = [
 
 @pytest.mark.parametrize("authority", AUTHORITIES)
 def test_hosts_are_read_to_the_letter(authority: str) -> None:
-    keeper, host = Authenticator(AccessPolicy()), authority.encode("latin-1")
+    keeper, host = gate(AccessPolicy()), authority.encode("latin-1")
     for scheme in (b"http", b"HTTPS", b"app"):
-        assert keeper.authenticate([(b"host", host), (b"origin", scheme + b"://" + host)]) is None
+        assert keeper.find([(b"host", host), (b"origin", scheme + b"://" + host)]) is None
 
 
 @pytest.mark.parametrize("authority", NO_AUTHORITIES)
 def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
-    keeper, strange = Authenticator(AccessPolicy()), authority.encode("latin-1")
+    keeper, strange = gate(AccessPolicy()), authority.encode("latin-1")
     with pytest.raises(HttpError, match="Host header"):
-        keeper.authenticate([(b"host", strange)])
+        keeper.find([(b"host", strange)])
     for headers in ([(b"host", b"localhost")], []):
         with pytest.raises(HttpError, match="pages of other"):
-            keeper.authenticate([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
+            keeper.find([*headers, (b"origin", b"http://" + strange)], may_lack_host=True)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +170,7 @@ def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
 )  # fmt: skip
 def test_what_only_resembles_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(HttpError, match="pages of other"):
-        Authenticator(AccessPolicy()).authenticate([(b"host", b"localhost"), (b"origin", origin.encode())])
+        gate(AccessPolicy()).find([(b"host", b"localhost"), (b"origin", origin.encode())])
 
 
 @pytest.mark.parametrize(("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)])
@@ -180,10 +188,10 @@ def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version
     [(False, (), True), (False, ("*",), False), (True, (), False), (True, ("api.example",), True)],
 )
 def test_where_a_host_is_asked(keyed: bool, hosts: tuple[str, ...], asked: bool) -> None:
-    keeper = Authenticator(AccessPolicy(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts))
+    keeper = gate(AccessPolicy(keys=gather_keys(["k"], None, {}) if keyed else (), hosts=hosts))
     headers = [(b"host", b"evil.example"), (b"authorization", b"Bearer k")]
     with pytest.raises(HttpError, match="Host header") if asked else contextlib.nullcontext():
-        keeper.authenticate(headers)
+        keeper.find(headers)
 
 
 def test_a_public_address_wants_a_key() -> None:
@@ -240,8 +248,7 @@ def test_a_key_file(tmp_path: Path) -> None:
     ann, bob = gather_keys((), file, {"PENSTOCK_API_KEY": "not this one"})
     assert ann == Key(name="ann", digest=digest("a-key"), number=1, max_num_queued_reqs=8)
     assert bob == Key(name="bob", digest=digest("b"), number=2)
-    ring = KeyRing([ann, bob])
-    assert ring.find(b"b") == bob and ring.find(b"a-key") == ann and ring.find(b"a") is None
+    assert [find_key([ann, bob], shown) for shown in (b"b", b"a-key", b"a")] == [bob, ann, None]
     assert len(gather_keys(["third"], file, os.environ)) == 3
 
 
@@ -271,8 +278,8 @@ def test_a_key_file_says_where_and_in_its_own_words(tmp_path: Path, monkeypatch:
     file, start = tmp_path / "keys.toml", '[[key]]\nname = "a"\nkey = "s3cret"\n'
     limit = "max_num_queued_reqs"
     for text, said in [
-        (f"{start}{limit[:-1]} = 2", f"unknown field {limit[:-1]}=: known are name=, key=, sha256=, {limit}="),
-        (f"{start}{limit} = 0", f"{limit}= in [[key]] number 1 of the API key file must be"),
+        (f"{start}{limit[:-1]} = 2", f"unknown field {limit[:-1]}=; it takes name=, key=, sha256=, {limit}="),
+        (f"{start}{limit} = 0", f"[[key]] number 1 of the API key file cannot be: Expected int >= 1 - at {limit}="),
         (f"{start}s3cret\n", "not TOML in UTF-8 (line 4, column"),
         (f"{start}# \xff", "not TOML in UTF-8 (line 4)"),
         (start.replace("s3cret", " s3cret"), "space: check [[key]] number 1 of the API key file"),

@@ -57,15 +57,9 @@ def storage_errors() -> Iterator[None]:
 
 
 def _storage_error(error: OSError | sqlite3.Error) -> StorageError:
-    if isinstance(error, sqlite3.Error):
-        if "is full" in str(error):
-            return StorageError(_FULL)
-        return StorageError(f"the server's database failed at this ({describe(error)}): try again")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or "is full" in str(error):
         return StorageError(_FULL)
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return StorageError("the server has as many files open as it may: try again, with less at once")
-    return StorageError("the server's disk failed at this: try again, and tell whoever runs it")
+    return StorageError(f"the disk of the server's state folder failed at this ({describe(error)}): try again")
 
 
 def describe(error: BaseException) -> str:

@@ -6,28 +6,26 @@ It knows HTTP and the state folder; no batches but for the question whether one 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, BinaryIO, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Send
 
 from penstock.server.batch.database import BatchDatabase, FileRow
-from penstock.server.batch.disk_errors import FileDamagedError, StorageError, storage_errors
+from penstock.server.batch.disk_errors import FileDamagedError, storage_errors
 from penstock.server.batch.file_store import FILE_ID, ContentDraft, close_behind, new_file_id, open_content
 from penstock.server.batch.manager import BatchManager
-from penstock.server.batch.upload import UploadParser, receive, too_large
+from penstock.server.batch.upload import UploadParser, too_large
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError
 
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
 MOST_LISTED = 10_000
 READ_BYTES = 256 * 1024  # of a content that are read at a time
+WRITE_BYTES = 64 * 1024  # of an upload that gather before they are written: about what a slow one holds
 _DIGITS = 9
 
 
@@ -89,21 +87,23 @@ def _check_room(manager: BatchManager, owner: str) -> None:
 
 
 async def _receive(manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> None:
-    """Reads the body, its file into the draft. Raises HttpError, StorageError, ShuttingDownError."""
-    most = manager.limits.max_file_bytes
-    async with manager.body_timeouts.within(manager.body_seconds, "the file") as more_time:
-        await receive(_bounded(request, most, more_time), parser, draft, manager.state.call)
-
-
-async def _bounded(request: Request, most: int, more_time: Callable[[int], None]) -> AsyncIterator[bytes]:
-    """The body's pieces, up to what a file and its form may have, as long as they keep coming."""
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > most + FORM_BYTES:
-            raise too_large(most)
-        more_time(size)
-        yield piece
+    """Reads the body as long as it keeps coming; its file goes to the disk WRITE_BYTES at a time, and nothing of it is
+    held. Raises HttpError, StorageError, ShuttingDownError."""
+    state, most, size = manager.state, manager.limits.max_file_bytes, 0
+    try:
+        async with manager.body_timeouts.within(manager.body_seconds, "the file") as more_time:
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most + FORM_BYTES:
+                    raise too_large(most)
+                more_time(size)
+                parser.write(piece)
+                while len(parser.pending) >= WRITE_BYTES:
+                    await state.call(draft.write, parser.take(WRITE_BYTES))
+            parser.end()
+            await state.call(draft.write, parser.take(WRITE_BYTES))
+    finally:
+        parser.close()
 
 
 def _check_upload(upload: UploadParser) -> str:
@@ -144,51 +144,25 @@ async def get_file(manager: BatchManager, request: Request, owner: str) -> Respo
 
 
 async def get_content(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/files/ID/content: the bytes as they are. Raises HttpError, FileDamagedError, StorageError."""
+    """GET /v1/files/ID/content: the bytes as they are. Where the disk fails amid them the answer breaks off, and the
+    client sees it by the length. Raises HttpError, FileDamagedError, StorageError."""
     row = await known_file(manager, request, owner)
     try:
         with storage_errors():
-            file, first = await asyncio.to_thread(_begin, manager.state.file_store.path(row.id), row.bytes)
+            file = await asyncio.to_thread(open_content, manager.state.file_store.path(row.id), row.bytes)
     except FileDamagedError:
         await known_file(manager, request, owner)  # somebody may have deleted it just now
         raise
     headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.id}"'}
-    return _Content(_pieces(file, first, row.bytes), media_type="application/octet-stream", headers=headers)
+    return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=headers)
 
 
-def _begin(path: Path, size: int) -> tuple[BinaryIO, bytes]:
-    """Opens a file and reads its first piece: a disk that gives none, or has another size, is found out before a status
-    is sent. Raises FileDamagedError, OSError."""
-    file = open_content(path, size)
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
     try:
-        return file, file.read(READ_BYTES)
-    except BaseException:
-        file.close()
-        raise
-
-
-async def _pieces(file: BinaryIO, piece: bytes, left: int) -> AsyncIterator[bytes]:
-    """Yields the file to its end. Raises StorageError where the disk fails, or has less than was told."""
-    try:
-        while piece:
-            left -= len(piece)
+        while piece := await asyncio.to_thread(file.read, READ_BYTES):
             yield piece
-            with storage_errors():
-                piece = await asyncio.to_thread(file.read, READ_BYTES)
     finally:
         close_behind(file)
-    if left:
-        raise StorageError("the content on the server's disk is not whole: tell whoever runs it")
-
-
-class _Content(StreamingResponse):
-    """A file's bytes. Where the disk fails amid them the answer breaks off, and the client sees it by the length."""
-
-    async def stream_response(self, send: Send) -> None:
-        try:
-            await super().stream_response(send)
-        except StorageError as error:
-            print(f"penstock: a file's content broke off on its way to a client: {error}", file=sys.stderr)
 
 
 async def delete_file(manager: BatchManager, request: Request, owner: str) -> Response:

@@ -1,24 +1,22 @@
-"""Multipart bodies: parts to fields and one file, which goes to the disk as it comes. Nothing of it is held.
+"""Multipart bodies: parts to fields and one file, which is taken as it comes.
 
-It knows HTTP's form and the file store's drafts; not what the fields mean. Parsing is python-multipart's (RFC 7578).
+It knows HTTP's form; not what the fields mean, and no disk. Parsing is python-multipart's (RFC 7578).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from penstock.server.batch.file_store import ContentDraft
 from penstock.server.openai.http_errors import HttpError
 
 MOST_PARTS = 16
 LONGEST_FIELD = 1024  # bytes of a part that is no file
 LONGEST_NAME = 255  # characters of a file's name that are kept
-WRITE_BYTES = 64 * 1024  # of a file that gather before they are written: about what a slow upload holds
 
 
 class UploadParser:
@@ -56,9 +54,10 @@ class UploadParser:
         with _well_formed():
             self._parser.write(data)
 
-    def take(self) -> bytes:
-        """What has gathered of the file."""
-        data, self.pending = bytes(self.pending), bytearray()
+    def take(self, most: int) -> bytes:
+        """Returns what has gathered of the file, so many bytes of it at most."""
+        data = bytes(self.pending[:most])
+        del self.pending[:most]
         return data
 
     def end(self) -> UploadParser:
@@ -121,25 +120,6 @@ def _well_formed() -> Iterator[None]:
         yield
     except FormParserError as error:
         raise _malformed() from error
-
-
-async def receive(
-    body: AsyncIterator[bytes],
-    parser: UploadParser,
-    draft: ContentDraft,
-    off_loop: Callable[[Callable[[bytes], None], bytes], Awaitable[None]],
-) -> None:
-    """Reads a body to its end; the file's content goes into the draft WRITE_BYTES at a time. Raises HttpError."""
-    try:
-        async for piece in body:
-            parser.write(piece)
-            if len(parser.pending) >= WRITE_BYTES:
-                await off_loop(draft.write, parser.take())
-        parser.end()
-        if parser.pending:
-            await off_loop(draft.write, parser.take())
-    finally:
-        parser.close()
 
 
 def too_large(max_bytes: int) -> HttpError:

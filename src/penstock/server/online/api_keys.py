@@ -7,12 +7,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import string
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from penstock.errors import UsageError
 
@@ -20,8 +22,6 @@ ENVIRONMENT = "PENSTOCK_API_KEY"
 LONGEST = 512  # characters of a key
 NAMED_BY = 8  # hex digits of its digest that a key without a name is called by
 MOST = 10_000  # keys: each is looked at for each request, about 1 us
-_FIELDS = ("name", "key", "sha256", "max_num_queued_reqs", "max_num_queued_tokens")
-_HEX = frozenset(string.hexdigits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +36,26 @@ class Key:
     max_num_queued_tokens: int | None = None
 
 
-class KeyRing:
-    """Finds the key that was shown."""
+class _FileKey(msgspec.Struct, forbid_unknown_fields=True):
+    """A `[[key]]` of the API key file."""
 
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self._keys = [(bytes.fromhex(key.digest), key) for key in keys]
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    key: str | None = None
+    sha256: Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")] | None = None
+    max_num_queued_reqs: Annotated[int, Meta(ge=1)] | None = None
+    max_num_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
 
-    def find(self, shown: bytes) -> Key | None:
-        digest = hashlib.sha256(shown).digest()
-        found = None
-        for known, key in self._keys:
-            if hmac.compare_digest(digest, known):
-                found = key
-        return found
+_FIELDS = _FileKey.__struct_fields__
+
+
+def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
+    """Returns the key that was shown."""
+    digest, found = hashlib.sha256(shown).hexdigest(), None
+    for key in keys:
+        if hmac.compare_digest(digest, key.digest):
+            found = key
+    return found
 
 
 def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> tuple[Key, ...]:
@@ -102,32 +106,23 @@ def _file_key(entry: Any, place: int) -> Key:
     """Fields are told with a `=` behind them, as TOML writes them: without it they would come out as options, which
     two of them are too (cli/exit_codes.py)."""
     where = f"[[key]] number {place} of the API key file"
-    if not isinstance(entry, dict):
-        raise UsageError(f"{where} is no table")
-    if unknown := sorted(set(entry) - set(_FIELDS)):
-        known = ", ".join(f"{field}=" for field in _FIELDS)
-        raise UsageError(f"{where} has an unknown field {unknown[0][:80]}=: known are {known}")
-    name = entry.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= 64 or not name.isprintable():
-        raise UsageError(f"{where} needs a name of 1 to 64 characters")
-    if ("key" in entry) == ("sha256" in entry):
+    try:
+        read = msgspec.convert(entry, _FileKey)
+    except msgspec.ValidationError as error:
+        what = re.sub(r"(field |at )`(?:\$\.)?(.{1,80}).*`", r"\1\2=", str(error)).replace("`", "")
+        raise UsageError(f"{where} cannot be: {what}; it takes {', '.join(f'{each}=' for each in _FIELDS)}") from error
+    if not read.name.isprintable():
+        raise UsageError(f"{where} needs a name of printable characters")
+    if (read.key is None) == (read.sha256 is None):
         raise UsageError(f"{where} needs either key or sha256")
-    limits: dict[str, Any] = {limit: entry.get(limit) for limit in _FIELDS[3:]}
-    for limit, value in limits.items():
-        if value is not None and (type(value) is not int or value < 1):
-            raise UsageError(f"{limit}= in {where} must be a whole number of at least 1")
-    if "key" in entry:
-        digest = _plain_key(entry["key"], where, name).digest
-    else:
-        digest = entry["sha256"]
-        if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= _HEX:
-            raise UsageError(f"sha256 in {where} must be 64 hex digits")
-    return Key(name=name, digest=digest.lower(), **limits)
+    digest = (read.sha256 or _plain_key(read.key, where).digest).lower()
+    reqs, tokens = read.max_num_queued_reqs, read.max_num_queued_tokens
+    return Key(name=read.name, digest=digest, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens)
 
 
-def _plain_key(key: Any, source: str, name: str | None = None) -> Key:
-    """source: where to look for it. Printable ASCII, since it travels in a header. Without a name it is called by its
-    digest: what belongs to it (files, batches) stays its own, whatever keys come and go beside it."""
+def _plain_key(key: Any, source: str) -> Key:
+    """source: where to look for it. Printable ASCII, since it travels in a header. It is called by its digest: what
+    belongs to it (files, batches) stays its own, whatever keys come and go beside it."""
     if not isinstance(key, str) or not 0 < len(key) <= LONGEST or not key.isascii() or not key.isprintable():
         raise UsageError(
             f"an API key must be 1 to {LONGEST} printable ASCII characters: check {source}", param="api_key"
@@ -135,4 +130,4 @@ def _plain_key(key: Any, source: str, name: str | None = None) -> Key:
     if key != key.strip():
         raise UsageError(f"an API key begins or ends with a space: check {source}", param="api_key")
     digest = hashlib.sha256(key.encode()).hexdigest()
-    return Key(name=f"key-{digest[:NAMED_BY]}" if name is None else name, digest=digest)
+    return Key(name=f"key-{digest[:NAMED_BY]}", digest=digest)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.errors import UsageError
-from penstock.server.online.api_keys import Key, KeyRing
+from penstock.server.online.api_keys import Key, find_key
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of, names_of
 
@@ -82,26 +82,38 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-class Authenticator:
-    """Looks at the headers of a request: whose it is, and whether it may come in."""
+class AuthMiddleware:
+    """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
 
-    def __init__(self, access: AccessPolicy) -> None:
-        self._ring = KeyRing(access.keys)
+    def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
+        self._app, self._access = app, access
         self._hosts = frozenset((*_OWN_NAMES, *access.hosts))
-        self._asks_host = access.asks_host
 
-    def authenticate(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
-        """Its key; None where the server has none. may_lack_host: it speaks HTTP/1.0, which may leave Host out.
-        Raises HttpError."""
-        key = self._find_key(headers) if self._ring else None
-        if self._asks_host:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                may_lack_host = scope["http_version"] == "1.0"
+                scope.setdefault("state", {})["key"] = self.find(scope["headers"], may_lack_host=may_lack_host)
+            except HttpError as error:
+                scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
+                headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+                refusal = Response(body_of(error), error.status, headers, media_type=JSON)
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def find(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
+        """Returns the key of a request with these headers; None where the server has none. may_lack_host: it speaks
+        HTTP/1.0, which may leave Host out. Raises HttpError."""
+        key = self._find_key(headers) if self._access.keys else None
+        if self._access.asks_host:
             self._check_page(headers, may_lack_host)
         return key
 
     def _find_key(self, headers: Headers) -> Key:
         given = _values(headers, b"authorization")
         scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        key = self._ring.find(shown.strip()) if scheme.lower() == b"bearer" else None
+        key = find_key(self._access.keys, shown.strip()) if scheme.lower() == b"bearer" else None
         if key is None:
             message = "this server wants its API key: send it as Authorization: Bearer KEY"
             raise HttpError(message, status=401, code="invalid_api_key")
@@ -123,27 +135,6 @@ class Authenticator:
 
 def _not_ours(message: str) -> HttpError:
     return HttpError(message, status=403, code="host_not_allowed")
-
-
-class AuthMiddleware:
-    """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
-
-    def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
-        self._app, self._authenticator = app, Authenticator(access)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            try:
-                may_lack_host = scope["http_version"] == "1.0"
-                key = self._authenticator.authenticate(scope["headers"], may_lack_host=may_lack_host)
-                scope.setdefault("state", {})["key"] = key
-            except HttpError as error:
-                scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
-                headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
-                refusal = Response(body_of(error), error.status, headers, media_type=JSON)
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def key_of(scope: Scope) -> Key | None:

@@ -1,4 +1,4 @@
-"""The law that matters most: a row's result does not depend on the rows beside it. Bit for bit, with 1 to 3 threads.
+"""The law that matters most: a row's result does not depend on the rows beside it. Bit for bit, with 1 and 3 threads.
 
 Rows that stand alone are held bit for bit; rows of a prefix group are held against the fp64 contract and against
 themselves alone, within the dtype's tolerance (their sums are cut elsewhere).
@@ -24,7 +24,7 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 3])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -99,11 +99,11 @@ def test_elementwise_operations_are_bit_equal_in_any_company(dtype, threads):
 def test_rotary_is_bit_equal_in_any_company(dtype, threads, width, normed):
     heads, kv_heads = 5, 2
     ops = choose(torch.device("cpu"), dtype, "auto")
-    case = make_case([(7 * i) % 250 + 1 for i in range(400)], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
+    case = make_case([(7 * i) % 250 + 1 for i in range(160)], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
     rng = torch.Generator().manual_seed(0)
     angles = torch.randn(256, width // 2, generator=rng)
     table = torch.stack([angles.cos(), angles.sin()], dim=1)
-    qkv = torch.randn(400, (heads + 2 * kv_heads) * width, generator=rng).to(dtype)
+    qkv = torch.randn(160, (heads + 2 * kv_heads) * width, generator=rng).to(dtype)
     norms = [torch.randn(width, generator=rng).to(dtype) for _ in range(2)] if normed else [None, None]
 
     def run(rows):
@@ -112,8 +112,8 @@ def test_rotary_is_bit_equal_in_any_company(dtype, threads, width, normed):
         at = case.inputs.slots[rows]
         return q, kv[at // 16, :, :, at % 16]
 
-    q, k = run(list(range(400)))
-    for rows in ([0], [11], [3, 399], list(range(100, 267))):
+    q, k = run(list(range(160)))
+    for rows in ([0], [11], [3, 159], list(range(40, 137))):
         some_q, some_k = run(rows)
         assert torch.equal(some_q, q[rows]) and torch.equal(some_k, k[rows])
 

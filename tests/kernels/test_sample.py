@@ -14,7 +14,7 @@ from penstock.kernels.reference.tile_draw import BAD_LOGITS
 pytestmark = pytest.mark.torch
 
 FAR_OUT = 1e-4
-DRAWS = 60_000
+DRAWS = 30_000
 
 
 def _logits(vocabulary: int, spread: float, seed: int = 0) -> torch.Tensor:

@@ -36,10 +36,13 @@ def test_one_row(shape, monkeypatch):
     for name, programs in (("QKV_PROGRAMS", 9), ("GATE_PROGRAMS", 7)):
         monkeypatch.setattr(cases.one_row, name, programs)
     cases.check_one_row_products(CPU, F32, shape, 40, 24)
-    cases.check_one_row_attention(CPU, F32, shape, 20, (0, 70, 300), None)
+
+
+def test_attention_of_one_row(monkeypatch):
+    cases.check_one_row_attention(CPU, F32, (4, 2, 16), 20, (0, 70, 300), None)
     monkeypatch.setattr(cases.one_row_attention, "PARTS", 2)  # several tiles a part
-    cases.check_one_row_attention(CPU, F32, shape, 20, (5, 300), None)
-    cases.check_one_row_attention(CPU, F32, shape, 20, (30, 300), 100)
+    cases.check_one_row_attention(CPU, F32, (3, 1, 24), 20, (5, 300), None)
+    cases.check_one_row_attention(CPU, F32, (3, 1, 24), 20, (30, 300), 100)
 
 
 def test_copies():
@@ -55,7 +58,7 @@ def test_noise():
     cases.check_noise(CPU, 128 * 8)
 
 
-@pytest.mark.parametrize("vocabulary", [1, 130, 700])
+@pytest.mark.parametrize("vocabulary", [1, 700])
 def test_tokens_of_all_kinds_of_rows(vocabulary):
     logits = cases.drawn(16, vocabulary, seed=2, by=2.0)
     logits[8:] = logits[8:].bfloat16().float()  # equal logits
@@ -67,11 +70,11 @@ def test_the_ends_of_what_may_be_asked():
     cases.check_adjust(CPU, F32, 12, 300, 3, ends=True)
 
 
-@pytest.mark.parametrize("filters", [{"top_p": 0.1}, {"top_k": 5}, {"min_p": 0.9}, {"top_k": 9, "top_p": 0.5}], ids=str)
-def test_flat_rows_that_miss_all_attempts(filters):
-    assert (
-        cases.check_sample(CPU, cases.drawn(4, 300, seed=3, by=0.2), asked(4, temperature=0.9, seed=5, **filters)) == 0
-    )
+def test_flat_rows_that_miss_all_attempts():
+    inputs = asked(4, temperature=0.9, seed=5, top_k=1)
+    inputs.top_p, inputs.min_p = torch.tensor([0.1, 1, 1, 0.5]), torch.tensor([0, 0, 0.9, 0])
+    inputs.top_k = torch.tensor([0, 5, 0, 9]).int()
+    assert cases.check_sample(CPU, cases.drawn(4, 300, seed=3, by=0.2), inputs) == 0
 
 
 def test_bad_logits():

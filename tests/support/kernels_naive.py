@@ -41,8 +41,8 @@ def naive_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag])
 
 
-def stored(kv: Tensor, table: Tensor, position: int, kv_head: int, part: int) -> Tensor:
-    return kv[int(table[position // 16]), kv_head, part, position % 16].double()
+def stored(kv: Tensor, table: Tensor, positions: Tensor, kv_head: int, part: int) -> Tensor:
+    return kv[table[positions // 16].long(), kv_head, part, positions % 16].double()
 
 
 def naive_attention_one(
@@ -50,16 +50,13 @@ def naive_attention_one(
 ) -> Tensor:
     """q [H, D] of the query at `position` over the tokens that it sees -> [H, D], fp64."""
     heads, kv_heads = q.shape[0], kv.shape[1]
-    first = 0 if window is None else max(0, position - window + 1)
-    seen = range(first, position + 1)
+    seen = torch.arange(0 if window is None else max(0, position - window + 1), position + 1)
     out = []
     for head in range(heads):
         kv_head = head // (heads // kv_heads)
-        keys = torch.stack([stored(kv, table, p, kv_head, 0) for p in seen])
-        values = torch.stack([stored(kv, table, p, kv_head, 1) for p in seen])
-        scores = keys @ q[head].double() * scale
+        scores = stored(kv, table, seen, kv_head, 0) @ q[head].double() * scale
         weights = torch.exp(scores - scores.max())
-        out.append((weights / weights.sum()) @ values)
+        out.append((weights / weights.sum()) @ stored(kv, table, seen, kv_head, 1))
     return torch.stack(out)
 
 

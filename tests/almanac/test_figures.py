@@ -282,10 +282,3 @@ def test_the_most_is_what_everything_at_once_gave() -> None:
     for nothing in (cut, barred, at_once.model_copy(update={"complete": 0}), opened(9, (), kind="saturation"),
                     opened(9, (1.4, 1.2, None), kind="saturation")):  # fmt: skip
         assert figures.most_of([nothing]) is None
-
-
-def test_costs() -> None:
-    assert figures.cost_of_request(3.6, 10.0) == pytest.approx(0.0001)
-    assert figures.cost_of_million(3.6, 1000.0) == pytest.approx(1.0)
-    assert figures.cost_of_million(3.6, 0.0) == float("inf")
-    assert figures.per_gpu(800.0, 8) == 100

@@ -113,7 +113,7 @@ def test_a_short_run_is_one_by_the_methods_own_measure() -> None:
         (b'{"schema": NaN}', "NaN is no number"),
         (b'{"run": 1, "run": 2}', "'run' stands twice"),
         (b'{"x": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
-        (b" " * (LARGEST + 1), "a record has at most"),
+        (b" " * (LARGEST + 1), "that a record has at most"),
     ],
 )
 def test_hostile_files(content: bytes, says: str) -> None:
@@ -127,7 +127,6 @@ def test_hostile_files(content: bytes, says: str) -> None:
     [
         ("engine.name", "<script>alert(1)</script>", "engine.name: String should match"),
         ("model.name", "../../etc/passwd", "model.name: String should match"),
-        ("model.name", "a/../../etc/passwd", "model.name: 'a/../../etc/passwd' climbs out"),
         ("engine.command", "serve\x00", "engine.command: String should match"),
         ("engine.command", "a\u202egnp", "engine.command: holds the control character U+202E"),
         ("schema", "penstock-almanac/2", "schema: Input should be 'penstock-almanac/1'"),
@@ -174,7 +173,7 @@ def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path,
         ("points.0.effective", 99.0, "marks: 'few requests' is missing"),
         ("method", lambda old: {**old, "short": False, "window": 5.0}, "method.short: is false, at window 5 where"),
         ("points.0.figures.output_rate.value", lambda old: old * 3, "lies outside of its interval"),
-        ("points.0.figures.first_token.p95", {"value": 0.01, "low": None, "high": None}, "is above p95"),
+        ("points.0.figures.first_token.p95", {"value": 0.01, "low": None, "high": None}, "and don't rise"),
         ("points.0.figures.request_rate", None, "figures.request_rate: is missing"),
         ("points.0.sample", {"first": [], "per_token": [], "end_to_end": []}, "sample: columns of [0] rows"),
     ],

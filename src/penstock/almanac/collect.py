@@ -47,8 +47,10 @@ def add(run_folder: Path, root: Path, *, commit: str | None = None, tell: Callab
         raise RecordError(f"{run_folder.name}: holds no {RECORD}: is the run finished, and the folder a run's?")
     record, otherwise = _believed(source, raw, commit)
     path = root / place_of(record)
-    if (other := _of_same_raw(record, root, path)) is not None:
-        raise RecordError(f"{run_folder.name}: raw: the same raw data is {other}'s: a run is added once")
+    there, _ = read_all(root)
+    for place, other in there.items():
+        if record.raw is not None and other.raw == record.raw and root / place != path:
+            raise RecordError(f"{run_folder.name}: raw: the same raw data is {place}'s: a run is added once")
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     aside.write_text(record.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
@@ -79,21 +81,6 @@ def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list
     if ours and otherwise:
         raise RecordError(f"{source.name}: {otherwise[0]}")
     return told if ours else derived, otherwise
-
-
-def _of_same_raw(record: Record, root: Path, own: Path) -> str | None:
-    """Returns the place of another record that came of the same raw data. What is no record is none: `read_all` says
-    so."""
-    if record.raw is None:
-        return None
-    for path in sorted(root.rglob("*.json")):
-        try:
-            other = read_record(path).raw
-        except RecordError:
-            continue
-        if path != own and other is not None and other.sha256 == record.raw.sha256:
-            return path.relative_to(root).as_posix()
-    return None
 
 
 def _sources(record: Record) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
-from itertools import pairwise
 
 from penstock.almanac.figures import FAILED_SHARE, FEW, SHORT_WINDOW
 from penstock.almanac.record import (
@@ -19,7 +18,7 @@ from penstock.almanac.record import (
     LATE,
     LATE_SHARE,
     SAMPLE_ROWS,
-    Interval,
+    Figures,
     Point,
     Record,
     Spread,
@@ -28,14 +27,13 @@ from penstock.almanac.samples import OK, OUTCOMES
 from penstock.almanac.summaries import QUANTILES
 
 AHEAD = datetime.timedelta(days=1)  # of clocks in other places
-SPREADS = ("first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual")
+SPREADS = [name for name in Figures.model_fields if not name.endswith("_rate")]
 ROUNDED = 1 + 1e-5  # a number of 6 digits
 
 
 def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str]:
     """Yields what is impossible in it, most basic first. now: by the clock, unless told."""
     yield from _head(record, now or datetime.datetime.now(datetime.UTC))
-    yield from _names(record)
     for number, point in enumerate(record.points):
         where = f"points.{number} ({point.name})"
         for rule in RULES:
@@ -66,21 +64,6 @@ def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
     names = [point.name for point in record.points]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"points: {twice[0]} stands there twice"
-
-
-def _names(record: Record) -> Iterator[str]:
-    """Names that become a part of a path, or that name a file."""
-    gpu, configuration = record.machine.gpu, record.engine.configuration
-    named = {
-        "engine.name": record.engine.name,
-        "model.name": record.model.name,
-        "machine.gpu.name": gpu.name if gpu else "",
-        "shape.name": record.shape.name,
-        "engine.configuration.name": configuration.name,
-    } | {f"engine.configuration.files.{name}": name for name in configuration.files}
-    for where, name in named.items():
-        if ".." in name.split("/") or "//" in name:
-            yield f"{where}: {name!r} climbs out of its folder"
 
 
 # --- a point: counts and marks
@@ -151,38 +134,23 @@ def _client(point: Point, record: Record) -> Iterator[str]:
 # --- a point: figures
 
 
-def _intervals(point: Point) -> Iterator[tuple[str, Interval]]:
-    for name in ("request_rate", "output_rate", "total_rate"):
-        if (rate := getattr(point.figures, name)) is not None:
-            yield f"figures.{name}", rate
-    for name in SPREADS:
-        spread: Spread | None = getattr(point.figures, name)
-        for key in ("mean", *QUANTILES) if spread is not None else ():
-            yield f"figures.{name}.{key}", getattr(spread, key)
-
-
-def _ends(point: Point, record: Record) -> Iterator[str]:
-    for where, interval in _intervals(point):
-        low, high = interval.low, interval.high
-        if (low is not None and low > interval.value) or (high is not None and high < interval.value):
-            yield f"{where}: {interval.value} lies outside of its interval, {low} to {high}"
-
-
-def _order(point: Point, record: Record) -> Iterator[str]:
-    """Checks that quantiles rise, and that figures are there where requests were complete."""
-    figures = point.figures
-    for name in SPREADS:
-        if (spread := getattr(figures, name)) is None:
-            continue
-        values = [(key, getattr(spread, key).value) for key in QUANTILES]
-        for (below, low), (above, high) in pairwise(values):
-            if low > high:
-                yield f"figures.{name}: {below} {low} is above {above} {high}"
+def _figures(point: Point, record: Record) -> Iterator[str]:
+    """Checks that values lie in their intervals, that quantiles rise, and that figures are there where requests were
+    complete."""
+    for name, figure in point.figures:
+        spread = dict(figure) if isinstance(figure, Spread) else {}
+        for key, interval in spread.items() or ([("rate", figure)] if figure is not None else []):
+            low, value, high = interval.low or 0.0, interval.value, interval.high
+            if not low <= value <= (value if high is None else high):
+                yield f"figures.{name}: the {key} of {value} lies outside of its interval, {low} to {high}"
+        values = [spread[key].value for key in QUANTILES if spread]
+        if values != sorted(values):
+            yield f"figures.{name}: {', '.join(QUANTILES)} are {values}, and don't rise"
     # In a steady window rates are of whatever arrived: of requests too that were issued before it, or cut off after it.
-    of_complete = type(figures).model_fields if point.opens is None else SPREADS
-    if not point.complete and any(getattr(figures, name) is not None for name in of_complete):
-        yield "figures: are there, but no request was complete"
-    if point.complete and point.seconds > 0 and figures.request_rate is None:
+    told = [name for name, figure in point.figures if figure is not None and (point.opens is None or name in SPREADS)]
+    if told and not point.complete:
+        yield f"figures.{told[0]}: is there, but no request was complete"
+    if point.complete and point.seconds > 0 and point.figures.request_rate is None:
         yield "figures.request_rate: is missing, with complete requests"
 
 
@@ -204,4 +172,4 @@ def _sample(point: Point, record: Record) -> Iterator[str]:
         yield f"sample: columns of {sorted(lengths)} rows, for {point.requests} requests"
 
 
-RULES = (_counts, _marks, _client, _ends, _order, _goals, _sample)  # most basic first
+RULES = (_counts, _marks, _client, _figures, _goals, _sample)  # most basic first

@@ -13,9 +13,9 @@ import numpy as np
 
 from penstock.almanac import intervals, throughput
 from penstock.almanac.intervals import Ends, Floats, Ints, SeededRandom
-from penstock.almanac.record import SAMPLE_ROWS, ClientHealth, Figures, Goal, Interval, Point, Sample, ShapeInfo
+from penstock.almanac.record import SAMPLE_ROWS, ClientHealth, Figures, Goal, Point, Sample
 from penstock.almanac.samples import OK, Samples
-from penstock.almanac.summaries import around, by_start_of, gaps_of, short, spread_of
+from penstock.almanac.summaries import by_start_of, gaps_of, short, spread_of
 from penstock.errors import RecordError
 
 SAMPLE_DIGITS = 5
@@ -64,12 +64,6 @@ def point_of(
     )  # fmt: skip
 
 
-def shares_prompts(shape: ShapeInfo) -> bool:
-    """Returns whether prompts of the shape may share a beginning; those of exact lengths are unique in their first
-    block."""
-    return shape.kind != "exact"
-
-
 def in_order(samples: Samples) -> Samples:
     """Sorts by start, then by when they were to be issued; equal ones by what became of them, however they stood."""
     keys = (samples.end, samples.first, samples.actual, throughput.issued(samples), samples.start)
@@ -94,9 +88,9 @@ def _figures(samples: Samples, done: Samples, window: throughput.RateWindow, dic
     per_token = (done.end - done.first) / np.maximum(done.output_tokens - 1, 1)
     long = done.output_tokens >= 2
     return Figures(
-        request_rate=_interval(requests),
-        output_rate=_interval(output),
-        total_rate=_interval(total),
+        request_rate=requests,
+        output_rate=output,
+        total_rate=total,
         first_token=spread_of(done.first - planned, done.start, dice),
         first_token_actual=spread_of(done.first - done.actual, done.start, dice),
         inter_token=gaps_of(done, dice),
@@ -196,10 +190,6 @@ def _sample(counted: Samples, dice: SeededRandom) -> Sample:
 def _column(values: Floats, holds: np.typing.NDArray[np.bool_]) -> list[float]:
     known = holds & ~np.isnan(values)
     return [short(max(float(v), 0.0), SAMPLE_DIGITS) if k else -1.0 for v, k in zip(values, known, strict=True)]
-
-
-def _interval(rate: throughput.Rate | None) -> Interval | None:
-    return None if rate is None else around(rate.value, rate.ends)
 
 
 # --- what follows from figures; the page has the same in its own language (40_answer.js)
@@ -312,17 +302,3 @@ def shows_nothing(here: Sustained, goal: Goal, quantile: float) -> bool:
     """Returns whether a point says neither that a goal is kept nor that it is missed: nothing was served in its window,
     though first tokens came in time."""
     return here.rate <= 0 and goal.share >= quantile
-
-
-def cost_of_request(price_per_hour: float, request_rate: float) -> float:
-    """Dollars a request, where the machine costs so much an hour and serves so many a second."""
-    return price_per_hour / 3600 / request_rate if request_rate > 0 else float("inf")
-
-
-def cost_of_million(price_per_hour: float, token_rate: float) -> float:
-    """Dollars a million tokens (output or all of them, by the rate that is given)."""
-    return price_per_hour / 3600 / token_rate * 1e6 if token_rate > 0 else float("inf")
-
-
-def per_gpu(rate: float, gpus: int) -> float:
-    return rate / max(gpus, 1)

@@ -20,10 +20,8 @@ _SHOWN = 80  # characters of somebody's text in a message
 def read_record(path: Path) -> Record:
     """Raises RecordError, one line, for whatever is no record."""
     try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise RecordError(f"{path.name}: {size} bytes; a record has at most {LARGEST}")
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)
     except OSError as error:
         raise RecordError(f"{path.name}: cannot be read: {error.strerror or error}") from error
     return record_of(content, path.name)
@@ -32,7 +30,7 @@ def read_record(path: Path) -> Record:
 def record_of(content: bytes, name: str) -> Record:
     """Returns the record that these bytes are; `name` is what messages call it. Raises RecordError."""
     if len(content) > LARGEST:
-        raise RecordError(f"{name}: {len(content)} bytes; a record has at most {LARGEST}")
+        raise RecordError(f"{name}: is longer than the {LARGEST} bytes that a record has at most")
     try:
         told = json.loads(content.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
     except UnicodeDecodeError as error:

@@ -123,7 +123,10 @@ def read_parquet(path: Path) -> Samples:
     except (OSError, pa.ArrowException) as error:
         why = str(error).split(str(path))[-1].strip("': .")[:200]
         raise RecordError(f"{path.name}: is no Parquet file of samples: {why}") from error
-    return from_lists({name: table.column(name).to_pylist() for name in table.column_names})
+    try:
+        return from_lists({name: table.column(name).to_pylist() for name in table.column_names})
+    except (TypeError, ValueError, OverflowError) as error:  # a column of another type than its own
+        raise RecordError(f"{path.name}: is no table of samples: {str(error)[:200]!r}") from error
 
 
 def needs_pyarrow() -> None:

@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from penstock.almanac import intervals
 from penstock.almanac.intervals import Ends, Floats, Ints, SeededRandom
+from penstock.almanac.record import Interval
 from penstock.almanac.samples import OK, Samples
+from penstock.almanac.summaries import around
 
 BINS = 200  # of time, over all starts together
 PLATEAU = (0.1, 0.9)  # of the tokens: between these a point without a steady state runs at its own speed
@@ -33,12 +35,6 @@ class RateWindow:
     @property
     def seconds(self) -> float:
         return float(self.lengths.sum())
-
-
-@dataclass(frozen=True)
-class Rate:
-    value: float
-    ends: Ends
 
 
 def issued(samples: Samples) -> Floats:
@@ -66,20 +62,20 @@ def whole_window(samples: Samples) -> RateWindow:
     return RateWindow(starts, np.array(begins), np.array(lengths), False)
 
 
-def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> tuple[Rate | None, Rate | None, Rate | None]:
+def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> Sequence[Interval | None]:
     """Returns the rates of requests, of output tokens and of all tokens; None where nothing was complete."""
     counted = _counted(samples, window)
     kinds = (_ended(counted), _output(counted), _all_tokens(counted))
     if window.seconds <= 0 or not (samples.outcome == OK).any():
         return None, None, None
     if window.steady:
-        return tuple(_steady(each, window, dice) for each in kinds)  # type: ignore[return-value]
+        return [_steady(each, window, dice) for each in kinds]
     noise = _noise_of_plateau(kinds[1], window)
     rates = [_whole(each, window, noise) for each in kinds]
     if (samples.outcome[samples.window] == "unfinished").any():
         # Its time limit cut it off before its end: work of the cut ones is not in it, so nothing is known above.
-        rates = [Rate(rate.value, Ends(rate.ends.low, None)) for rate in rates]
-    return tuple(rates)  # type: ignore[return-value]
+        rates = [rate.model_copy(update={"high": None}) for rate in rates]
+    return rates
 
 
 @dataclass(frozen=True)
@@ -146,7 +142,7 @@ def event_times(samples: Samples) -> Floats:
     return np.asarray(since - np.repeat(since[heads], counts) + np.repeat(samples.first, counts), np.float64)
 
 
-def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Rate:
+def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Interval:
     bins = max(BINS // len(window.starts), 20)
     series, arrived = [], 0
     for start, begin, length in zip(window.starts, window.begins, window.lengths, strict=True):
@@ -158,18 +154,18 @@ def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Rate
     by_start = [float(each.mean()) for each in series]
     value = float(np.mean(by_start))
     ends = intervals.mean_ends(series, dice) if arrived >= intervals.FEWEST else Ends(None, None)
-    return Rate(value, intervals.across_starts(value, ends, by_start))
+    return around(value, intervals.across_starts(value, ends, by_start))
 
 
-def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Rate:
+def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
     """Returns everything over the whole time. All three rates are amounts over the same seconds: they share their
     noise."""
     amounts = [float(arrivals.amount[arrivals.start == start].sum()) for start in window.starts]
     value = sum(amounts) / window.seconds
     by_start = [amount / length for amount, length in zip(amounts, window.lengths, strict=True) if length > 0]
     if noise.low is None or noise.high is None:
-        return Rate(value, noise)
-    return Rate(value, intervals.across_starts(value, Ends(value * noise.low, value * noise.high), by_start))
+        return around(value, noise)
+    return around(value, intervals.across_starts(value, Ends(value * noise.low, value * noise.high), by_start))
 
 
 def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from penstock.almanac.consistency import faults
-from penstock.almanac.figures import point_of, shares_prompts
+from penstock.almanac.figures import point_of
 from penstock.almanac.parse_record import one_line, read_record
 from penstock.almanac.record import Point, Record
 from penstock.almanac.samples import OK, Samples, read_parquet
 from penstock.almanac.throughput import issued
 from penstock.errors import RecordError
 
-LARGEST_RAW = 4_000_000_000  # bytes
 CLOCK = 1e-3  # seconds that neighbouring stamps of one request may contradict each other by
 NEAR = 1e-5  # of a number: what is derived again may differ by so much
 AT_ONCE = 1e-6  # seconds between requests that were meant for one instant
@@ -44,8 +43,12 @@ def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
     for it. Marks stay, for some only who measured could set. RecordError where the raw data is not the record's, or
     where what comes of it cannot be believed."""
     record = read_record(path)
-    _first(path.name, _another(record, raw))
-    samples = _samples(raw)
+    if record.raw is None:
+        raise RecordError(f"{path.name}: raw: names no raw data, but {raw.name} was given")
+    if (told := _checksum(raw)) != record.raw.sha256:
+        why = f"is {record.raw.sha256[:12]}…, {raw.name} has {told[:12]}…: another file, or a changed one"
+        raise RecordError(f"{path.name}: raw.sha256: {why}")
+    samples = read_parquet(raw)
     _first(path.name, _unfit(record, samples, raw.name))
     points: list[Point] = []
     otherwise: list[str] = []
@@ -68,14 +71,6 @@ def _first(name: str, found: Iterable[str]) -> None:
 
 
 # --- against the raw data
-
-
-def _another(record: Record, raw: Path) -> Iterator[str]:
-    """Yields why the file is not the record's."""
-    if record.raw is None:
-        yield f"raw: names no raw data, but {raw.name} was given"
-    elif (told := _checksum(raw)) != record.raw.sha256:
-        yield f"raw.sha256: is {record.raw.sha256[:12]}…, {raw.name} has {told[:12]}…: another file, or a changed one"
 
 
 def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
@@ -130,19 +125,10 @@ def _window(point: Point, own: Samples) -> Iterator[str]:
 
 def _checksum(raw: Path) -> str:
     try:
-        if (size := raw.stat().st_size) > LARGEST_RAW:
-            raise RecordError(f"{raw.name}: {size} bytes; raw data has at most {LARGEST_RAW}")
         with raw.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RecordError(f"{raw.name}: cannot be read: {error.strerror or error}") from error
-
-
-def _samples(raw: Path) -> Samples:
-    try:
-        return read_parquet(raw)
-    except (TypeError, ValueError, OverflowError) as error:  # a column of another type than its own
-        raise RecordError(f"{raw.name}: is no table of samples: {one_line(str(error), 200)}") from error
 
 
 def _again(record: Record, samples: Samples, point: Point) -> Point:
@@ -158,7 +144,7 @@ def _again(record: Record, samples: Samples, point: Point) -> Point:
         goals=[goal.seconds for goal in point.goals],
         look=point.client,
         marks=point.marks,
-        sharing=shares_prompts(record.shape),
+        sharing=record.shape.kind != "exact",
     )
 
 

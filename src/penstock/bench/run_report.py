@@ -14,7 +14,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from penstock.almanac.figures import cost_of_million, cost_of_request, per_gpu
 from penstock.almanac.page.build import build
 from penstock.almanac.record import Goal, Interval, Point, Record, Spread
 from penstock.bench.run_folder import RunFolder
@@ -72,15 +71,16 @@ def costs(record: Record) -> list[str]:
     if rates.request_rate is None or rates.output_rate is None or rates.total_rate is None:
         return []
     if gpu is not None and gpu.count > 1:
-        part = per_gpu(rates.output_rate.value, gpu.count)
+        part = rates.output_rate.value / gpu.count
         found.append(f"everything at once, a GPU: {_bound(least)}{part:,.0f} output tok/s")
     if price is not None:
-        request = cost_of_request(price, rates.request_rate.value)
-        output, total = (cost_of_million(price, rate.value) for rate in (rates.output_rate, rates.total_rate))
+        request, output, total = (
+            price / 3600 / rate.value for rate in (rates.request_rate, rates.output_rate, rates.total_rate)
+        )
         most = "≤ " if least else ""
         found.append(
             f"everything at once, at ${price:g} an hour: {most}${1000 * request:,.4g} a thousand requests, "
-            f"{most}${output:,.4g} a million output tokens, {most}${total:,.4g} a million tokens in and out"
+            f"{most}${1e6 * output:,.4g} a million output tokens, {most}${1e6 * total:,.4g} a million tokens in and out"
         )
     return found
 

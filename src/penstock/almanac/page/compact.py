@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac.figures import kept_of, most_of, sustained
-from penstock.almanac.record import Figures, Interval, Point, Record, Sample, Spread
+from penstock.almanac.record import ClientHealth, Figures, Interval, Point, Record, RecordForm, Sample
 
 Rows = npt.NDArray[np.float64]
 
@@ -27,18 +27,9 @@ PAGE_SCHEMA = 1
 # Sample times on the page: 0, then a step of 0.0425 % each from a microsecond to a million seconds; 65,535 is -1.
 SMALLEST, LARGEST, STEPS = 1e-6, 1e6, 65_000
 FAILED = 65_535
-RATES = ("request_rate", "output_rate", "total_rate")
-SPREADS = (
-    "first_token", "first_token_actual", "inter_token", "per_token", "end_to_end", "end_to_end_actual",
-)  # fmt: skip
-QUANTILES = ("mean", "p50", "p90", "p95", "p99")
+APART = {"client", "goals", "figures", "sample"}  # of a point: not a value, or a few of them
 SAMPLE = ("first", "per_token", "end_to_end")
-_PLAIN = (
-    "name", "kind", "rate", "concurrency", "seconds", "requests", "complete", "outcomes", "output_tokens",
-    "prompt_tokens", "cached_tokens", "marks", "opens", "effective",
-)  # fmt: skip
 _TABLED = ("engine", "version", "configuration")  # texts of the index that are written once
-_LOOK = ("lag_p99", "busy", "headroom", "late_p99", "short")
 
 
 @dataclass(frozen=True)
@@ -113,29 +104,23 @@ def compact(record: Record, file: str, rows: Sequence[Rows]) -> dict[str, Any]:
 
 
 def _columns(points: list[Point], rows: Sequence[Rows]) -> dict[str, Any]:
-    columns: dict[str, Any] = {name: [_short(getattr(point, name)) for point in points] for name in _PLAIN}
-    columns["client"] = {name: [_short(getattr(point.client, name)) for point in points] for name in _LOOK}
-    columns["goals"] = [
-        [[_short(value) for value in (goal.seconds, goal.share, goal.low, goal.high, goal.goodput)]
-         for goal in point.goals]
-        for point in points
-    ]  # fmt: skip
-    columns["figures"] = {name: [_figure(point.figures, name) for point in points] for name in (*RATES, *SPREADS)}
+    plain = [name for name in Point.model_fields if name not in APART]
+    columns: dict[str, Any] = {name: [_short(getattr(point, name)) for point in points] for name in plain}
+    looks, figures = [dict(point.client) for point in points], [dict(point.figures) for point in points]
+    columns["client"] = {name: [_short(look[name]) for look in looks] for name in ClientHealth.model_fields}
+    columns["figures"] = {
+        name: [_values(told[name]) if told[name] else None for told in figures] for name in Figures.model_fields
+    }
+    columns["goals"] = [[[_short(each) for each in vars(goal).values()] for goal in point.goals] for point in points]
     columns["sample"] = [packed(each) for each in rows]
     return columns
 
 
-def _figure(figures: Figures, name: str) -> list[Any] | None:
-    value: Interval | Spread | None = getattr(figures, name)
-    if isinstance(value, Spread):
-        return [_interval(getattr(value, quantile)) for quantile in QUANTILES]
-    return _interval(value)
-
-
-def _interval(value: Interval | None) -> list[Any] | None:
-    """Returns value, low and high as they are: whoever derives figures cuts them to six digits (summaries.py's
+def _values(part: RecordForm) -> list[Any]:
+    """Returns a part of a record as its values, in the order of its fields: an interval's value, low and high, a
+    spread's intervals. They are as they are: whoever derives figures cuts them to six digits (summaries.py's
     `short`)."""
-    return None if value is None else [value.value, value.low, value.high]
+    return [_values(each) if isinstance(each, RecordForm) else each for each in vars(part).values()]
 
 
 def _short(value: Any) -> Any:

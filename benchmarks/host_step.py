@@ -76,10 +76,12 @@ class Host:
         packing.pack_rows(staging, plan, size, size)
         packing.pack_groups(staging, plan, plan.group_length.size)
         if plan.joins is not None:
-            packing.pack_biases(staging, self.mirror, plan.joins)
-            packing.pack_rows_that_join(staging, plan.joins, self.mirror.bias_first[plan.joins.rows])
+            new = self.mirror.join(plan.joins)
+            staging.add(self.mirror.bias_ids[new])
+            staging.add(self.mirror.bias_values[new])
+            staging.add(packing.join_lines(plan.joins, self.mirror.bias_first[plan.joins.rows]))
         if plan.new_blocks.size:
-            packing.pack_new_blocks(staging, plan.new_blocks)
+            staging.add(packing.new_block_lines(plan.new_blocks))
         if plan.chunks is not None:
             chunks = plan.chunks
             packing.pack_chunks(staging, chunks, chunks.tokens.size, chunks.context.size, self.dump_slot)

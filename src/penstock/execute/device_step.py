@@ -13,8 +13,9 @@ It knows plans, rows, KV, the model and its draw; no sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from penstock.execute.device_sampler import EVERY, MOST, PLAIN, DeviceSampler
 from penstock.execute.executor import Outcome
 from penstock.execute.graphs import Captured, Graphs
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.packing import Packed
 from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, chunk_capacity
 from penstock.execute.prompt_scorer import Logprobs, PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
@@ -37,7 +37,7 @@ from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.row_table import WANTS_LOGPROBS
-from penstock.schedule.step import Int32, StepPlan
+from penstock.schedule.step import Chunks, Int32, Joins, StepPlan
 
 
 @dataclass(slots=True)
@@ -116,10 +116,17 @@ class DeviceStep:
         self._drafting = plan.drafts is not None
         packing.without_groups_past(plan, self.sizes.groups(size, plan.group_length.size))
         tokens = self._graph_tokens(plan, size)
-        packed = self._pack(plan, size, tokens)
+        self.staging.begin()
+        packing.pack_rows(self.staging, plan, size, self.max_rows)
+        packing.pack_groups(self.staging, plan, self.sizes.groups(size, plan.group_length.size))
+        changes = self._changes(plan)
+        chunks = None
+        if plan.chunks is not None and plan.chunks.tokens.size:
+            chunks, store = self._chunks(plan.chunks, size, tokens)
+            changes.append(store)
         self.staging.send()
-        self._before(packed)
-        chunks = self._chunks(plan, packed, size)
+        for launch in changes:
+            launch()
         outcome = Outcome(torch.empty(0, dtype=torch.int32))
         if not rows and chunks is None:
             return outcome
@@ -169,68 +176,54 @@ class DeviceStep:
         mine.block_table[:, :width].copy_(chunks.block_table)
         self.graphs.by_tokens[tokens].replay()
 
-    def _pack(self, plan: StepPlan, size: int, graph_tokens: int) -> Packed:
-        staging, packed = self.staging, Packed()
-        staging.begin()
-        packing.pack_rows(staging, plan, size, self.max_rows)
-        packing.pack_groups(staging, plan, self.sizes.groups(size, plan.group_length.size))
+    def _changes(self, plan: StepPlan) -> list[Callable[[], object]]:
+        """Stages what the plan changes before the forward -> the launches that take it in, in order, for after send."""
+        add, changes = self.staging.add, list[Callable[[], object]]()
         if plan.clears:
-            packed.clear = staging.add(self.kv.handed_out(plan))
+            changes.append(partial(self.kv.clear, add(self.kv.handed_out(plan))))
         if plan.copies.size:
-            packed.source, packed.target = staging.add(plan.copies[:, 0]), staging.add(plan.copies[:, 1])
+            changes.append(partial(self._copier.copy, add(plan.copies[:, 0]), add(plan.copies[:, 1])))
         if plan.joins is not None and plan.joins.rows.size:
-            packed.biases = packing.pack_biases(staging, self.asked, plan.joins)
-            packed.joined = packing.pack_rows_that_join(staging, plan.joins, self.asked.bias_first[plan.joins.rows])
+            changes += self._joins(plan.joins)
         if plan.masks is not None:
-            packed.masks = staging.add(plan.masks.slots.astype(np.int64)), staging.add(plan.masks.words)
+            slots, words = add(plan.masks.slots.astype(np.int64)), add(plan.masks.words)
+            changes.append(partial(self.draw.masks.index_copy_, 0, slots, words))
         if plan.new_blocks.size:
-            packed.new_blocks = packing.pack_new_blocks(staging, plan.new_blocks)
-        if plan.group_length.size and not (self.ops.compiled and np.array_equal(plan.group_blocks, self._sent_groups)):
-            packed.group_blocks = staging.add(plan.group_blocks)
+            changes.append(partial(self.ops.grow, add(packing.new_block_lines(plan.new_blocks)), self.rows))
+        if plan.group_length.size and not self.ops.compiled:
+            self.group_blocks = add(plan.group_blocks)  # nothing is captured: they are read where they lie
+        elif plan.group_length.size and not np.array_equal(plan.group_blocks, self._sent_groups):
             self._sent_groups = plan.group_blocks
-        if plan.chunks is not None and plan.chunks.tokens.size:
-            tokens = (graph_tokens or self.sizes.tokens(size + plan.chunks.tokens.size)) - size
-            capacity = self.sizes.chunks(plan.chunks.context.size)
-            packed.chunks = packing.pack_chunks(staging, plan.chunks, tokens, capacity, self.kv.dump_block * BLOCK_SIZE)
-        return packed
+            groups, width = plan.group_blocks.shape
+            changes.append(partial(self.group_blocks[:groups, :width].copy_, add(plan.group_blocks)))
+        return changes
 
-    def _before(self, packed: Packed) -> None:
-        view = self.staging.view
-        if packed.clear is not None:
-            self.kv.clear(view(packed.clear))
-        if packed.source is not None and packed.target is not None:
-            self._copier.copy(view(packed.source), view(packed.target))
-        if packed.biases is not None:
-            new = packed.biases
-            self.draw.take_biases(new.first, view(new.ids), view(new.values))
-            if new.start is not None:
-                self.rows.bias_start.copy_(view(new.start))
-        if packed.joined is not None:
-            self.ops.join(view(packed.joined), self.rows)
-        if packed.masks is not None:
-            slots, words = packed.masks
-            self.draw.masks.index_copy_(0, view(slots), view(words))
-        if packed.new_blocks is not None:
-            self.ops.grow(view(packed.new_blocks), self.rows)
-        if packed.group_blocks is not None:
-            blocks = view(packed.group_blocks)
-            if self.ops.compiled:
-                self.group_blocks[: blocks.shape[0], : blocks.shape[1]].copy_(blocks)
-            else:  # nothing is captured: they are read where they lie
-                self.group_blocks = blocks
+    def _joins(self, joins: Joins) -> list[Callable[[], object]]:
+        add, asked, changes = self.staging.add, self.asked, list[Callable[[], object]]()
+        new = asked.join(joins)
+        if new.stop > new.start:
+            ids, values = add(asked.bias_ids[new]), add(asked.bias_values[new])
+            changes.append(partial(self.draw.take_biases, new.start, ids, values))
+            if asked.moved:
+                changes.append(partial(self.rows.bias_start.copy_, add(asked.bias_first.astype(np.int32))))
+        lines = add(packing.join_lines(joins, asked.bias_first[joins.rows]))
+        return [*changes, partial(self.ops.join, lines, self.rows)]
 
-    def _chunks(self, plan: StepPlan, packed: Packed, size: int) -> PrefillInputs | None:
-        if packed.chunks is None:
-            return None
-        assert plan.chunks is not None
-        view, columns = self.staging.view, self.columns
-        tokens, slots = view(packed.chunks.tokens), view(packed.chunks.slots)
-        last = size + tokens.shape[0]
-        columns.tokens[size:last].copy_(tokens)
-        columns.positions[size:last].copy_(view(packed.chunks.positions))
-        columns.slots[size:last].copy_(slots)
-        self.kv.store_tokens(slots, tokens)
-        return packing.prefill_inputs(self.staging, packed.chunks, plan.chunks)
+    def _chunks(self, chunks: Chunks, size: int, graph_tokens: int) -> tuple[PrefillInputs, Callable[[], None]]:
+        """Stages chunks -> what attention is told, and the launch that puts their tokens behind the rows' in the
+        columns."""
+        tokens = (graph_tokens or self.sizes.tokens(size + chunks.tokens.size)) - size
+        capacity, dump = self.sizes.chunks(chunks.context.size), self.kv.dump_block * BLOCK_SIZE
+        ids, positions, slots, inputs = packing.pack_chunks(self.staging, chunks, tokens, capacity, dump)
+
+        def store() -> None:
+            columns, last = self.columns, size + tokens
+            columns.tokens[size:last].copy_(ids)
+            columns.positions[size:last].copy_(positions)
+            columns.slots[size:last].copy_(slots)
+            self.kv.store_tokens(slots, ids)
+
+        return inputs, store
 
     # --- forward and draw ---------------------------------------------------------------------------------------------
 

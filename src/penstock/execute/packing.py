@@ -1,4 +1,4 @@
-"""Packing: a plan's arrays into the staging buffer, and the tensors that stand for them on the device.
+"""Packing: a plan's arrays as the device takes them, padded, and those of every step into the staging buffer.
 
 It knows plans and places; it launches nothing but views. What of a plan is padded to which size is decided by
 `device_step`.
@@ -6,56 +6,17 @@ It knows plans and places; it launches nothing but views. What of a plan is padd
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
-from penstock.execute.sampling_mirror import SamplingMirror
-from penstock.execute.staging import Place, Staging
+from penstock.execute.staging import Staging
 from penstock.kernels.inputs import PrefillInputs
 from penstock.kernels.row_state import pack_joins
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, Int64, Joins, StepPlan
 
 _NONE: Int32 = np.zeros(0, np.int32)
-
-
-@dataclass(slots=True)
-class PackedChunks:
-    """Chunks on the device; `start` and `context` are padded with empty chunks to a few sizes."""
-
-    tokens: Place  # [tokens], padded
-    positions: Place  # [tokens] int64
-    slots: Place  # [tokens] int64, padded with the dump's
-    start: Place  # [chunks + 1]
-    context: Place
-    blocks: Place  # [chunks, width]
-
-
-@dataclass(slots=True)
-class PackedBiases:
-    """What of the pool of biases is new: entries `first` and on; `start`: the rows' places, where those have moved."""
-
-    first: int
-    ids: Place
-    values: Place
-    start: Place | None
-
-
-@dataclass(slots=True)
-class Packed:
-    """Where the parts of a plan lie; None: there are none."""
-
-    clear: Place | None = None  # [m] int64: blocks
-    source: Place | None = None  # [c]: blocks to copy
-    target: Place | None = None  # [c]
-    biases: PackedBiases | None = None
-    joined: Place | None = None  # [k, words]
-    masks: tuple[Place, Place] | None = None  # slots [m] int64, words [m, W]
-    new_blocks: Place | None = None  # [m, 3], padded with row -1
-    group_blocks: Place | None = None  # [G, width]
-    chunks: PackedChunks | None = None
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
@@ -87,34 +48,28 @@ def without_groups_past(plan: StepPlan, capacity: int) -> None:
         plan.group_blocks, plan.group_length = plan.group_blocks[:capacity], plan.group_length[:capacity]
 
 
-def pack_biases(staging: Staging, asked: SamplingMirror, joins: Joins) -> PackedBiases | None:
-    """Takes the joins into `asked`, and what that changed in its pool of biases to the device."""
-    before, asked.moved = asked.bias_end, False
-    asked.join(joins)
-    first = 0 if asked.moved else before
-    if asked.bias_end == first:
-        return None
-    new = slice(first, asked.bias_end)
-    start = staging.add(asked.bias_first.astype(np.int32)) if asked.moved else None
-    return PackedBiases(first, staging.add(asked.bias_ids[new]), staging.add(asked.bias_values[new]), start)
-
-
-def pack_rows_that_join(staging: Staging, joins: Joins, bias_start: Int64) -> Place:
+def join_lines(joins: Joins, bias_start: Int64) -> Int32:
     """A line a row: its columns, then its table, of few widths, since kernels are compiled for a multiple."""
     words = -(-(JOIN_WORDS + joins.blocks.shape[1]) // 16) * 16
     lines = np.empty((joins.rows.size, words), np.int32)
     pack_joins(joins, bias_start, lines)
-    return staging.add(lines)
+    return lines
 
 
-def pack_new_blocks(staging: Staging, new_blocks: Int32) -> Place:
+def new_block_lines(new_blocks: Int32) -> Int32:
+    """As in the plan, padded with row -1."""
     lines = np.full((-(-new_blocks.shape[0] // 16) * 16, 3), -1, np.int32)
     lines[: new_blocks.shape[0]] = new_blocks
-    return staging.add(lines)
+    return lines
 
 
-def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_slot: int) -> PackedChunks:
-    """tokens, capacity: how many tokens and chunks the step takes, padding included."""
+def pack_chunks(
+    staging: Staging, chunks: Chunks, tokens: int, capacity: int, dump_slot: int
+) -> tuple[Tensor, Tensor, Tensor, PrefillInputs]:
+    """Returns ids, positions and slots of the chunks' tokens, padded with the dump's, and what attention is told.
+
+    tokens, capacity: how many tokens and chunks the step takes, padding included.
+    """
     count, padded = chunks.context.size, capacity
     positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_slot, np.int64)
     ids = np.zeros(tokens, np.int32)
@@ -126,10 +81,11 @@ def pack_chunks(staging: Staging, chunks: Chunks, tokens: int, capacity: int, du
     start[: count + 1] = chunks.start
     context = np.zeros(padded, np.int32)
     context[:count] = chunks.context
-    return PackedChunks(
-        staging.add(ids), staging.add(positions), staging.add(slots), staging.add(start), staging.add(context),
-        staging.add(_widened(chunks.blocks)),
+    inputs = PrefillInputs(
+        start=staging.add(start), context=staging.add(context), block_table=staging.add(_widened(chunks.blocks)),
+        tokens=size,
     )  # fmt: skip
+    return staging.add(ids), staging.add(positions), staging.add(slots), inputs
 
 
 def chunk_positions(chunks: Chunks) -> Int64:
@@ -143,15 +99,6 @@ def chunk_slots(chunks: Chunks, at: Int64) -> Int64:
     chunk = np.repeat(np.arange(chunks.context.size), np.diff(chunks.start))
     block: Int32 = chunks.blocks[chunk, at // BLOCK_SIZE]
     return block.astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE
-
-
-def prefill_inputs(staging: Staging, packed: PackedChunks, chunks: Chunks) -> PrefillInputs:
-    return PrefillInputs(
-        start=staging.view(packed.start),
-        context=staging.view(packed.context),
-        block_table=staging.view(packed.blocks),
-        tokens=chunks.tokens.size,
-    )
 
 
 def _widened(blocks: Int32) -> Int32:

@@ -18,20 +18,23 @@ class SamplingMirror:
         rows = max_rows + 1
         self.wants: NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.logprobs: Int32 = np.full(rows, -1, np.int32)
-        self.moved = False  # whether a join since the last look changed where biases lie
+        self.moved = False  # whether the last join changed where biases lie
         self.bias_first: Int64 = np.zeros(rows, np.int64)
         self._bias_count: Int64 = np.zeros(rows, np.int64)
         self.bias_ids: Int32 = np.zeros(0, np.int32)
         self.bias_values: Float32 = np.zeros(0, np.float32)
         self.bias_end = 0
 
-    def join(self, joins: Joins) -> None:
-        rows, records = joins.rows, joins.records
+    def join(self, joins: Joins) -> slice:
+        """Takes rows in. Returns what of the pool has changed; `moved`: others' biases lie elsewhere now too."""
+        rows, records, before = joins.rows, joins.records, self.bias_end
+        self.moved = False
         self.wants[rows] = records["wants"]
         self.logprobs[rows] = records["logprobs"]
         self._bias_count[rows] = 0  # what the row's number stood for before is garbage from here on
         if joins.bias_ids.size:
             self._keep_bias(rows, joins.bias_start, joins.bias_ids, joins.bias_values)
+        return slice(0 if self.moved else before, self.bias_end)
 
     def _places(self, rows: Int32 | Int64) -> Int64:
         """Where the rows' biases lie in the pool, one row's after another's."""

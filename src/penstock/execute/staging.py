@@ -21,9 +21,10 @@ from torch import Tensor
 from penstock.schedule.step import Int32
 
 RING = 6  # pinned buffers: more than flights that the engine leaves unread (`steps_ahead` is at most 3)
-LOOSE_WORDS = 1 << 20  # of the loose part; a step that brings more takes memory of its own
+LOOSE_WORDS = 1 << 20  # of the loose part; arrays that it has no room for take memory of their own
 _FIXED = ("rows", "skip", "offset", "draft", "group_start", "group_length")
 _ALIGN = 4  # words: 16 bytes, which kernels' wide loads and int64 views want
+_KINDS = {"i4": torch.int32, "f4": torch.float32, "i8": torch.int64}
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
@@ -33,15 +34,6 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """
     host = torch.from_numpy(np.ascontiguousarray(array))
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
-
-
-@dataclass(slots=True)
-class Place:
-    """Where an array lies in the loose part."""
-
-    first: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class Staging:
@@ -63,10 +55,8 @@ class Staging:
         self._turn = 0
         self._buffer = self._ring[0]
         self._end = self._fixed
-        self._loose: list[tuple[int, Int32]] = []
         self._now: dict[str, tuple[Int32, int, int]] = {}  # what write() was given since begin(): values, fill, size
         self._sent: dict[str, tuple[Int32, int, int]] = {}  # what the device holds of it
-        self._base = self._device
 
     def begin(self) -> None:
         """Takes the next pinned buffer."""
@@ -74,43 +64,38 @@ class Staging:
         self._buffer = self._ring[self._turn]
         self._buffer.wait()
         self._end = self._fixed
-        self._loose.clear()
         self._now = {}
 
     def write(self, name: str, values: Int32, fill: int, size: int) -> None:
         """The first `size` words of a fixed array: values (which stay as they are from now on), then `fill`."""
         self._now[name] = (values, fill, size)
 
-    def add(self, array: NDArray[np.generic]) -> Place:
-        """An array of the loose part: int32, float32, int64, or bool (which becomes int32)."""
+    def add(self, array: NDArray[np.generic]) -> Tensor:
+        """Returns an array of the loose part on the device: int32, float32, int64, or bool (which becomes int32). It
+        holds what it should after send(), until the next step's is launched."""
         if array.dtype == np.bool_ or array.dtype == np.uint8:
             array = array.astype(np.int32)
-        kind = {"i4": torch.int32, "f4": torch.float32, "i8": torch.int64}[array.dtype.str[1:]]
         words: Int32 = np.ascontiguousarray(array).view(np.int32).reshape(-1)
-        place = Place(self._end - self._fixed, array.shape, kind)
-        self._loose.append((self._end, words))
-        self._end += _aligned(words.size)
-        return place
+        first, last = self._end, self._end + words.size
+        if last > self._words:
+            return to_device(array, self.device)
+        self._buffer.words[first:last] = words
+        self._end = _aligned(last)
+        return self._device[first:last].view(_KINDS[array.dtype.str[1:]]).view(array.shape)
 
     def send(self) -> None:
         """One copy, in the order of the current stream; none where the device holds everything already."""
         begin = self._fixed if self._is_there() else 0
-        self._base = self._device[self._fixed :]
         if begin == self._end:
             return
-        buffer = self._buffer.words
         if begin == 0:
             self._sent = self._now
+            buffer = self._buffer.words
             for name, (values, fill, size) in self._now.items():
                 first = self._places[name]
                 buffer[first : first + values.size] = values
                 buffer[first + values.size : first + size] = fill
-        if self._end <= self._words:
-            for first, words in self._loose:
-                buffer[first : first + words.size] = words
-            self._device[begin : self._end].copy_(self._buffer.pinned[begin : self._end], non_blocking=True)
-        else:
-            self._send_large()
+        self._device[begin : self._end].copy_(self._buffer.pinned[begin : self._end], non_blocking=True)
         self._buffer.sent()
 
     def _is_there(self) -> bool:
@@ -122,21 +107,6 @@ class Staging:
             if (fill, size) != (filled, length) or not np.array_equal(values, held):
                 return False
         return True
-
-    def view(self, place: Place) -> Tensor:
-        """The array on the device, after send(); valid until the next step's is launched."""
-        count = int(np.prod(place.shape)) * (2 if place.dtype == torch.int64 else 1)
-        return self._base[place.first : place.first + count].view(place.dtype).view(place.shape)
-
-    def _send_large(self) -> None:
-        """A burst of long tables: torch's own pinned memory, which it keeps until the copy is done."""
-        host = torch.empty(self._end - self._fixed, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        into: Int32 = host.numpy()
-        for first, words in self._loose:
-            into[first - self._fixed : first - self._fixed + words.size] = words
-        self._base = host.to(self.device, non_blocking=True)
-        if self._sent is self._now:
-            self._device[: self._fixed].copy_(self._buffer.pinned[: self._fixed], non_blocking=True)
 
 
 @dataclass(slots=True)

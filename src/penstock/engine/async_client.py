@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -331,8 +330,8 @@ class AsyncClient:
         code = await self._process.wait()
         if not self._closing:
             await asyncio.sleep(0.2)  # its last words may still be on the way
-            why = f"the engine's process ended with code {code}"
-            self._fail(self._hung() if code == -signal.SIGALRM else EngineError(why))
+            hung = self.step_age > self.step_timeout
+            self._fail(self._hung() if hung else EngineError(f"the engine's process ended with code {code}"))
 
     async def _look(self) -> None:
         """Ends an engine that completes no step while it has work, where it doesn't do so itself (watchdog.py): it is

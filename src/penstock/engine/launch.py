@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd, Failed, Ready, Up
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
-from penstock.engine.watchdog import STEP_TIMEOUT, tell_stacks
+from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import CapacityError, EngineError
 
 ENGINE = (sys.executable, "-m", "penstock.engine.process")
@@ -67,7 +66,7 @@ async def start(
 ) -> asyncio.subprocess.Process:
     """Starts the engine's process for a client at each address; it loads from now on. Raises CapacityError."""
     try:
-        process, stacks = await _start_process(engine, step_timeout)
+        process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE)
     except OSError as error:
         raise CapacityError(
             f"the engine's process could not be started: {error.strerror}: free memory or raise the process limit"
@@ -75,24 +74,9 @@ async def start(
     # The line on standard input, which stays open: its end would be the engine's.
     knobs = {name: getattr(place, name) for name, place in config.places().items()}
     assert process.stdin is not None
-    said = {"addresses": list(addresses), "knobs": knobs, "step_timeout": step_timeout, "stacks": stacks}
+    said = {"addresses": list(addresses), "knobs": knobs, "step_timeout": step_timeout}
     process.stdin.write(msgspec.json.encode(said) + b"\n")
     return process
-
-
-async def _start_process(engine: Sequence[str], step_timeout: float) -> tuple[asyncio.subprocess.Process, int]:
-    """The process, and its descriptor for stacks, which are told here."""
-    here, there = os.pipe()
-    os.set_blocking(there, False)  # an engine that goes on must not wait until its stacks are read
-    try:
-        process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE, pass_fds=(there,))
-    except BaseException:
-        os.close(here)
-        raise
-    finally:
-        os.close(there)
-    tell_stacks(here, process.pid, step_timeout)
-    return process, there
 
 
 async def join(

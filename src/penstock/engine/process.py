@@ -34,7 +34,6 @@ class Start(msgspec.Struct):
     addresses: list[str]
     knobs: dict[str, Any]
     step_timeout: float = STEP_TIMEOUT
-    stacks: int = 2  # the descriptor that they are written to when no step is completed
 
 
 def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) -> int:
@@ -53,7 +52,7 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
         gc.collect()
         gc.freeze()
         end.send_up(Ready(facts))
-        _turn(engine, end, Watchdog(start.step_timeout, start.stacks))
+        _turn(engine, end, Watchdog(start.step_timeout))
         engine.runner.close()
     except PenstockError as error:
         end.send_up(Failed(type(error).__name__, str(error), error.param))

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine.watchdog import DUMP_AT
+from penstock.engine.watchdog import LATE
 from penstock.server.online.api_keys import Key
 from penstock.server.online.buffered import ResponseBudget, Yielder
 from penstock.server.online.intake import BodyTimeouts, Intake
@@ -92,7 +92,7 @@ class AppState:
     def engine_state(self) -> tuple[dict[str, Any], bool]:
         """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""
         age, allowed = self.client.step_age, self.limits.step_timeout
-        well = self.client.alive and age < allowed * DUMP_AT
+        well = self.client.alive and age < allowed * LATE
         return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
 
     def deadline(self, asked: float | None) -> float | None:

@@ -57,7 +57,7 @@ def join_lines(joins: Joins, bias_start: Int64) -> Int32:
 
 
 def new_block_lines(new_blocks: Int32) -> Int32:
-    """As in the plan, padded with row -1."""
+    """The plan's, padded with row -1."""
     lines = np.full((-(-new_blocks.shape[0] // 16) * 16, 3), -1, np.int32)
     lines[: new_blocks.shape[0]] = new_blocks
     return lines

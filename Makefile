@@ -24,14 +24,15 @@ PIP := $(PY) -m pip install -qq
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # A stamp tells that a part is in; one older than pyproject.toml is looked at again. With PY=... there are none.
-# Two test workers of one thread each are faster than one of two: the tests' models are tiny.
+# Two test workers of one thread each are faster than one of two: the tests' models are tiny. Files are handed out in
+# the order of their names, not by their number of tests: the few long tests of a file come early, short ones are last.
 ifeq ($(origin PY),command line)
 export PYTHONPATH := $(CURDIR)/src$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
 RUNTIME := $(VENV)/runtime.stamp
 DEVELOPMENT := $(VENV)/development.stamp
 RELIABILITY := $(VENV)/reliability.stamp
-WORKERS := -n 2 --dist loadfile
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 endif
 
 .DEFAULT_GOAL := help

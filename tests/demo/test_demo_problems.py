@@ -1,58 +1,16 @@
-"""The demo's problems: equations hold, no number comes from nowhere, the split is clean, the files are current."""
+"""The demo's problems: the split is clean, the files are current."""
 
 from __future__ import annotations
 
-import ast
 import json
-import operator
-import re
-from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from random import Random
 
 import pytest
-from problems import NAMES, Problem, Side, make_problem, problems, shipped, side_of
+from problems import NAMES, Side, problems, shipped, side_of
 
 from penstock.demo import problems_file, shots_file
-
-EQUATION = re.compile(r"([\d(][\d +\-*/()]*[\d)]) = (\d+)")
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-
-
-def value(expression: str) -> Fraction:
-    """Works an expression out exactly, with the usual precedence."""
-
-    def walk(node: ast.expr) -> Fraction:
-        if isinstance(node, ast.Constant):
-            return Fraction(node.value)
-        assert isinstance(node, ast.BinOp), ast.dump(node)
-        return OPERATIONS[type(node.op)](walk(node.left), walk(node.right))
-
-    return walk(ast.parse(expression, mode="eval").body)
-
-
-def draws(kind: str, count: int = 60, side: Side = "train") -> list[Problem]:
-    rng = Random(f"tests {kind}")
-    return [make_problem(rng, kind, side) for _ in range(count)]
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_every_equation_holds(kind: str) -> None:
-    for problem in draws(kind):
-        equations = EQUATION.findall(problem.answer)
-        assert 1 <= len(equations) <= 5
-        assert problem.answer.count("=") == len(equations), problem.answer  # none escaped the pattern
-        for expression, result in equations:
-            assert value(expression) == int(result), problem.answer
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_the_last_result_is_the_answer(kind: str) -> None:
-    for problem in draws(kind):
-        *steps, closing = problem.answer.split("\n")
-        assert re.fullmatch(r"#### \d+", closing)
-        assert EQUATION.findall("\n".join(steps))[-1][1] == closing.removeprefix("#### ")
 
 
 def test_the_split_holds_one_in_sixteen_out() -> None:

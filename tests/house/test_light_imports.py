@@ -40,7 +40,7 @@ def test_a_room_without_torch_loads_none(room: str) -> None:
     assert loaded == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["serve", "--help"]])
+@pytest.mark.parametrize("arguments", [["demo", "--help"], ["serve", "--help"]])
 def test_the_command_line_is_light(arguments: list[str]) -> None:
     code = f"""
 import sys
@@ -55,4 +55,4 @@ except SystemExit as end:
 
 
 def test_heavy_packages_are_seen() -> None:
-    assert "torch" in loaded_after("import torch")
+    assert loaded_after("sys.modules['torch'] = sys") == ["torch"]

@@ -64,24 +64,15 @@ LLAMA_2_7B: dict[str, Any] = {
     "torch_dtype": "float16",
     "vocab_size": 32000,
 }
-MISTRAL_7B: dict[str, Any] = {
+MISTRAL_7B = {name: value for name, value in LLAMA_2_7B.items() if name != "rope_scaling"} | {
     "architectures": ["MistralForCausalLM"],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
     "intermediate_size": 14336,
     "max_position_embeddings": 32768,
     "model_type": "mistral",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
     "rope_theta": 10000.0,
     "sliding_window": 4096,
-    "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-    "vocab_size": 32000,
 }
 QWEN25_05B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -105,13 +96,11 @@ QWEN25_05B: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
-QWEN3_06B: dict[str, Any] = {
+QWEN3_06B = {name: value for name, value in QWEN25_05B.items() if name != "use_mrope"} | {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
-    "bos_token_id": 151643,
     "eos_token_id": 151645,
     "head_dim": 128,
-    "hidden_act": "silu",
     "hidden_size": 1024,
     "intermediate_size": 3072,
     "max_position_embeddings": 40960,
@@ -120,14 +109,8 @@ QWEN3_06B: dict[str, Any] = {
     "num_attention_heads": 16,
     "num_hidden_layers": 28,
     "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06,
     "rope_scaling": None,
-    "rope_theta": 1000000,
     "sliding_window": None,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "use_sliding_window": False,
-    "vocab_size": 151936,
 }
 REMOVE = object()
 

@@ -104,8 +104,6 @@ def test_no_template_says_the_way_out() -> None:
         render(Templates({}), USER)
     with pytest.raises(TokenizerError, match="it has tool_use"):
         render(Templates({"tool_use": "x"}), USER)
-    with pytest.raises(TokenizerError, match="not valid Jinja at line 2"):
-        render(by("a\n{% for"), USER)
 
 
 def test_a_templates_own_refusal_is_told() -> None:

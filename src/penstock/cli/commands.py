@@ -77,7 +77,7 @@ def demo(
     """Sample packaged problems with the packaged model.
 
     The main job, offline, in a few minutes."""
-    from penstock.jobs.demo import run_demo
+    from penstock.jobs.monkeys import run_demo
 
     stopped_by_sigterm(lambda: run_demo(Config.of(**knobs), out, n=n, limit=limit))
 

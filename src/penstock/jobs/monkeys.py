@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
+from penstock.demo import problems_file, shots_file
 from penstock.disk import check_writable
 from penstock.errors import ContextLengthError, JournalError, UsageError
 from penstock.jobs.input_rows import mix
@@ -85,6 +86,20 @@ def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_l
         raise
     print_table(summary, options.out)
     return summary
+
+
+def run_demo(config: Config, out: Path, *, n: int, limit: int) -> None:
+    """`penstock demo`: the job on the model and the problems in the package, offline. Says what it does, does it, says
+    where the report is. Errors as `run_monkeys`."""
+    sampling = SamplingParams(n=n, temperature=0.6, max_tokens=256, stop=["Question:"])
+    options = Options(
+        problems=str(problems_file()), shots=str(shots_file()), out=out, sampling=sampling, limit=limit, seed=42
+    )
+    print("Penstock demo: a small model, trained on word problems, answers each of them many times.")
+    print(f"{limit} problems, {n} samples each, 4 worked examples before each; everything goes to {out}/")
+    print("The same on any model and file: penstock monkeys MODEL --problems FILE.jsonl --out DIR\n", flush=True)
+    run_monkeys(config, options)
+    print(f"\nOpen {(out / 'report.html').resolve()} in a browser.")
 
 
 def _load(options: Options) -> Work:

@@ -165,7 +165,7 @@ def storages(llm: LLM) -> list[weakref.ref[torch.Tensor]]:
 
 
 def device_threads() -> int:
-    return sum(thread.name == "penstock-device" for thread in threading.enumerate())
+    return sum(thread.name.startswith("penstock-device") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("way", ["closed", "dropped", "dropped while streaming"])

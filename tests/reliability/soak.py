@@ -26,7 +26,7 @@ from batch_client import Asked
 from cut_streams import Tally, one_stream
 from fake_runner import Orders
 from in_loop import close
-from service import Serving, descriptors, make_folder, own_memory
+from service import Serving, descriptors, make_folder, own_memory, wait_until
 
 MOST_GROWTH = 16  # MB an hour, and in all of a short run
 LONG = 1440.0  # seconds of a run whose first half is warm-up
@@ -131,7 +131,7 @@ def soak(folder: Path, minutes: float, load: Load | None = None, samples: IO[str
         before = descriptors(serving.process.pid)
         made.memory = Memory({"server": serving.process.pid, "engine": serving.engine}, samples, made.requests)
         asyncio.run(_load(made, serving, words, load or Load()))
-        time.sleep(2.0)
+        wait_until(lambda: descriptors(serving.process.pid) <= before and serving.at_rest(), 2.0)
         made.descriptors = before, descriptors(serving.process.pid)
         made.at_rest = serving.at_rest()
         made.strange += [f"left in the state folder: {name}" for name in batch_client.left_behind(state)]

@@ -30,7 +30,7 @@ from penstock.server.openai.http_limits import HttpLimits
 
 pytestmark = pytest.mark.torch
 
-ROUNDS = 20
+ROUNDS = 10
 ASKED = {"prompt": [5] * 20, "max_tokens": 3, "seed": 1}
 QUEUE = 50
 

@@ -99,7 +99,7 @@ def test_a_slow_engine_is_no_hang_and_an_idle_one_neither(tmp_path: Path) -> Non
 
 def test_three_probes(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    with Serving(tmp_path, limits={"step_timeout": 8.0}) as serving:
+    with Serving(tmp_path, limits={"step_timeout": 4.0}) as serving:
 
         def probe(name: str) -> int:
             return httpx.get(f"{serving.url}/health/{name}", timeout=30).status_code
@@ -109,7 +109,7 @@ def test_three_probes(tmp_path: Path) -> None:
         load = Waiters(serving.url, 2)
         assert wait_until(lambda: probe("engine") == 503, 30) is not None  # a quarter of the step timeout
         state = httpx.get(f"{serving.url}/health/engine").json()
-        assert state["alive"] and 2 <= state["seconds_since_step"] < 8 and state["step_timeout"] == 8
+        assert state["alive"] and 1 <= state["seconds_since_step"] < 4 and state["step_timeout"] == 4
         assert [probe(name) for name in ("live", "ready")] == [200, 200]
         serving.order()
         load.join(60)

@@ -45,13 +45,13 @@ def check() -> LineCheck:
     return LineCheck()
 
 
-@settings(LONG, max_examples=examples(250))
+@settings(LONG, max_examples=examples(120))
 @given(body=sometimes_mangled(completions()), data=st.data())
 def test_completions(app: App, body: bytes, data: st.DataObject) -> None:
     event(str(app.sample(COMPLETIONS, data.draw(pieces(body)))))
 
 
-@settings(LONG, max_examples=examples(250))
+@settings(LONG, max_examples=examples(120))
 @given(body=sometimes_mangled(chats()), data=st.data())
 def test_chats(app: App, body: bytes, data: st.DataObject) -> None:
     event(str(app.sample(CHAT, data.draw(pieces(body)))))
@@ -64,7 +64,7 @@ def test_no_value_is_said_again(app: App, body: bytes, path: str) -> None:
     assert status == 200 or canary_free(answer), answer
 
 
-@settings(LONG, max_examples=examples(200))
+@settings(LONG, max_examples=examples(100))
 @given(upload=uploads(), data=st.data())
 def test_an_upload_is_the_same_however_it_comes(upload: tuple[bytes, bytes], data: st.DataObject) -> None:
     kind, body = upload
@@ -91,7 +91,7 @@ def test_an_upload_cut_at_every_byte() -> None:
 # --- lines
 
 
-@settings(LONG, max_examples=examples(300))
+@settings(LONG, max_examples=examples(150))
 @given(
     data=st.lists(
         st.binary(max_size=20) | st.sampled_from(ENDS),
@@ -106,13 +106,13 @@ def test_lines_are_those_of_the_whole(
     split(tmp_path_factory.getbasetemp() / "lines", data, longest, read)
 
 
-@settings(LONG, max_examples=examples(250))
+@settings(LONG, max_examples=examples(120))
 @given(line=sometimes_mangled(lines()) | st.binary(max_size=40), endpoint=st.sampled_from([COMPLETIONS, CHAT]))
 def test_a_line_is_good_or_a_line_error(check: LineCheck, line: bytes, endpoint: str) -> None:
     event(str(check.good(line, endpoint)))
 
 
-@settings(LONG, max_examples=examples(250))
+@settings(LONG, max_examples=examples(120))
 @given(line=sometimes_mangled(rows()) | st.binary(max_size=40))
 def test_a_row_is_good_or_a_usage_error(line: bytes) -> None:
     event(str(row(line)))

@@ -1,8 +1,11 @@
-"""`serve` with two server processes over one engine: the real scheduler and channel, a runner that computes nothing."""
+"""`serve` with two server processes over one engine: the real scheduler and channel, a runner that computes nothing.
+What a model's generation_config.json asks for and no answer gets is said once, by one of them."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
 from penstock.server.process.multi_process import share_port
 from penstock.server.process.serve import serve
+from penstock.server.process.site import tell_unserved
 
 pytestmark = pytest.mark.torch
 
@@ -27,6 +31,7 @@ SERVERS = 2
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     folder = tmp_path_factory.mktemp("fake")
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "no_repeat_ngram_size": 3}')
     return folder, make_folder(folder, Orders(step_seconds=0.02), longest=2048)
 
 
@@ -34,6 +39,32 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 def serving(words: tuple[Path, list[int]]) -> Iterator[Serving]:
     with Serving(words[0], servers=SERVERS) as made:
         yield made
+
+
+def test_what_a_model_asks_for_in_vain_is_said_by_one_server(serving: Serving) -> None:
+    (line,) = serving.stderr().splitlines()
+    assert "no_repeat_ngram_size" in line
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (None, []),  # a checkpoint without the file is sound
+        ({"temperature": 0.6, "eos_token_id": [1, 2], "no_repeat_ngram_size": 0, "do_sample": True}, []),
+        ({"temperature": 0.6, "no_repeat_ngram_size": 3, "typical_p": 0.9}, ["no_repeat_ngram_size, typical_p:"]),
+        ({"odd\nkey\x1b[2J": 1}, ["odd"]),
+    ],
+)
+def test_what_changes_samples_and_is_not_served_is_named(
+    tmp_path: Path, asked: dict[str, Any] | None, told: list[str]
+) -> None:
+    """In one line without the folder, whatever the keys are."""
+    if asked is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(asked))
+    tell_unserved(tmp_path, err := io.StringIO())
+    said = err.getvalue()
+    assert said.count("\n") == len(told) and all(f"asks for {each}" in said.replace("'", "") for each in told)
+    assert "\x1b" not in said and str(tmp_path) not in said
 
 
 def connections(pid: int) -> int:

@@ -20,6 +20,7 @@ from penstock.server.batch.file_store import FILE_ID, ContentDraft, close_behind
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.upload import UploadParser, too_large
 from penstock.server.online.buffered import JSON
+from penstock.server.online.intake import declared_size
 from penstock.server.openai.http_errors import HttpError
 
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
@@ -32,8 +33,7 @@ _DIGITS = 9
 async def post_file(manager: BatchManager, request: Request, owner: str) -> Response:
     """POST /v1/files. Raises HttpError, StorageError; nothing is left on the disk then."""
     most = manager.limits.max_file_bytes
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
+    if declared_size(request) > most + FORM_BYTES:
         raise too_large(most)
     parser = UploadParser(request.headers.get("content-type", ""), most)
     return reply(file_object(await _take(manager, request, parser, owner)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 
@@ -61,10 +61,17 @@ class BodyTimeouts:
 
 
 class BodyRoom:
-    """What a body takes until it is token ids, while it is a large one."""
+    """What a body takes until it is token ids, the end of its `with`, while it is a large one."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
+        self._bytes = 0
+
+    def __enter__(self) -> BodyRoom:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._intake.large -= self._bytes
         self._bytes = 0
 
     def take(self, size: int) -> None:
@@ -80,9 +87,11 @@ class BodyRoom:
         intake.large += size - self._bytes
         self._bytes = size
 
-    def leave(self) -> None:
-        self._intake.large -= self._bytes
-        self._bytes = 0
+
+def declared_size(request: Request) -> int:
+    """Returns the bytes that a body says it has; 0 where it doesn't say."""
+    declared = request.headers.get("content-length", "")
+    return int(declared[:99]) if declared.isascii() and declared.isdigit() else 0
 
 
 class Intake:
@@ -94,24 +103,18 @@ class Intake:
         self.bytes = 0  # of bodies that are being received
         self.large = 0  # of large ones that are not token ids yet
 
-    @contextlib.contextmanager
-    def place(self) -> Iterator[BodyRoom]:
+    def place(self) -> BodyRoom:
         """Around what is done with one body."""
-        place = BodyRoom(self)
-        try:
-            yield place
-        finally:
-            place.leave()
+        return BodyRoom(self)
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
         """Reads the whole body. Raises HttpError, of one that is too large as soon as it is known to be;
         ShuttingDownError."""
         limits = self.limits
-        declared = request.headers.get("content-length", "")
-        if declared.isascii() and declared.isdigit():
-            if len(declared) > 18 or int(declared) > limits.max_body_bytes:
-                raise self._too_large()
-            place.take(int(declared))
+        declared = declared_size(request)
+        if declared > limits.max_body_bytes:
+            raise self._too_large()
+        place.take(declared)
         body = bytearray()
         try:
             async with self._timeouts.within(limits.body_seconds, "the body") as more_time:

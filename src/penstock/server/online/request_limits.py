@@ -42,7 +42,7 @@ class Pool:
         self._clock = clock
         self._worked = 0.0  # seconds with anything open, up to the last time that nothing was
         self._since = 0.0  # where anything is open: since when
-        self.drain = DrainRate(self.worked)
+        self._drained: deque[list[float]] = deque()  # over the last WINDOW of it: [second, amount given back]
         keys = max(keys, 1)
         self._own = max(most // (2 * keys), min(most // keys, 1))  # each key's alone; of many keys 1, if it can be
         self._shared = most - self._own * keys
@@ -75,39 +75,24 @@ class Pool:
     def give_back(self, name: str, amount: int) -> None:
         """Gives back what is done with."""
         self.add(name, -amount)
-        self.drain.note(amount)
+        second = math.floor(self.worked())
+        if not self._drained or self._drained[-1][0] != second:
+            self._drained.append([second, 0])
+        self._drained[-1][1] += amount
+
+    def rate(self) -> float:
+        """Returns how much is given back a second."""
+        now = self.worked()
+        while self._drained and self._drained[0][0] < now - WINDOW:
+            self._drained.popleft()
+        return sum(amount for _, amount in self._drained) / min(max(now, 1.0), WINDOW)
 
     def wait_for(self, amount: int, name: str) -> int:
         """Seconds until this key may expect to find that much room, and a tenth of all, as things drain now."""
         missing = max(amount - self.room(name), self.most // 10, 1)
-        rate = self.drain.rate()
-        if rate:
+        if rate := self.rate():
             return min(max(math.ceil(missing / rate), 1), LONGEST_WAIT)
         return FIRST_WAIT if self.worked() < WINDOW else LONGEST_WAIT
-
-
-class DrainRate:
-    """How much is given back a second, over the last WINDOW of its clock, which begins at 0."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._seen: deque[list[float]] = deque()  # [second, amount]
-
-    def note(self, amount: int) -> None:
-        second = math.floor(self._clock())
-        if self._seen and self._seen[-1][0] == second:
-            self._seen[-1][1] += amount
-        else:
-            self._forget()
-            self._seen.append([second, amount])
-
-    def rate(self) -> float:
-        self._forget()
-        return sum(amount for _, amount in self._seen) / min(max(self._clock(), 1.0), WINDOW)
-
-    def _forget(self) -> None:
-        while self._seen and self._seen[0][0] < self._clock() - WINDOW:
-            self._seen.popleft()
 
 
 class RequestLimits:

@@ -30,8 +30,7 @@ from penstock.server.online.auth import PROBES, AccessPolicy, AuthMiddleware, ke
 from penstock.server.online.buffered import JSON
 from penstock.server.online.request_limits import NOBODY
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, HttpError, check_model
-from penstock.server.process.openapi import BYTES, EVENTS, Told, asked, describe, in_json, page
-from penstock.server.process.openapi_schemas import BATCH, UPLOAD, ref
+from penstock.server.process.openapi import BATCH, BYTES, EVENTS, UPLOAD, Told, asked, describe, in_json, page, ref
 
 
 def build_app(

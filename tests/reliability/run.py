@@ -234,7 +234,7 @@ PARTS = (
         "bad inputs tried", "real clients", "openai (files and batches too), lm_eval against transformers, curl",
         tests(
             "server/openai/test_official_client.py", "server/batch/test_files.py", "server/batch/test_batches.py",
-            "server/process/test_clients.py",
+            "server/process/test_serve.py",
         ),
         timeless=True,
     ),

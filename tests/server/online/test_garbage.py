@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,6 @@ ASKED = {"prompt": [5] * 20, "max_tokens": 3, "seed": 1}
 QUEUE = 50
 
 
-def whole(port: int) -> None:
-    """Answered, on a connection of its own."""
-    assert _said(port, raw(ASKED)).startswith(b"HTTP/1.1 200 ")
-
-
-def streamed(port: int) -> None:
-    assert b"data: [DONE]" in _said(port, raw(ASKED | {"stream": True, "n": 2}))
-
-
-def several_prompts(port: int) -> None:
-    assert b"data: [DONE]" in _said(port, raw(ASKED | {"stream": True, "prompt": [[5], [6]]}))
-
-
 def kept(port: int) -> None:
     """Three on one connection, which the client closes."""
     data = request(ASKED)
@@ -55,22 +42,6 @@ def kept(port: int) -> None:
         for _ in range(3):
             connection.sendall(data)
             assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
-
-
-def bad(port: int) -> None:
-    assert _said(port, raw({"prompt": 5})).startswith(b"HTTP/1.1 400 ")
-
-
-def nowhere(port: int) -> None:
-    assert _said(port, raw(ASKED, path="/no/such")).startswith(b"HTTP/1.1 404 ")
-
-
-def not_http(port: int) -> None:
-    assert _said(port, b"nonsense\r\n\r\n").startswith(b"HTTP/1.1 400 ")
-
-
-def too_large(port: int) -> None:
-    assert _said(port, raw(ASKED, path="/" + "x" * 70_000)).startswith(b"HTTP/1.1 431 ")
 
 
 def more_than_there_is_room_for(port: int) -> None:
@@ -94,10 +65,6 @@ def cut(port: int) -> None:
             if heard:
                 connection.recv(heard)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-
-def too_late(port: int) -> None:
-    assert _said(port, raw(ASKED | {"max_tokens": 200, "timeout": 0.01})).startswith(b"HTTP/1.1 408 ")
 
 
 def two_at_once(port: int) -> None:
@@ -162,10 +129,30 @@ def _delete(port: int, file_id: str) -> None:
     _body(_said(port, _bare("DELETE", f"/v1/files/{file_id}")))
 
 
-KINDS = (
-    whole, streamed, several_prompts, kept, bad, nowhere, not_http, too_large, more_than_there_is_room_for, turned_away,
-    cut, too_late, two_at_once, uploaded, badly_uploaded, batch,
-)  # fmt: skip
+# What is sent, on a connection of its own, and what the answer holds.
+ASKED_AND_TOLD = {
+    "whole": (raw(ASKED), b"HTTP/1.1 200 "),
+    "streamed": (raw(ASKED | {"stream": True, "n": 2}), b"data: [DONE]"),
+    "several prompts": (raw(ASKED | {"stream": True, "prompt": [[5], [6]]}), b"data: [DONE]"),
+    "bad": (raw({"prompt": 5}), b"HTTP/1.1 400 "),
+    "nowhere": (raw(ASKED, path="/no/such"), b"HTTP/1.1 404 "),
+    "no HTTP": (b"nonsense\r\n\r\n", b"HTTP/1.1 400 "),
+    "too large": (raw(ASKED, path="/" + "x" * 70_000), b"HTTP/1.1 431 "),
+    "too late": (raw(ASKED | {"max_tokens": 200, "timeout": 0.01}), b"HTTP/1.1 408 "),
+}
+
+
+def _asks(data: bytes, told: bytes) -> Callable[[int], None]:
+    def ask(port: int) -> None:
+        assert told in _said(port, data)
+
+    return ask
+
+
+KINDS: dict[str, Callable[[int], None]] = {name: _asks(*case) for name, case in ASKED_AND_TOLD.items()} | {
+    kind.__name__: kind
+    for kind in (kept, more_than_there_is_room_for, turned_away, cut, two_at_once, uploaded, badly_uploaded, batch)
+}
 
 
 def _said(port: int, data: bytes) -> bytes:
@@ -208,7 +195,7 @@ async def _left_by(here: Here, kind: Any) -> Counter[str]:
     with collector_off():
         await asyncio.to_thread(rounds, ROUNDS)
         left = await here.rest(5.0)
-        assert not any(left.values()), (kind.__name__, left)
+        assert not any(left.values()), (kind, left)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
@@ -222,8 +209,8 @@ def test_nothing_waits_for_the_collector(tmp_path: Path, caplog: pytest.LogCaptu
         limits = HttpLimits(drain_seconds=1, max_num_queued_reqs=QUEUE)
         with opened(tmp_path / "state") as state:
             async with serving_here(tmp_path, limits, state) as here:
-                for kind in KINDS:
-                    found[kind.__name__] = await _left_by(here, kind)
+                for name, kind in KINDS.items():
+                    found[name] = await _left_by(here, kind)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

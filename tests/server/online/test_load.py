@@ -1,17 +1,18 @@
-"""More than fits, over HTTP: the bound is taken exactly, the rest is refused early in OpenAI's shape, none is lost."""
+"""More than fits, over HTTP: the rest is refused early in OpenAI's shape, no body is waited for, the connection lives
+on, and nothing is lost. That exactly the bound is taken: test_request_limits, and test_overload on a whole service."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
-from collections import Counter
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from bare_http import CHAT, COMPLETIONS, connect, read_one, request
 from server_fake import Running, running_server
 
 from penstock.errors import UsageError
@@ -22,9 +23,8 @@ from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
-COMPLETIONS = "/v1/completions"
 BOUND = 100
-BURST = 500
+FULL = {"prompt": "x", "n": BOUND, "stream": True}
 
 
 @pytest.fixture
@@ -33,52 +33,44 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
         yield running
 
 
-def ask(body: dict[str, Any], *headers: str) -> bytes:
-    data = json.dumps(body).encode()
-    head = [f"POST {COMPLETIONS} HTTP/1.1", "host: localhost", "connection: close", f"content-length: {len(data)}"]
-    return "\r\n".join([*head, *headers, "", ""]).encode() + data
+def is_refused(answer: tuple[bytes, bytes]) -> bool:
+    head, body = answer
+    error = json.loads(body)["error"]
+    shown = (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+    return head.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: " in head and shown
 
 
-async def answers_of(server: Running, requests: list[bytes], until: Any) -> list[tuple[int, dict[str, str], Any]]:
-    """Sends all at once, each on its own connection; `until()` is awaited once all are sent."""
-    host, port = server.url.removeprefix("http://").split(":")
+def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None:
+    with connect(server.url) as kept:
+        kept.sendall(request({"prompt": "x", "max_tokens": 2}))
+        assert b" 200 " in read_one(kept)[0]
+        server.hold(True)
+        with httpx.Client() as http, http.stream("POST", server.url + COMPLETIONS, json=FULL):
+            for path in (COMPLETIONS, CHAT):
+                data = request({"prompt": "x" * 500}, path=path)
+                kept.sendall(data[:-300])  # the answer comes before the body has
+                answer = read_one(kept)
+                assert is_refused(answer) and b"connection: close" not in answer[0]
+                kept.sendall(data[-300:-100])
+                time.sleep(0.02)
+                kept.sendall(data[-100:])
+        server.hold(False)
+        server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
+        kept.sendall(request({"prompt": "x", "max_tokens": 2}))
+        head, body = read_one(kept)
+        assert b" 200 " in head and json.loads(body)["choices"][0]["text"] == "ab"
 
-    async def one(request: bytes) -> tuple[int, dict[str, str], Any]:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(request)
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        lines = head.decode().split("\r\n")
-        writer.close()
-        headers = dict(line.lower().split(": ", 1) for line in lines[1:])
-        return int(lines[0].split()[1]), headers, json.loads(body)
 
-    tasks = [asyncio.create_task(one(request)) for request in requests]
-    await until(tasks)
-    return [await task for task in tasks]
-
-
-def test_exactly_the_bound_is_taken_and_the_rest_is_told_when_to_come_again(server: Running) -> None:
-    server.hold(True)
-
-    async def until(tasks: list[asyncio.Task[Any]]) -> None:
-        while sum(task.done() for task in tasks) < BURST - BOUND:
-            await asyncio.sleep(0.01)
-        health = await asyncio.to_thread(httpx.get, server.url + "/health/ready")
-        metrics = await asyncio.to_thread(httpx.get, server.url + "/metrics")
-        assert (health.status_code, metrics.status_code, len(server.engine.open)) == (200, 200, BOUND)
-        server.loop.call_soon_threadsafe(server.engine.going.set)
-
-    requests = [ask({"prompt": "x", "max_tokens": 2, "stream": False})] * BURST
-    answers = asyncio.run(answers_of(server, requests, until))
-    assert Counter(status for status, _, _ in answers) == {200: BOUND, 429: BURST - BOUND}
-    for status, headers, body in answers:
-        if status == 429:
-            assert 1 <= int(headers["retry-after"]) <= 60
-            assert set(body["error"]) == {"message", "type", "param", "code"}
-            assert (body["error"]["type"], body["error"]["code"]) == ("rate_limit_error", "queue_full")
-    queue = server.service.request_limits
-    assert (queue.reqs.total, queue.tokens.total, queue.refused) == (0, 0, BURST - BOUND)
-    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
+def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
+    access = AccessPolicy(keys=gather_keys(["busy", "calm"], None, {}))
+    with running_server(tokenizer, access=access, limits=HttpLimits(max_num_queued_reqs=8)) as server:
+        server.hold(True)
+        with httpx.Client(base_url=server.url) as http:
+            bearer = {name: {"authorization": f"Bearer {name}"} for name in ("busy", "calm", "wrong")}
+            with http.stream("POST", COMPLETIONS, json=FULL | {"n": 6}, headers=bearer["busy"]):
+                for name, status in (("busy", 429), ("wrong", 401), ("calm", 400)):
+                    assert http.post(COMPLETIONS, json={"prompt": ""}, headers=bearer[name]).status_code == status
+            server.hold(False)
 
 
 def test_n_and_lists_of_prompts_count(server: Running) -> None:
@@ -143,9 +135,9 @@ def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
     with running_server(tokenizer, limits=HttpLimits(max_reading_bytes=10_000, body_seconds=0.5)) as server:
         host, port = server.url.removeprefix("http://").split(":")
         halves = [socket.create_connection((host, int(port)), timeout=30) for _ in range(2)]
-        halves[0].sendall(ask({"prompt": "x" * 9_000})[:-100])
+        halves[0].sendall(request({"prompt": "x" * 9_000})[:-100])
         server.wait_for(lambda: server.service.intake.bytes > 8_000)
-        halves[1].sendall(ask({"prompt": "x" * 9_000})[:-100])
+        halves[1].sendall(request({"prompt": "x" * 9_000})[:-100])
         assert halves[1].recv(100).startswith(b"HTTP/1.1 429 ")
         slow = b""
         while piece := halves[0].recv(1000):  # and it is closed

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,27 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
         open_log(str(tmp_path / "none" / "log"))
     with open_log(None) as nothing, open_log("-") as stderr:
         assert nothing is None and stderr.writable()
+
+
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Files of this process may have so many bytes, as if the disk were full."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+
+def test_lines_that_find_no_room_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "log"
+    with open_log(str(place)) as log:
+        with room_for(15):
+            for number in range(4):
+                log.write(b'{"line":%d}\n' % number)
+        log.write(b'{"line":4}\n')
+        log.write(b'{"line":5}\n')
+    assert place.read_text().splitlines() == ['{"line":0}', '{"li', '{"line":4}', '{"line":5}']
+    said = "penstock: lines of the access log are lost (no room): see that they can be written\n"
+    assert capsys.readouterr().err == said

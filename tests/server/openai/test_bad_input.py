@@ -55,19 +55,6 @@ def test_a_refusal_says_a_thing_once(http: httpx.Client) -> None:
     assert said(user=3).startswith("user is not served with this value: ")
 
 
-def test_fields_that_change_nothing_are_taken(http: httpx.Client) -> None:
-    harmless = {
-        "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "x",
-        "prompt_cache_key": "x", "response_format": {"type": "text"}, "priority": 0, "use_beam_search": False,
-        "logit_bias": None, "stop": None, "n": None, "seed": None, "stream_options": None, "guided_json": None,
-    }  # fmt: skip
-    body = {"model": "fake", "prompt": "x", "suffix": "", "best_of": 2, **harmless, "n": 2}
-    assert http.post(COMPLETIONS, json=body).status_code == 200
-    chat = {"tools": [], "tool_choice": "none", "modalities": ["text"], "parallel_tool_calls": True}
-    spoken = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "annotations": []}
-    assert http.post(CHAT, json={"messages": [spoken], "max_tokens": 1, **harmless, **chat}).status_code == 200
-
-
 # What vLLM's bodies hold where nothing was asked for: the defaults of its classes, as a client that dumps them sends.
 OF_BOTH = {
     "model": "", "frequency_penalty": None, "logit_bias": None, "max_tokens": None, "n": 1, "presence_penalty": None,
@@ -115,22 +102,28 @@ NOTHING: list[dict[str, Any]] = [
     {"media_io_kwargs": {}}, {"repetition_detection": {}}, {"prompt_cache_options": {}}, {"guided_json": None},
     {"thinking_token_budget": -1}, {"truncation_side": "left"}, {"stream_interval": 1}, {"watermarking": False},
     {"stream_options": {}}, {"stream_options": {"include_usage": False, "continuous_usage_stats": False}},
-    {"session_id": "a"}, {"guided_decoding_backend": "outlines"}, {"model": ""},
+    {"session_id": "a"}, {"guided_decoding_backend": "outlines"}, {"model": ""}, {"user": "me"}, {"store": False},
+    {"metadata": {"a": "b"}}, {"service_tier": "auto"}, {"safety_identifier": "x"}, {"prompt_cache_key": "x"},
+    {"response_format": {"type": "text"}}, {"priority": 0}, {"use_beam_search": False}, {"stop": None}, {"seed": None},
 ]  # fmt: skip
 NOTHING_IN_CHAT: list[dict[str, Any]] = [
     {"documents": []}, {"include_reasoning": True}, {"chat_template": ""}, {"verbosity": "medium"},
-    {"top_logprobs": 0}, {"return_prompt_text": False}, {"functions": []}, {"web_search_options": None},
+    {"top_logprobs": 0}, {"return_prompt_text": False}, {"functions": []}, {"web_search_options": None}, {"tools": []},
+    {"tool_choice": "none"}, {"modalities": ["text"]}, {"parallel_tool_calls": True},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [*NOTHING, *NOTHING_IN_CHAT], ids=str)
 def test_a_value_that_asks_for_nothing_is_taken_as_nothing(http: httpx.Client, more: dict[str, Any]) -> None:
     spoken = {"role": "assistant", "content": "x", "refusal": "", "reasoning": "", "reasoning_content": ""}
+    spoken |= {"tool_calls": None, "annotations": []}
     answer = http.post(CHAT, json={"messages": [spoken], "max_tokens": 1, **more})
     assert answer.status_code == 200, answer.text
     assert answer.json()["model"] == "fake"
     if more in NOTHING:
-        assert http.post(COMPLETIONS, json={"prompt": "x", **more}).status_code == 200
+        assert (
+            http.post(COMPLETIONS, json={"prompt": "x", "suffix": "", "n": 2, "best_of": 2, **more}).status_code == 200
+        )
 
 
 @pytest.mark.parametrize("name", RANGES)

@@ -154,44 +154,22 @@ def test_chat_logprobs_with_bytes(client: openai.OpenAI) -> None:
 
 def test_vllm_names_reach_the_engine(client: openai.OpenAI, server: Running) -> None:
     extra = {
-        "top_k": 5,
-        "min_p": 0.1,
-        "repetition_penalty": 1.1,
-        "min_tokens": 2,
-        "stop_token_ids": [3],
-        "allowed_token_ids": [4, 3],
-        "bad_words": ["sir", "my lord"],
-        "ignore_eos": True,
-        "prompt_logprobs": 1,
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "return_token_ids": True,
-    }
-    answer = client.completions.create(
-        model="fake",
-        prompt="hey you",
-        max_tokens=3,
-        seed=-7,
-        stop=["!", "?", ";", "#", "%"],
-        logit_bias={"9": -100, "3": 2},
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        temperature=0.25,
-        top_p=0.5,
-        user="me",
-        extra_body=extra,
-    )
-    sampling = server.engine.submitted[-1].sampling
-    for name, value in extra.items():
-        if name != "return_token_ids":
-            assert getattr(sampling, name) == value, name
-    assert (sampling.seed, sampling.stop, sampling.logit_bias) == (-7, ["!", "?", ";", "#", "%"], {9: -100.0, 3: 2.0})
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
-    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.25, 0.5, 3)
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "stop_token_ids": [3],
+        "allowed_token_ids": [4, 3], "bad_words": ["sir", "my lord"], "ignore_eos": True, "prompt_logprobs": 1,
+        "include_stop_str_in_output": True, "skip_special_tokens": False,
+    }  # fmt: skip
+    plain = {
+        "max_tokens": 3, "seed": -7, "stop": ["!", "?", ";", "#", "%"], "presence_penalty": 0.5,
+        "frequency_penalty": -0.5, "temperature": 0.25, "top_p": 0.5,
+    }  # fmt: skip
+    asked = {"model": "fake", "prompt": "hey you", "user": "me", "logit_bias": {"9": -100, "3": 2}, **plain}
+    answer = client.completions.create(**asked, extra_body={"return_token_ids": True, **extra})
+    sampling, ids = server.engine.submitted[-1].sampling, server.engine.submitted[-1].ids
+    assert {name: getattr(sampling, name) for name in plain | extra} == plain | extra
+    assert sampling.logit_bias == {9: -100.0, 3: 2.0}
     choice = answer.choices[0].model_dump()
-    assert choice["prompt_token_ids"] == server.engine.submitted[-1].ids and len(choice["token_ids"]) == 3
+    assert choice["prompt_token_ids"] == ids and len(choice["token_ids"]) == 3
     assert choice["prompt_logprobs"][0] is None
-    ids = server.engine.submitted[-1].ids
     assert choice["prompt_logprobs"][1][str(ids[1])] == {"logprob": -0.25, "rank": 1, "decoded_token": "e"}
 
 

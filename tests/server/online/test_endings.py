@@ -60,7 +60,7 @@ def asking(server: Running) -> Iterator[Any]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["x", ["x", "y", "z"]])
 def test_a_client_that_goes_away_frees_its_streams(server: Running, stream: bool, prompt: Any) -> None:
-    """Cut at any moment: test_cut_streams."""
+    """Cut at any moment: test_overload."""
     server.hold(True)
     count = 1 if isinstance(prompt, str) else 3
     with connect(server.url) as connection:

@@ -1,15 +1,18 @@
-"""More than the queue holds, readers that don't read, and a soak, on a whole service: small forms of `make
-reliability`."""
+"""More than the queue holds, readers that don't read, streams that are cut at random states, and a soak, on a whole
+service: small forms of `make reliability`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import cut_streams
 import flood
 import pytest
 import slow_readers
 import soak
 from batch_client import Asked
+from cut_streams import Tally
+from fake_runner import expected
 
 pytestmark = pytest.mark.torch
 
@@ -40,3 +43,32 @@ def test_what_the_runs_call_a_fault() -> None:
     rising = [(36.0 * at, float(at)) for at in range(100)]  # a megabyte every 36 s
     assert soak.growth(rising) == pytest.approx(100, rel=0.1) and soak.growth(rising[:12]) < soak.MOST_GROWTH
     assert soak.growth([(at, 10.0 if at < 1800 else 7.0) for at in range(3600)]) == 0, "what it warmed up by is no leak"
+
+
+# --- streams cut at random states give everything back, exactly; others get their own tokens alone
+
+
+def test_cut_at_random_states(tmp_path: Path) -> None:
+    tally = cut_streams.run(tmp_path, 400, seed=1)
+    assert tally.faults() == [] and tally.preempted > 0
+    assert set(tally.left) == {"rows", "waiting", "blocks", "requests", "descriptors", "tasks"}
+    assert set(tally.cut) == {"in its body", "sent", "soon", "later", "in its stream"} and min(tally.cut.values()) > 20
+    assert tally.whole > 20
+
+
+def test_no_foreign_tokens_among_aborts_and_preemption(tmp_path: Path) -> None:
+    tally = cut_streams.run(tmp_path, 400, at_once=200, seed=2, cuts=False)
+    assert tally.faults() == [] and tally.preempted > 0 and tally.tokens > 10_000 and tally.cut["later"] > 20
+
+
+def test_the_harness_sees_foreign_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of another seed, every sampled stream is foreign: the comparison bites."""
+    plain = expected
+
+    def other(prompt: list[int], count: int, words: list[int], seed: int, sample: int, temperature: float) -> list[int]:
+        return plain(prompt, count, words, seed + 1, sample, temperature)
+
+    monkeypatch.setattr(cut_streams, "expected", other)
+    tally = cut_streams.run(tmp_path, 20, seed=3, cuts=False)
+    assert tally.foreign > 50 and tally.faults() != []
+    assert Tally(left={"rows": 0.0, "blocks": 0.5}).faults() == ["blocks left: 0.5"]

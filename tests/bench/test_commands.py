@@ -33,11 +33,6 @@ def penstock(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    return fake(tmp_path)
-
-
 def fake(folder: Path) -> Path:
     path = folder / "fake.toml"
     path.write_text(f"""
@@ -59,27 +54,24 @@ def run(engine: Path, out: Path, *more: object) -> Result:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's folder, to be copied."""
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run's folder, and what the run said."""
     folder = tmp_path_factory.mktemp("done")
+    rung = Rung(1, 5000.0, 0.001, 4.0, 3000.0, 0.001, 20.0)
     with pytest.MonkeyPatch.context() as here:
         here.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         here.setattr("penstock.bench.machine_probe._gpu", lambda visible: None)
-        assert run(fake(folder), folder / "a").exit_code == 0
-    return folder / "a"
+        write_ceiling(Calibration(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
+        words = ("--price", "3", "--random-weights", "--env", "VLLM_X=1", "--model-name", "Tiny", "--processes", "1")
+        result = run(fake(folder), folder / "a", *words)
+    assert result.exit_code == 0
+    return folder / "a", result.stdout
 
 
-def record_in(out: Path) -> Record:
-    return Record.model_validate_json((out / "8x4" / "record.json").read_text())
-
-
-def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine: Path, done: Path) -> None:
-    rung = Rung(1, 5000.0, 0.001, 4.0, 3000.0, 0.001, 20.0)
-    write_ceiling(Calibration(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
-    first = run(engine, tmp_path / "a", "--price", "3", "--random-weights", "--env", "VLLM_X=1", "--model-name", "Tiny",
-                "--processes", "1")  # fmt: skip
-    assert first.exit_code == 0 and "saturation" in first.stdout and "report/index.html" in first.stdout
-    record = record_in(tmp_path / "a")
+def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, done: tuple[Path, str]) -> None:
+    out, told = done
+    assert "saturation" in told and "report/index.html" in told
+    record = Record.model_validate_json((out / "8x4" / "record.json").read_text())
     assert (record.engine.name, record.model.name, record.model.weights) == ("fake", "Tiny", "random")
     assert record.engine.configuration.name == "tuned" and record.engine.configuration.environment["VLLM_X"] == "1"
     assert record.method.goals == [1.0] and record.method.short and record.method.price_per_hour == 3
@@ -89,14 +81,14 @@ def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, engine:
     assert record.engine.version == ".".join(map(str, sys.version_info[:3]))
     assert (record.client.ceiling_events, record.client.ceiling_requests) == (5000.0, 3000.0)
     assert all(point.client.headroom is not None and point.client.headroom > 1 for point in record.points)
-    compared = penstock("bench", "compare", tmp_path / "a", done / "8x4")
+    compared = penstock("bench", "compare", out, out / "8x4")
     assert compared.exit_code == 0 and "B / A" in compared.stdout and "not alike: A is a short run" in compared.stdout
     records = tmp_path / "records"
-    added = penstock("almanac", "add", tmp_path / "a", done, "--records", records)
-    assert added.exit_code == 0 and len(list(records.rglob("*.json"))) == 2
-    again = penstock("almanac", "add", tmp_path / "a", "--records", records)
-    assert again.exit_code == 1 and "in the almanac already" in again.stderr
-    assert penstock("almanac", "validate", records, tmp_path / "a").exit_code == 0
+    added = penstock("almanac", "add", out, "--records", records)
+    assert added.exit_code == 0 and len(list(records.rglob("*.json"))) == 1
+    again = penstock("almanac", "add", out, "--records", records)
+    assert again.exit_code == 1 and "added once" in again.stderr
+    assert penstock("almanac", "validate", records, out).exit_code == 0
 
 
 def test_the_almanac_of_this_folder_is_validated_with_its_places(
@@ -115,8 +107,8 @@ def test_the_almanac_of_this_folder_is_validated_with_its_places(
     assert "1 of 1" in penstock("almanac", "validate", tmp_path / "points" / "of-mine").stdout and len(inside) == 1
 
 
-def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Path, done: Path) -> None:
-    shutil.copytree(done, tmp_path / "a")
+def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Path, done: tuple[Path, str]) -> None:
+    shutil.copytree(done[0], tmp_path / "a")
     assert "1 of 1 records" in penstock("almanac", "validate", tmp_path / "a").stdout
     path = tmp_path / "a" / "8x4" / "record.json"
     forged = json.loads(path.read_text())
@@ -130,8 +122,8 @@ def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Pat
     assert penstock("almanac", "validate", tmp_path / "empty").exit_code == 2
 
 
-def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path, engine: Path) -> None:
-    found = run(engine, tmp_path / "a", "--options", "begins=no says='no GPU here'")
+def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path) -> None:
+    found = run(fake(tmp_path), tmp_path / "a", "--options", "begins=no says='no GPU here'")
     assert found.exit_code == 1 and "nothing could be measured: did not start" in found.stderr
     assert found.stderr.strip().splitlines()[-1].startswith("penstock: ") and "no GPU here" in found.stderr
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +20,12 @@ from hostile_server import SENDS, HostileServer
 from timed_server import Draw, TimedPlan, timed_server
 
 from penstock.almanac.samples import Samples
+from penstock.bench import worker_pool
 from penstock.bench.endpoint import Endpoint, target_of
-from penstock.bench.run_load import ClientReport, Load, run_load
+from penstock.bench.run_load import ClientReport, Load, run_load, shares
+from penstock.bench.worker_pool import WorkerProcess
 from penstock.bench.worker_protocol import PlannedRequest
-from penstock.errors import UsageError
+from penstock.errors import EngineError, UsageError
 
 EXPECTED = {
     "status": ["503", "500 without a length", "an error in the stream"],
@@ -179,3 +185,52 @@ def test_nothing_is_smuggled_into_a_head() -> None:
         Endpoint("h", 1, api_key="a\r\nb: c")
     with pytest.raises(UsageError, match="no path"):
         Endpoint("h", 1, path="/a b")
+
+
+# --- client processes
+
+
+def test_asks_are_shared_out_and_none_is_lost() -> None:
+    load = load_of(asks_for(["good"] * 11), closed=5)
+    for count in (1, 2, 3, 9):
+        specs = shares(target_of("h"), load, count)
+        assert len(specs) == min(count, 5) and sum(spec.closed or 0 for spec in specs) == 5
+        assert sorted(number for spec in specs for number in spec.number) == list(range(11))
+        assert sum(spec.connections for spec in specs) == 5
+
+
+def test_a_client_process_that_dies_is_told_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[WorkerProcess] = []
+    real = worker_pool.start_worker
+    monkeypatch.setattr(worker_pool, "start_worker", lambda: started.append(real()) or started[-1])
+
+    def kill(_: object) -> None:
+        started[0].errors.write(b"trace\nno more memory\n")
+        started[0].errors.flush()
+        started[0].process.kill()
+
+    load = load_of(asks_for(["nothing"] * 2))
+    with HostileServer() as server, pytest.raises(EngineError, match="ended with code -9: no more memory"):
+        run_load(target_of(server.url), load, point="p", start=0, processes=2, progress=kill)
+
+
+WORKER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+SERVER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_worker_that_heeds_no_signal_ends_with_the_server_of_a_killed_run() -> None:
+    """The run is gone: its pipe ends. The worker holds the guard's stdout open for as long as it lives."""
+    held = [sys.executable, "-m", "penstock.bench.process_guard", "all"]
+    command = [*held, sys.executable, "-c", SERVER, WORKER]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert guard.stdout is not None and guard.stdout.readline() == b"up\n"
+        guard.communicate(timeout=14)  # closes the pipe; ends when nobody is left
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(guard.pid, signal.SIGKILL)

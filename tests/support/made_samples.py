@@ -14,10 +14,6 @@ import numpy.typing as npt
 from penstock.almanac.record import ClientHealth
 from penstock.almanac.samples import Samples, from_lists
 
-COLUMNS = (
-    "point", "start", "intended", "actual", "first", "end", "events", "gaps", "prompt_tokens", "output_tokens",
-    "cached_tokens", "asked_prompt", "asked_output", "window", "outcome",
-)  # fmt: skip
 LOOK = ClientHealth(lag_p99=0.001, busy=0.2, headroom=5.0, late_p99=0.002, short=False)
 
 

@@ -105,7 +105,10 @@ def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
     if not count or effective < 1:
         return Ends(None, None)
     ranks = np.arange(1, count + 1) * (effective / count)
-    below = beta_cdf(level, ranks, effective + 1 - ranks)  # P(F(value_r) <= level)
+    middle, away = level * effective, 8 * (1 + math.sqrt(level * (1 - level) * effective))
+    near = np.abs(ranks - middle) <= away  # beyond 8 standard deviations it is surely one or the other
+    below = np.where(ranks < middle, 1.0, 0.0)  # P(F(value_r) <= level)
+    below[near] = beta_cdf(level, ranks[near], effective + 1 - ranks[near])
     tail = (1 - CONFIDENCE) / 2
     low, high = np.flatnonzero(below >= 1 - tail), np.flatnonzero(below <= tail)
     return Ends(float(ordered[low[-1]]) if len(low) else None, float(ordered[high[0]]) if len(high) else None)

@@ -12,6 +12,7 @@ import pytest
 from bench_runs import run_of
 from made_records import made_records
 
+from penstock.almanac.figures import Kept
 from penstock.almanac.record import Interval, PointFailure, Record
 from penstock.bench.compare import (
     CLIENT_SHORT,
@@ -78,7 +79,7 @@ def test_crossings_are_compared_by_what_is_sure_of_them() -> None:
     """MOVER: the distances in logarithms, as squares. 20 [20, 24] over 5 [4, 8] is 4, from 4 / 1.6 to 4 x 1.334."""
     slow = with_goals((4.0, 1.0, 0.96, 1.0), (5.0, 0.96, 0.9, 0.99), (6.0, 0.9, 0.8, 0.97), (8.0, 0.5, 0.4, 0.6))
     (crossing,) = crossings(slow)
-    assert (crossing.keeps, crossing.meets, crossing.fails, crossing.misses) == (4.0, 5.0, 6.0, 8.0)
+    assert crossing.kept == Kept(rate=5.0, low=4.0, missed=6.0, high=8.0)
     quick = with_goals((20.0, 1.0, 0.97, 1.0), (24.0, 0.1, 0.0, 0.2))
     unsure = with_goals((6.0, 0.96, 0.5, 1.0), (7.0, 0.9, 0.5, 0.99))
     beyond = with_goals((20.0, 1.0, 0.97, 1.0))
@@ -103,7 +104,7 @@ def of_a_short_client(found: Record, *names: str) -> Record:
 def test_points_of_a_client_that_was_short_rank_nobody() -> None:
     slow, quick = with_goals((4.0, 1.0, 0.96, 1.0), (8.0, 0.5, 0.4, 0.6)), with_goals((20.0, 1.0, 0.97, 1.0))
     (crossing,) = crossings(of_a_short_client(quick))
-    assert (crossing.meets, crossing.fails, crossing.keeps, crossing.misses) == (None, None, None, None)
+    assert crossing.kept == Kept(None, None, None, None)
     assert compare(slow, of_a_short_client(quick)).goals[0].endswith("B: no rate that was tried can be ranked")
     found = record()
     for pair in ((found, of_a_short_client(found)), (of_a_short_client(found), found)):
@@ -124,8 +125,8 @@ def test_no_rate_is_told_that_everything_at_once_did_not_give() -> None:
     alone = with_goals((1.575, 1.0, 0.97, 1.0), completed=served)
     capped = at_once(alone, 1.371, 1.219, 1.522)
     (free,), (crossing,) = crossings(alone), crossings(capped)
-    assert (free.meets, free.keeps, free.misses) == (1.58, 1.1, None)  # 158 in 100 s
-    assert (crossing.meets, crossing.keeps, crossing.fails, crossing.misses) == (1.522, 1.1, None, None)
+    assert free.kept == Kept(rate=1.58, low=1.1, missed=None, high=None)  # 158 in 100 s
+    assert crossing.kept == Kept(rate=1.522, low=1.1, missed=None, high=None)
     assert "up to 1.52 requests a second" in crossing.words(0.95)
     out = io.StringIO()
     print_table(capped, out)

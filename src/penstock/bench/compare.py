@@ -16,10 +16,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from penstock.almanac.figures import Kept
 from penstock.almanac.parse_record import read_record
 from penstock.almanac.record import Interval, Point, Record
 from penstock.bench.run_report import title
-from penstock.bench.slo_crossing import Crossing, crossings, cut_off, in_three
+from penstock.bench.slo_crossing import crossings, cut_off, in_three
 from penstock.errors import UsageError
 
 SAME = "no significant difference"
@@ -70,16 +71,14 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """differs: in what the runs are not alike beside the engine. missing: points that only one of them has. failures:
-    of either, in words."""
+    """differs: in what the runs are not alike beside the engine, and what failed. goals: the rates that keep them, and
+    what only one of the runs has."""
 
     a: Record
     b: Record
     ratios: list[Ratio]
     goals: list[str]
     differs: list[str]
-    missing: list[str]
-    failures: list[str]
 
 
 def record_at(path: Path) -> Record:
@@ -100,15 +99,8 @@ def compare(a: Record, b: Record) -> Comparison:
         raise UsageError(f"the runs cannot be compared: {alike}", param="record")
     others = {point.name: point for point in b.points}
     both = [(point, others[point.name]) for point in a.points if point.name in others]
-    named = {point.name for point, _ in both}
-    missing = [
-        f"{point.name} is in {word} alone"
-        for word, record in (("A", a), ("B", b))
-        for point in record.points
-        if point.name not in named and point.kind in ("saturation", "single")
-    ]
     ratios = [ratio for one, other in both for ratio in _ratios(one, other)]
-    return Comparison(a, b, ratios, list(_goals(a, b)), list(_differs(a, b)), missing, list(_failures(a, b)))
+    return Comparison(a, b, ratios, [*_goals(a, b), *_missing(a, b)], list(_differs(a, b)))
 
 
 def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
@@ -163,25 +155,29 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
         if other is None:
             continue
         words = f"first token within {one.seconds:g} s"
-        ours, others = _kept(one), _kept(other)
-        if ours is None or others is None:
-            none = "; ".join(f"{name}: {each.none}" for name, each in (("A", one), ("B", other)) if each.meets is None)
-            yield f"{words}: {none}"
+        if one.kept.rate is None or other.kept.rate is None:
+            pairs = (("A", one), ("B", other))
+            yield f"{words}: " + "; ".join(f"{name}: {each.none}" for name, each in pairs if each.kept.rate is None)
             continue
-        told = f"{words}: A up to {in_three(ours.value)} requests a second, B up to {in_three(others.value)}"
-        yield f"{told}; B / A {_between(*ratio_ends(ours, others))}"
+        rates = f"A up to {in_three(one.kept.rate)} requests a second, B up to {in_three(other.kept.rate)}"
+        low, high = ratio_ends(_ends(one.kept), _ends(other.kept))
+        alike = is_more(low, high) is None
+        told = f"{between(low, high)}{f': {SAME}' if alike else ''}"
+        yield f"{words}: {rates}; B / A {UNTRIED if alike and None in (low, high) else told}"
 
 
-def _kept(one: Crossing) -> Interval | None:
+def _ends(kept: Kept) -> Interval:
     """Returns the highest rate that keeps the goal, between those that are surely kept and surely not."""
-    return None if one.meets is None else Interval(value=one.meets, low=one.keeps, high=one.misses)
+    return Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
 
 
-def _between(low: float | None, high: float | None) -> str:
-    """Returns a ratio's interval, and what it says."""
-    if is_more(low, high) is None:
-        return UNTRIED if low is None or high is None else f"{between(low, high)}: {SAME}"
-    return between(low, high)
+def _missing(a: Record, b: Record) -> Iterator[str]:
+    """Yields the ends of the curve that only one of them has."""
+    for word, record, other in (("A", a, b), ("B", b, a)):
+        there = {point.name for point in other.points}
+        for point in record.points:
+            if point.name not in there and point.kind in ("saturation", "single"):
+                yield f"{point.name} is in {word} alone"
 
 
 def between(low: float | None, high: float | None) -> str:
@@ -199,12 +195,6 @@ def _unlike_shape(a: Record, b: Record) -> str | None:
     return None
 
 
-def _failures(a: Record, b: Record) -> Iterator[str]:
-    for word, record in (("A", a), ("B", b)):
-        for failure in record.failures:
-            yield f"{word} failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}"
-
-
 def _differs(a: Record, b: Record) -> Iterator[str]:
     pairs = {
         "model": (a.model.name, b.model.name),
@@ -220,12 +210,14 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
     }
     for name, (one, other) in pairs.items():
         if one != other and None not in (one, other):  # None: that point is missing, which is told by itself
-            yield f"{name}: A {one}, B {other}"
+            yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
         if record.method.short:
-            yield f"{word} is a short run"
+            yield f"not alike: {word} is a short run"
         if marked := sorted({point.name for point in record.points if point.client.short}):
-            yield f"{word}'s client may have been the bottleneck at {', '.join(marked)}"
+            yield f"not alike: {word}'s client may have been the bottleneck at {', '.join(marked)}"
+        for failure in record.failures:
+            yield f"{word} failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}"
 
 
 def _gpu(record: Record) -> str:
@@ -244,7 +236,7 @@ def print_comparison(made: Comparison, out: TextIO) -> None:
     """Prints a table of ratios, the goals, and in what the runs are not alike."""
     print(f"A: {title(made.a)}, {made.a.engine.configuration.name}, run {made.a.run}", file=out)
     print(f"B: {title(made.b)}, {made.b.engine.configuration.name}, run {made.b.run}", file=out)
-    for line in [*(f"not alike: {line}" for line in made.differs), *made.failures]:
+    for line in made.differs:
         print(line, file=out)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("point", "figure", "A", "B", "B / A", "95 % interval", ""):
@@ -255,7 +247,7 @@ def print_comparison(made: Comparison, out: TextIO) -> None:
         Console(file=out, width=WIDE, highlight=False).print(table)
     else:
         print("no figure is in both: there is nothing to compare", file=out)
-    for line in [*made.goals, *made.missing]:
+    for line in made.goals:
         print(line, file=out)
     known = sum(ratio.verdict not in (UNKNOWN, CUT) for ratio in made.ratios)
     if known > 5:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.almanac.figures import kept_of, most_of, shows_nothing, sustained
+from penstock.almanac.figures import Kept, kept_of, most_of, shows_nothing, sustained
 from penstock.almanac.record import Goal, Point, Record
 
 RANKED = " and can be ranked"
@@ -14,38 +14,36 @@ RANKED = " and can be ranked"
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Requests a second, as `kept_of` has them. meets: the highest rate that keeps the goal; None: none does. fails:
-    what was offered where it was missed first; None: nowhere. keeps, misses: between them the crossing surely lies (by
-    the 95 % intervals). barred: what was offered where the client was short: tried, but it says nothing of the server.
-    unserved: where nothing was served: tried, and neither kept nor missed."""
+    """kept: the rates up to which first tokens come within `seconds`. barred: what was offered where the client was
+    short: tried, but it says nothing of the server. unserved: where nothing was served: tried, and neither kept nor
+    missed."""
 
     seconds: float
-    meets: float | None
-    fails: float | None
-    keeps: float | None
-    misses: float | None
-    barred: tuple[float, ...] = ()
-    unserved: tuple[float, ...] = ()
+    kept: Kept
+    barred: tuple[float, ...]
+    unserved: tuple[float, ...]
 
     def words(self, quantile: float) -> str:
         what = f"first token within {self.seconds:g} s for {100 * quantile:g} % of the requests"
-        if self.meets is None:
+        if self.kept.rate is None:
             return f"{what}: {self.none}"
-        kept = f"{what}: up to {in_three(self.meets)} requests a second"
-        if self.fails is not None:
-            return f"{kept}, missed where {in_three(self.fails)} were offered"
-        beyond = RANKED if any(rate > self.meets for rate in self.barred) else ""
+        kept = f"{what}: up to {in_three(self.kept.rate)} requests a second"
+        if self.kept.missed is not None:
+            return f"{kept}, missed where {in_three(self.kept.missed)} were offered"
+        beyond = RANKED if any(rate > self.kept.rate for rate in self.barred) else ""
         return f"{kept}, missed at no higher rate that was tried{beyond}"
 
     @property
     def none(self) -> str:
         """Returns why there is no rate that keeps it, where there is none."""
-        if self.fails is None and self.unserved:
-            return f"tried at {listed(self.unserved)} a second, and nothing was served in that window"
-        if self.fails is None:
+        missed = self.kept.missed
+        if missed is None and self.unserved:
+            rates = ", ".join(in_three(rate) for rate in sorted(self.unserved))
+            return f"tried at {rates} a second, and nothing was served in that window"
+        if missed is None:
             return "no rate that was tried can be ranked" if self.barred else "no rate was tried"
-        below = RANKED if any(rate < self.fails for rate in self.barred) else ""
-        return f"missed at {in_three(self.fails)} a second, the lowest rate that was tried{below}"
+        below = RANKED if any(rate < missed for rate in self.barred) else ""
+        return f"missed at {in_three(missed)} a second, the lowest rate that was tried{below}"
 
 
 def crossings(record: Record) -> list[Crossing]:
@@ -53,26 +51,18 @@ def crossings(record: Record) -> list[Crossing]:
     tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
     barred = tuple(offered(point) for point in tried if point.client.short)
     ranked = [point for point in tried if not point.client.short]
-    most = most_of(record.points)
-    return [_crossing(ranked, seconds, record.method.quantile, most, barred) for seconds in record.method.goals]
+    return [_crossing(record, ranked, seconds, barred) for seconds in record.method.goals]
 
 
-def _crossing(
-    points: Sequence[Point], seconds: float, quantile: float, most: float | None, barred: tuple[float, ...]
-) -> Crossing:
-    goals = [(point, goal_of(point, seconds)) for point in points]
-    line = [(sustained(point), goal) for point, goal in goals if goal is not None]
-    kept = kept_of(line, quantile, most)
+def _crossing(record: Record, ranked: Sequence[Point], seconds: float, barred: tuple[float, ...]) -> Crossing:
+    quantile = record.method.quantile
+    line = [(sustained(point), goal) for point in ranked if (goal := goal_of(point, seconds)) is not None]
     unserved = tuple(here.offered for here, goal in line if shows_nothing(here, goal, quantile))
-    return Crossing(seconds, kept.rate, kept.missed, keeps=kept.low, misses=kept.high, barred=barred, unserved=unserved)
+    return Crossing(seconds, kept_of(line, quantile, most_of(record.points)), barred, unserved)
 
 
 def goal_of(point: Point, seconds: float) -> Goal | None:
     return next((goal for goal in point.goals if goal.seconds == seconds), None)
-
-
-def listed(rates: Sequence[float]) -> str:
-    return ", ".join(in_three(rate) for rate in sorted(rates))
 
 
 def in_three(rate: float) -> str:

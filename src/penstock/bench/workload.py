@@ -149,40 +149,41 @@ def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> byte
 def _conversations(path: Path) -> Workload:
     """ShareGPT's form: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}]. Output
     tokens are taken as a quarter of the answer's characters."""
-    try:
-        found = json.loads(_content(path))
-        rows = tuple(
-            (_text(turns[0]["value"]), _tokens(_text(turns[1]["value"])))
-            for turns in (each["conversations"] for each in found)
-            if len(turns) >= 2 and turns[0]["value"]
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is no ShareGPT-form file: {type(error).__name__}: {error}", param="shape") from error
-    if not rows:
-        raise UsageError(f"{path} holds no conversation of two turns", param="shape")
-    return Workload(
-        path.stem, "dataset", _mean_input(rows), sum(out for _, out in rows) // len(rows), 1, rows, path.name
-    )
+
+    def rows(content: str) -> Iterator[tuple[str, int]]:
+        for turns in (each["conversations"] for each in json.loads(content)):
+            if len(turns) >= 2 and turns[0]["value"]:
+                yield _text(turns[0]["value"]), _tokens(_text(turns[1]["value"]))
+
+    found = _dataset(path, "ShareGPT", "conversation of two turns", rows)
+    output = sum(out for _, out in found) // len(found)
+    return Workload(path.stem, "dataset", _mean_input(found), output, 1, found, path.name)
 
 
 def _questions(path: Path, samples: int) -> Workload:
     """GSM8K's form: a line a row, {"question": ...}."""
-    try:
-        found = [json.loads(line)["question"] for line in _content(path).splitlines() if line.strip()]
-        rows = tuple((QUESTION.format(_text(question)), MONKEYS_OUTPUT) for question in found)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is no GSM8K-form file: {type(error).__name__}: {error}", param="shape") from error
-    if not rows:
-        raise UsageError(f"{path} holds no question", param="shape")
+
+    def rows(content: str) -> Iterator[tuple[str, int]]:
+        for line in filter(str.strip, content.splitlines()):
+            yield QUESTION.format(_text(json.loads(line)["question"])), MONKEYS_OUTPUT
+
+    found = _dataset(path, "GSM8K", "question", rows)
     name = f"monkeys:{samples}@{path.stem}"
-    return Workload(name, "monkeys", _mean_input(rows), MONKEYS_OUTPUT, samples, rows, path.name)
+    return Workload(name, "monkeys", _mean_input(found), MONKEYS_OUTPUT, samples, found, path.name)
 
 
-def _content(path: Path) -> str:
+def _dataset(
+    path: Path, form: str, row: str, rows: Callable[[str], Iterator[tuple[str, int]]]
+) -> tuple[tuple[str, int], ...]:
     try:
-        return path.read_text(encoding="utf-8")
+        found = tuple(rows(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): name a dataset's file", param="shape") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path} is no {form}-form file: {type(error).__name__}: {error}", param="shape") from error
+    if not found:
+        raise UsageError(f"{path} holds no {row}", param="shape")
+    return found
 
 
 def _text(value: Any) -> str:

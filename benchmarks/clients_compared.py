@@ -35,9 +35,9 @@ from penstock.almanac.record import Record
 from penstock.almanac.samples import Samples
 from penstock.bench.endpoint import Endpoint
 from penstock.bench.request_schedule import poisson
-from penstock.bench.run_load import Load, run_load
+from penstock.bench.run_load import run_load
 from penstock.bench.server_process import HOST, ServerProcess, free_port
-from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.bench.workload import RequestStyle, prompts, workload
 from penstock.demo import model_folder
 

@@ -122,23 +122,6 @@ def test_hostile_files(content: bytes, says: str) -> None:
     assert len(said) < 500
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "says"),
-    [
-        ("engine.name", "<script>alert(1)</script>", "engine.name: String should match"),
-        ("model.name", "../../etc/passwd", "model.name: String should match"),
-        ("engine.command", "serve\x00", "engine.command: String should match"),
-        ("engine.command", "a\u202egnp", "engine.command: holds the control character U+202E"),
-        ("schema", "penstock-almanac/2", "schema: Input should be 'penstock-almanac/1'"),
-        ("points.0.figures.output_rate.value", 1e308, "points.0.figures.output_rate.value: Input should be less"),
-        ("points.0.figures.output_rate.value", "12", "output_rate.value: Input should be a valid number"),
-        ("points.0.sample.first", [0.0] * 501, "points.0.sample.first: List should have at most 500"),
-    ],
-)  # fmt: skip
-def test_hostile_fields(run: Path, path: str, value: Any, says: str) -> None:
-    assert says in refusal(changed(told_of(run), path, value))
-
-
 @pytest.mark.parametrize("escaped", [True, False])
 def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path, escaped: bool) -> None:
     for code in (*range(32), 0x7F, 0x80, 0x9F, 0x200B, 0x202E, 0xFEFF):
@@ -150,12 +133,20 @@ def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path,
             assert f"U+{code:04X}" in refusal(text)
 
 
-# --- impossible ones
+# --- hostile fields, and impossible ones
 
 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
+        ("engine.name", "<script>alert(1)</script>", "engine.name: String should match"),
+        ("model.name", "../../etc/passwd", "model.name: String should match"),
+        ("engine.command", "serve\x00", "engine.command: String should match"),
+        ("engine.command", "a\u202egnp", "engine.command: holds the control character U+202E"),
+        ("schema", "penstock-almanac/2", "schema: Input should be 'penstock-almanac/1'"),
+        ("points.0.figures.output_rate.value", 1e308, "points.0.figures.output_rate.value: Input should be less"),
+        ("points.0.figures.output_rate.value", "12", "output_rate.value: Input should be a valid number"),
+        ("points.0.sample.first", [0.0] * 501, "points.0.sample.first: List should have at most 500"),
         ("when", "2099-01-01T00:00:00Z", "when: 2099-01-01T00:00:00Z lies in the future"),
         ("when", "2026-02-30T00:00:00Z", "when: 2026-02-30T00:00:00Z is no day"),
         ("raw.rows", 3, "raw.rows: 3, but the points have"),
@@ -178,7 +169,7 @@ def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path,
         ("points.0.sample", {"first": [], "per_token": [], "end_to_end": []}, "sample: columns of [0] rows"),
     ],
 )  # fmt: skip
-def test_impossible_records(run: Path, path: str, value: Any, says: str) -> None:
+def test_hostile_and_impossible_fields(run: Path, path: str, value: Any, says: str) -> None:
     assert says in refusal(changed(told_of(run), path, value))
 
 

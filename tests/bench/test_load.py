@@ -22,9 +22,9 @@ from timed_server import Draw, TimedPlan, timed_server
 from penstock.almanac.samples import Samples
 from penstock.bench import worker_pool
 from penstock.bench.endpoint import Endpoint, target_of
-from penstock.bench.run_load import ClientReport, Load, run_load, shares
+from penstock.bench.run_load import ClientReport, run_load, shares
 from penstock.bench.worker_pool import WorkerProcess
-from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import EngineError, UsageError
 
 EXPECTED = {
@@ -194,7 +194,7 @@ def test_asks_are_shared_out_and_none_is_lost() -> None:
     load = load_of(asks_for(["good"] * 11), closed=5)
     for count in (1, 2, 3, 9):
         specs = shares(target_of("h"), load, count)
-        assert len(specs) == min(count, 5) and sum(spec.closed or 0 for spec in specs) == 5
+        assert len(specs) == min(count, 5) and sum(spec.load.closed or 0 for spec in specs) == 5
         assert sorted(number for spec in specs for number in spec.number) == list(range(11))
         assert sum(spec.connections for spec in specs) == 5
 

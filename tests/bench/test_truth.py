@@ -35,8 +35,8 @@ from penstock.almanac.samples import Samples
 from penstock.almanac.validate import validate
 from penstock.bench.endpoint import Endpoint
 from penstock.bench.request_schedule import arrivals
-from penstock.bench.run_load import Load, run_load
-from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.run_load import run_load
+from penstock.bench.worker_protocol import Load, PlannedRequest
 
 MEDIAN, SIGMA, GAP, TOKENS = 0.4, 0.5, 0.05, 4  # of the drawn requests
 RATE, OPENS, SECONDS = 150.0, 1.0, 5.0

@@ -28,8 +28,8 @@ from penstock.bench.endpoint import Endpoint
 from penstock.bench.machine_probe import processor
 from penstock.bench.null_server import NullPlan, NullServer
 from penstock.bench.run_folder import write_whole
-from penstock.bench.run_load import ClientReport, Load, run_load
-from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.run_load import ClientReport, run_load
+from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import EngineError, RecordError
 
 STEP = 0.01

@@ -12,8 +12,8 @@ from typing import TextIO
 import numpy as np
 
 from penstock.bench.point_planner import CLOSED, OPEN, PointPlan
-from penstock.bench.run_load import Load
 from penstock.bench.worker_pool import LoadProgress
+from penstock.bench.worker_protocol import Load
 from penstock.status_line import StatusLine
 
 EVERY = 0.5  # seconds between two lines on a terminal

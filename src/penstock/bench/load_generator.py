@@ -30,10 +30,10 @@ class LoadGenerator:
     """One process's share of a load."""
 
     def __init__(self, spec: WorkerSpec, tell: Callable[[WorkerProgress], None]) -> None:
-        self._spec = spec
-        self._tell_load = tell
-        self.posts = [SentRequest(*row, row[1].intended) for row in zip(spec.number, spec.asks, strict=True)]
-        planned = len(self.posts) if spec.closed is None else min(spec.closed, len(self.posts))
+        self._target, self._load, self._connections = spec.target, spec.load, spec.connections
+        self._head, self._tell_load = spec.target.head(), tell
+        self.posts = [SentRequest(*row, row[1].intended) for row in zip(spec.number, spec.load.asks, strict=True)]
+        planned = len(self.posts) if spec.load.closed is None else min(spec.load.closed, len(self.posts))
         self._planned = deque(self.posts[:planned])  # go by the clock
         self._waiting = deque(self.posts[planned:])  # go when a slot is free
         self._idle: list[tuple[float, ClientConnection]] = []  # since when, the latest last
@@ -43,8 +43,8 @@ class LoadGenerator:
         self._tls: ssl.SSLContext | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
-        self._sent = self._ended = self._failed = self._unfinished = self._events = self._tokens = 0
-        self._firsts: list[float] = []
+        self._so_far = WorkerProgress()
+        self._events = 0  # of requests that have ended
         self._tick = 0.0
         self.begin = 0.0
         self.late = array("f")
@@ -57,17 +57,17 @@ class LoadGenerator:
     async def open(self) -> None:
         """Resolves the host and opens connections. A server that cannot be reached is no error here: its
         requests will be refused, and say so."""
-        spec, loop = self._spec, asyncio.get_running_loop()
-        if spec.tls:
+        target, loop = self._target, asyncio.get_running_loop()
+        if target.tls:
             self._tls = ssl.create_default_context()
         try:
-            found = await loop.getaddrinfo(spec.host, spec.port, type=socket.SOCK_STREAM)
+            found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            self._unreachable = f"{spec.host} is no host that is known ({error})"
+            self._unreachable = f"{target.host} is no host that is known ({error})"
             return
         self._addresses = [(str(address[0]), int(address[1])) for *_, address in found]
         until = time.monotonic() + OPENING
-        while (lacking := spec.connections - len(self._idle)) > 0 and time.monotonic() < until:
+        while (lacking := self._connections - len(self._idle)) > 0 and time.monotonic() < until:
             opening = [self._connect() for _ in range(min(AT_ONCE, lacking))]
             opened = await asyncio.gather(*opening, return_exceptions=True)
             for each in opened:
@@ -81,11 +81,11 @@ class LoadGenerator:
         last: OSError = ConnectionError(self._unreachable or "no address")
         loop = asyncio.get_running_loop()
         for at, (host, port) in enumerate(self._addresses):
-            name = self._spec.host if self._tls else None
+            name = self._target.host if self._tls else None
             try:
-                async with asyncio.timeout(min(self._spec.stall, OPENING)):
+                async with asyncio.timeout(min(self._load.stall, OPENING)):
                     _, connection = await loop.create_connection(
-                        lambda: ClientConnection(self._spec.head, self.ended),
+                        lambda: ClientConnection(self._head, self.ended),
                         host,
                         port,
                         ssl=self._tls,
@@ -106,11 +106,11 @@ class LoadGenerator:
         self.begin = begin
         loop = asyncio.get_running_loop()
         for post in self._planned:
-            post.intended = begin + (0.0 if self._spec.closed else post.intended)
+            post.intended = begin + (0.0 if self._load.closed else post.intended)
             post.window = self._in_window(post.intended)
         await asyncio.sleep(max(0.0, begin - time.monotonic()))
         started, cpu = time.monotonic(), time.process_time()
-        timers = [loop.call_later(self._spec.stop_after, self.stop)]
+        timers = [loop.call_later(self._load.stop_after, self.stop)]
         self._tick = started + TICK
         loop.call_later(TICK, self._ticked)
         loop.call_soon(self._send_due)
@@ -151,7 +151,7 @@ class LoadGenerator:
     def _take_up(self, post: SentRequest, now: float) -> None:
         post.taken = now
         self.late.append(now - post.intended)
-        self._sent += 1
+        self._so_far.sent += 1
         self._flying.add(post)
         self._send(post)
 
@@ -176,7 +176,7 @@ class LoadGenerator:
             if post.outcome is None:
                 why = "it took too long" if isinstance(error, TimeoutError) else str(error)
                 post.outcome, post.end = "refused", time.monotonic()
-                post.message = f"no connection to {self._spec.host}:{self._spec.port}: {why}"
+                post.message = f"no connection to {self._target.host}:{self._target.port}: {why}"
                 self._settled(post)
             return
         if post.outcome is None:
@@ -203,15 +203,18 @@ class LoadGenerator:
 
     def _settled(self, post: SentRequest) -> None:
         self._flying.discard(post)
-        self._ended += 1
-        self._unfinished += post.outcome == "unfinished"
-        self._failed += post.outcome not in ("ok", "unfinished")  # what we cut off is no fault that one should watch
+        self._so_far.ended += 1
+        self._so_far.unfinished += post.outcome == "unfinished"
+        self._so_far.failed += post.outcome not in (
+            "ok",
+            "unfinished",
+        )  # what we cut off is no fault
         answer = post.answer
         if answer is not None:
             self._events += len(answer.times)
-            self._tokens += answer.usage.completion_tokens if answer.usage else 0
-            if answer.times and len(self._firsts) < FIRSTS:
-                self._firsts.append(answer.times[0] - post.intended)
+            self._so_far.output_tokens += answer.usage.completion_tokens if answer.usage else 0
+            if answer.times and len(self._so_far.firsts) < FIRSTS:
+                self._so_far.firsts.append(answer.times[0] - post.intended)
         if self._waiting and not self._done.is_set():
             fresh = self._waiting.popleft()
             fresh.intended, fresh.window = post.end, self._in_window(post.end)
@@ -220,7 +223,7 @@ class LoadGenerator:
             self._done.set()
 
     def _in_window(self, intended: float) -> bool:
-        first, end = self._spec.window
+        first, end = self._load.window
         return first <= intended - self.begin < end
 
     # -- timers
@@ -239,27 +242,26 @@ class LoadGenerator:
             asyncio.get_running_loop().call_later(TICK, self._ticked)
 
     def _look_for_stalls(self) -> None:
-        oldest = time.monotonic() - self._spec.stall
+        oldest = time.monotonic() - self._load.stall
         for post in [post for post in self._flying if post.heard < oldest]:
             if post.connection is not None:
-                post.connection.abandon("stalled", f"no byte for {self._spec.stall:g} s")
+                post.connection.abandon("stalled", f"no byte for {self._load.stall:g} s")
         if not self._done.is_set():
-            asyncio.get_running_loop().call_later(min(0.25, self._spec.stall / 4), self._look_for_stalls)
+            asyncio.get_running_loop().call_later(min(0.25, self._load.stall / 4), self._look_for_stalls)
 
     def _tell(self) -> None:
-        self._tell_load(WorkerProgress(
-            sent=self._sent, ended=self._ended, failed=self._failed, unfinished=self._unfinished,
-            in_flight=len(self._flying), output_tokens=self._tokens, firsts=self._firsts, waiting=self._still_wanted(),
-            events=self._events + sum(len(post.answer.times) for post in self._flying if post.answer),
-        ))  # fmt: skip
-        self._firsts = []
+        so_far = self._so_far
+        so_far.in_flight, so_far.waiting = len(self._flying), self._still_wanted()
+        so_far.events = self._events + sum(len(post.answer.times) for post in self._flying if post.answer)
+        self._tell_load(so_far)
+        so_far.firsts = []
         if not self._done.is_set():
             asyncio.get_running_loop().call_later(NEWS, self._tell)
 
     def _still_wanted(self) -> int:
         """Returns requests of the window that go on or are to come."""
         open_still = sum(post.window for post in self._flying) + sum(post.window for post in self._planned)
-        first, end = self._spec.window
+        first, end = self._load.window
         to_come = bool(self._waiting) and first < end and time.monotonic() - self.begin < end
         return open_still + to_come
 

@@ -24,12 +24,12 @@ from penstock.bench.point_planner import CLOSED, OPEN, SINGLE, PointPlan, PointR
 from penstock.bench.request_schedule import load_of, one_load, warm_load
 from penstock.bench.response_reader import OWN_LIMIT
 from penstock.bench.run_folder import FailedPoint, MeasuredPoint, RunFolder
-from penstock.bench.run_load import ClientReport, Load, run_load
+from penstock.bench.run_load import ClientReport, run_load
 from penstock.bench.run_spec import RunSpec, ServerSpec
 from penstock.bench.server_process import HOST, ServerProcess, free_port, tail_of
 from penstock.bench.text_prompts import TextPrompts
 from penstock.bench.worker_pool import LoadProgress, WorkerPool
-from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.bench.workload import Draw, RequestStyle, Workload, prompts
 from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError

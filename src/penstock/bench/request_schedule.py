@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.bench.point_planner import OPEN, SATURATION, SINGLE, PointPlan, Settings
-from penstock.bench.run_load import Load
-from penstock.bench.worker_protocol import PlannedRequest
+from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import UsageError
 
 AT_ONCE = 1e-3  # the window of requests that are all meant for second 0

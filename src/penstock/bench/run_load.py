@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,22 +16,9 @@ from penstock.almanac.record import BUSY, HEADROOM, LAG, LATE, LATE_SHARE, Clien
 from penstock.almanac.samples import Samples, from_lists
 from penstock.bench.endpoint import Endpoint
 from penstock.bench.worker_pool import Hear, WorkerPool
-from penstock.bench.worker_protocol import PlannedRequest, RequestResult, WorkerResult, WorkerSpec
+from penstock.bench.worker_protocol import Load, RequestResult, WorkerResult, WorkerSpec
 
 OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
-
-
-@dataclass(frozen=True)
-class Load:
-    """closed: slots in flight; None: an open loop, each ask at its time. stop_after, stall: seconds; what hasn't ended
-    by then is unfinished, what hears no byte for so long is stalled. window: asks that are intended in it count; once
-    it is over and they have ended, the rest is cut."""
-
-    asks: list[PlannedRequest]
-    closed: int | None
-    stop_after: float
-    stall: float
-    window: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -92,13 +80,12 @@ def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
         numbers = list(range(at, len(load.asks), count))
         if load.closed is None:
             numbers.sort(key=lambda number: load.asks[number].intended)
-        asks = [load.asks[number] for number in numbers]
-        slots = None if load.closed is None else _share(load.closed, at, count)
-        specs.append(WorkerSpec(
-            host=target.host, port=target.port, tls=target.tls, head=target.head(),
-            connections=_share(opened, at, count), closed=slots,
-            stop_after=load.stop_after, stall=load.stall, window=load.window, number=numbers, asks=asks,
-        ))  # fmt: skip
+        part = msgspec.structs.replace(
+            load,
+            asks=[load.asks[number] for number in numbers],
+            closed=None if load.closed is None else _share(load.closed, at, count),
+        )
+        specs.append(WorkerSpec(target, part, numbers, _share(opened, at, count)))
     return specs
 
 

@@ -37,8 +37,8 @@ class LoadProgress(WorkerProgress):
     """What all processes have done together, at `seconds` since the point's begin. firsts: of those that ended since
     the last progress. asked: requests of the whole load."""
 
-    seconds: float
-    asked: int
+    seconds: float = 0.0
+    asked: int = 0
 
 
 Hear = Callable[[LoadProgress], bool | None]  # True ends the point
@@ -91,7 +91,7 @@ class WorkerPool:
         parts: dict[WorkerProcess, WorkerResult] = {}
         news: dict[WorkerProcess, WorkerProgress] = {}
         stopped = enough = False
-        until, asked = self.begin + specs[0].stop_after + PATIENCE, sum(len(spec.asks) for spec in specs)
+        until, asked = self.begin + specs[0].load.stop_after + PATIENCE, sum(len(spec.load.asks) for spec in specs)
         while working := [worker for worker in workers if worker not in parts]:
             worker, message = _next(working, until - time.monotonic())
             seconds = time.monotonic() - self.begin
@@ -103,7 +103,7 @@ class WorkerPool:
                 now = LoadProgress(**counts, firsts=message.firsts, seconds=seconds, asked=asked)
                 enough = (hear is not None and hear(now)) or enough
             # The window is over, and nothing of it goes on, in any process.
-            done = seconds >= specs[0].window[1] and all(
+            done = seconds >= specs[0].load.window[1] and all(
                 each in parts or (each in news and not news[each].waiting) for each in workers
             )
             if not stopped and (enough or done):

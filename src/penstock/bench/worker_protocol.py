@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from penstock.bench.endpoint import Endpoint
+
 
 class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
     """intended: seconds from the point's begin; NaN in a closed loop, where a slot takes it when free. asked_*: -1
@@ -30,21 +32,25 @@ class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
     most_output: int = -1
 
 
-class WorkerSpec(msgspec.Struct, tag=True):
-    """What a client process does. number: of each ask, in the load. head: all of the request's head but its length.
-    window: asks that were intended in it count (first, end)."""
+class Load(msgspec.Struct, frozen=True):
+    """closed: slots in flight; None: an open loop, each ask at its time. stop_after, stall: seconds; what hasn't ended
+    by then is unfinished, what hears no byte for so long is stalled. window: asks that are intended in it (first, end)
+    count; once it is over and they have ended, the rest is cut."""
 
-    host: str
-    port: int
-    tls: bool
-    head: bytes
-    connections: int
+    asks: list[PlannedRequest]
     closed: int | None
     stop_after: float
     stall: float
     window: tuple[float, float]
+
+
+class WorkerSpec(msgspec.Struct, tag=True):
+    """A client process's share of a load. number: of each ask, in the whole. connections: to open beforehand."""
+
+    target: Endpoint
+    load: Load
     number: list[int]
-    asks: list[PlannedRequest]
+    connections: int
 
 
 class WorkerStart(msgspec.Struct, tag=True):
@@ -64,15 +70,15 @@ class WorkerProgress(msgspec.Struct, tag=True):
     start) of requests that ended since the last news, 200 at most. waiting: requests of the window that have not ended,
     or might still come."""
 
-    sent: int
-    ended: int
-    failed: int
-    unfinished: int
-    in_flight: int
-    events: int
-    output_tokens: int
-    firsts: list[float]
-    waiting: int
+    sent: int = 0
+    ended: int = 0
+    failed: int = 0
+    unfinished: int = 0
+    in_flight: int = 0
+    events: int = 0
+    output_tokens: int = 0
+    waiting: int = 0
+    firsts: list[float] = []
 
 
 class RequestResult(msgspec.Struct, array_like=True):

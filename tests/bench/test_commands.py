@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from vllm_result import told
 
 from penstock.almanac.record import Record
-from penstock.bench.calibrate import Calibration, Rung, machine_key, write_ceiling
+from penstock.bench.calibrate import Calibration, Rung, write_ceiling
 from penstock.bench.cpu_pinning import cores_here
 from penstock.cli import app
 
@@ -61,7 +61,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with pytest.MonkeyPatch.context() as here:
         here.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         here.setattr("penstock.bench.machine_probe._gpu", lambda visible: None)
-        write_ceiling(Calibration(machine_key(), "a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
+        write_ceiling(Calibration("a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
         words = ("--price", "3", "--random-weights", "--env", "VLLM_X=1", "--model-name", "Tiny", "--processes", "1")
         result = run(fake(folder), folder / "a", *words)
     assert result.exit_code == 0

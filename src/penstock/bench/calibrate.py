@@ -55,7 +55,6 @@ class Rung(msgspec.Struct, frozen=True):
 class Calibration(msgspec.Struct, frozen=True):
     """What one machine's client can hear. when: it was measured, UTC."""
 
-    machine: str
     cpu: str
     cores: int
     python: str
@@ -92,7 +91,7 @@ def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[s
                 "again when it is quiet"
             )
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return Calibration(machine_key(), processor(), cores, platform.python_version(), __version__, now, rungs)
+    return Calibration(processor(), cores, platform.python_version(), __version__, now, rungs)
 
 
 def named(processes: int) -> str:
@@ -172,34 +171,27 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
 # --- kept for later points
 
 
-def machine_key() -> str:
-    """Returns a word for a file's name, made of this machine's name, its CPU and the cores that we may use."""
-    told = f"{platform.node()}/{processor()}/{count_here()}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
 def ceiling_path() -> Path:
+    """Returns the file in the user's cache folder, named after this machine, its CPU and the cores that we may use."""
+    told = f"{platform.node()}/{processor()}/{count_here()}"
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "penstock" / f"client.{machine_key()}.json"
+    return Path(cache) / "penstock" / f"client.{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
 
 
-def write_ceiling(ceiling: Calibration, path: Path | None = None) -> Path:
-    """Writes it into the user's cache folder, or to `path`; returns where."""
-    path = ceiling_path() if path is None else path
+def write_ceiling(ceiling: Calibration) -> Path:
+    """Writes it into the user's cache folder; returns where."""
+    path = ceiling_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, msgspec.json.format(msgspec.json.encode(ceiling), indent=2).decode())
     return path
 
 
-def read_ceiling(path: Path | None = None) -> Calibration | None:
-    """Returns what was measured, or None. Raises RecordError for a file that is none, or of another machine."""
-    path = ceiling_path() if path is None else path
+def read_ceiling() -> Calibration | None:
+    """Returns what was measured on this machine, or None. Raises RecordError for a file that is none."""
+    path = ceiling_path()
     if not path.exists():
         return None
     try:
-        ceiling = msgspec.json.decode(path.read_bytes(), type=Calibration)
+        return msgspec.json.decode(path.read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError) as error:
         raise RecordError(f"{path} holds no calibration ({error}): run `penstock bench calibrate` again") from error
-    if ceiling.machine != machine_key():
-        raise RecordError(f"{path} was measured on another machine: run `penstock bench calibrate` on this one")
-    return ceiling

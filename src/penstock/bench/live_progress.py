@@ -6,7 +6,6 @@ On a terminal one line that is written over; elsewhere a line a point. It knows 
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TextIO
 
 import numpy as np
@@ -35,9 +34,7 @@ class LiveProgress:
             self._status.show("starting")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done()
 
     def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import cast
 
 import httptools
@@ -201,14 +200,12 @@ class NullServer:
             process.stdin.flush()
             told = process.stdout.readline().strip()
             if not told:
-                self.__exit__(None, None, None)
+                self.__exit__()
                 raise CapacityError(f"the null server could not listen on {HOST}:{self.port}: is the port in use?")
             self.port = int(told)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.kill()
             process.wait()

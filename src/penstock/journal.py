@@ -130,16 +130,18 @@ class Journal:
 
     def add(self, key: Key, row: Mapping[str, Any]) -> None:
         """Takes the row of a key; a tick that is due, or a commit, brings it to the disk. A known key is an error."""
-        self._take(key, _line(row))
+        try:
+            data = json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # half a surrogate pair, in an id for instance
+            data = json.dumps(row).encode()
+        self.add_json(key, data)
 
     def add_json(self, key: Key, row: bytes) -> None:
         """Adds a row that is JSON in UTF-8 already, without a newline in it."""
         for odd, escape in _ODD.items():  # outside strings none of them may stand, and no character holds another
             if odd in row:
                 row = row.replace(odd, escape)
-        self._take(key, row + b"\n")
-
-    def _take(self, key: Key, data: bytes) -> None:
+        data = row + b"\n"
         if not self.keys.add(key):
             raise JournalError(f"{self.path} already holds the row of {key!r}: a key is written once")
         line = _seal(f"{len(data)} {zlib.crc32(data):08x} {_text(key)}")
@@ -359,16 +361,6 @@ def _seal(text: str) -> bytes:
 
 def _unseal(line: bytes) -> str:
     return line[9:-1].decode()
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps(row, ensure_ascii=False)
-    for odd, escape in _ODD.items():
-        text = text.replace(odd.decode(), escape.decode())
-    try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, in an id for instance
-        return json.dumps(row).encode() + b"\n"
 
 
 def _text(key: Key) -> str:

@@ -7,7 +7,7 @@ Source: vLLM's EngineArgs, cli_args.py, LLM and SamplingParams, with the older n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from numbers import Real
@@ -287,21 +287,6 @@ CALL: dict[str, Argument] = {  # of LLM.generate and LLM.chat
 }
 
 
-def check(name: str, argument: Argument, value: Any, others: Mapping[str, Any], shown: str) -> str | None:
-    """What whoever asked for it has to be told, if anything. Raises UsageError for a value that isn't taken.
-
-    shown: the argument and its value as they were typed.
-    """
-    if value is None or argument.takes(value, others):
-        return None
-    if len(shown) > LONGEST:
-        shown = shown[: LONGEST - 3] + "..."
-    if argument.told and isinstance(value, bool):
-        return f"{shown} changes nothing: {argument.note}"
-    which = "" if not argument.taken or (argument.is_flag and isinstance(value, bool)) else f" (only {spelt(argument)})"
-    raise UsageError(f"{shown} is not served{which}: {argument.note}", param=name)
-
-
 def spelt(argument: Argument) -> str:
     """The values that are taken, in words."""
     if isinstance(argument.taken, type):
@@ -310,16 +295,28 @@ def spelt(argument: Argument) -> str:
 
 
 def sift(
-    given: Mapping[str, Any], table: Mapping[str, Argument], usual: Mapping[str, Any] | None = None
+    given: Mapping[str, Any],
+    table: Mapping[str, Argument],
+    usual: Mapping[str, Any] | None = None,
+    shown: Callable[[str, Any], str] = "{}={!r}".format,
 ) -> tuple[dict[str, Any], list[str]]:
-    """What of `given` is not vLLM's alone, and what has to be told. Raises UsageError for what is refused.
+    """What of `given` is not vLLM's alone, and what has to be told. Raises UsageError for a value that isn't taken.
 
-    usual: values of what wasn't given.
+    usual: values of what wasn't given.   shown: an argument with its value, as they were typed.
     """
-    others = {**(usual or {}), **given}
-    left = {name: value for name, value in given.items() if name not in table}
-    told = [check(n, table[n], v, others, f"{n}={v!r}") for n, v in given.items() if n in table]
-    return left, [line for line in told if line is not None]
+    others, told = {**(usual or {}), **given}, []
+    for name, value in given.items():
+        argument = table.get(name)
+        if argument is None or value is None or argument.takes(value, others):
+            continue
+        said, flag = shown(name, value), isinstance(value, bool)
+        if len(said) > LONGEST:
+            said = said[: LONGEST - 3] + "..."
+        if not (argument.told and flag):
+            which = "" if not argument.taken or (argument.is_flag and flag) else f" (only {spelt(argument)})"
+            raise UsageError(f"{said} is not served{which}: {argument.note}", param=name)
+        told.append(f"{said} changes nothing: {argument.note}")
+    return {name: value for name, value in given.items() if name not in table}, told
 
 
 def engine_knobs(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -72,11 +72,16 @@ class EngineCommand(OneLineCommand):
     serves = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words, given = list[str](), list[_Given]()
+        from penstock.vllm_arguments import ENGINE, SERVE, sift
+
+        table = ENGINE | SERVE if self.serves else ENGINE
+        words, given = list[str](), dict[str, Any]()
         names = [param.name for param in self.params]
-        with_one_line(lambda: _part(iter(args), self.params, self.serves, words, given), names)
+        with_one_line(lambda: _part(iter(args), self.params, table, words, given), names)
         left: list[str] = super().parse_args(ctx, words)
-        with_one_line(lambda: _say_what_changes_nothing(given, ctx.params), names)
+        _, told = with_one_line(lambda: sift(given, table, ctx.params, _typed), names)
+        for line in told:
+            print(f"penstock: {line}", file=sys.stderr)
         return left
 
 
@@ -86,32 +91,12 @@ class ServeCommand(EngineCommand):
     serves = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """One of vLLM's arguments, with its value. shown: both as they were typed."""
-
-    name: str
-    argument: Argument
-    value: Any
-    shown: str
-
-    def check(self, others: dict[str, Any]) -> str | None:
-        from penstock.vllm_arguments import check
-
-        return check(self.name, self.argument, self.value, others, self.shown)
-
-
-def _say_what_changes_nothing(given: list[_Given], others: dict[str, Any]) -> None:
-    for line in [one.check(others) for one in given]:
-        if line is not None:
-            print(f"penstock: {line}", file=sys.stderr)
-
-
-def _part(args: Iterator[str], params: list[Any], serves: bool, words: list[str], given: list[_Given]) -> None:
+def _part(
+    args: Iterator[str], params: list[Any], table: dict[str, Argument], words: list[str], given: dict[str, Any]
+) -> None:
     """Parts a command line into the command's own words, spelt as it does, and vLLM's arguments. Raises UsageError."""
-    from penstock.vllm_arguments import ENGINE, SERVE, ours
+    from penstock.vllm_arguments import ours, sift
 
-    table = ENGINE | SERVE if serves else ENGINE
     own = {flag: param for param in params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
     for word in args:
         if word == "--":
@@ -129,13 +114,18 @@ def _part(args: Iterator[str], params: list[Any], serves: bool, words: list[str]
         elif argument is None or (positive != name and not argument.is_flag):
             words.append(word)
         elif argument.is_flag:
-            given.append(_Given(positive, argument, positive == name, word))
+            given[positive] = positive == name
         else:
             text = _needed(word, text, args)
-            value = {inner: _value(text)} if inner else _value(text)
-            given.append(_Given(name, argument, value, f"{flag} {text}"))
+            given[name] = {inner: _value(text)} if inner else _value(text)
             if not argument.taken:  # how many further words are its values is for vLLM to know
-                given[-1].check({})
+                sift({name: given[name]}, table, shown=_typed)
+
+
+def _typed(name: str, value: Any) -> str:
+    """An argument with its value, as it is typed."""
+    flag = name.replace("_", "-")
+    return f"--{flag} {value}" if not isinstance(value, bool) else f"--{flag}" if value else f"--no-{flag}"
 
 
 def _split(word: str) -> tuple[str, str | None]:

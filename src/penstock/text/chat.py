@@ -22,11 +22,8 @@ OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwa
 MARK = "PENSTOCK_CONTINUES_HERE "  # plain letters, which no filter escapes; the space tells whether ends are trimmed
 
 
-def pick_template(templates: Mapping[str, str], *, with_tools: bool = False) -> str:
-    """Returns the template named "tool_use" where there are tools and the model has one, else its default one. Raises
-    TokenizerError where it has none."""
-    if with_tools and "tool_use" in templates:
-        return templates["tool_use"]
+def pick_template(templates: Mapping[str, str]) -> str:
+    """Returns the model's default template. Raises TokenizerError where it has none."""
     if "default" in templates:
         return templates["default"]
     names = f" (it has {', '.join(sorted(templates))})" if templates else ""

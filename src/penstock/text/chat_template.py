@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2 import nodes
@@ -22,40 +22,32 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from penstock.errors import TokenizerError, UsageError
 from penstock.text.chat import check_messages, check_options, cut, marked, pick_template
 
-
-class HasTemplates(Protocol):
-    """What `render` needs of a tokenizer: templates by name, and the texts of bos_token, eos_token and the like."""
-
-    @property
-    def chat_templates(self) -> Mapping[str, str]: ...
-    @property
-    def special_tokens(self) -> Mapping[str, str]: ...
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
 
 
 def render(
-    tokenizer: HasTemplates,
+    tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """Returns the prompt text of a conversation. Encode it with add_special_tokens=False: templates write BOS
     themselves.
 
     continue_final_message: the text ends where the last message's content does, so that the model goes on with it.
-    `tools` picks a template named "tool_use" where the model has one; `template_kwargs` are further variables of the
-    template. Raises UsageError (messages that are malformed, or that the template refuses or fails on) and
-    TokenizerError (no template, or one that isn't valid).
+    template_kwargs: further variables of the template. Raises UsageError (messages that are malformed, or that the
+    template refuses or fails on) and TokenizerError (no template, or one that isn't valid).
     """
-    source = pick_template(tokenizer.chat_templates, with_tools=bool(tools))
+    source = pick_template(tokenizer.chat_templates)
     checked = check_messages(messages)
     check_options(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
     variables: dict[str, Any] = {**tokenizer.special_tokens, **(template_kwargs or {})}
     variables.update(
         messages=marked(checked) if continue_final_message else checked,
-        tools=[dict(tool) for tool in tools] if tools else None,
+        tools=None,
         documents=variables.get("documents"),
         add_generation_prompt=add_generation_prompt,
     )

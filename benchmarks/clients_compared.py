@@ -192,9 +192,7 @@ def demo(out: Path) -> Iterator[tuple[Endpoint, ServerProcess]]:
     port = free_port()
     words = [sys.executable, "-m", "penstock", "serve", "demo", "--host", HOST, "--port", str(port)]
     surroundings = {"OMP_NUM_THREADS": "1"}
-    with ServerProcess(
-        words, port, "demo", out / "server.log", surroundings, "/health/ready", cores=(SERVER,)
-    ) as server:
+    with ServerProcess(words, port, out / "server.log", surroundings, "/health/ready", cores=(SERVER,)) as server:
         yield Endpoint(HOST, port, model="demo"), server
 
 

@@ -86,7 +86,7 @@ def test_a_server_is_held_to_its_cores(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
     last = cores_here()[-1]
-    with ServerProcess(command, port, "m", tmp_path / "log", ready="/", cores=(last,)) as server:
+    with ServerProcess(command, port, tmp_path / "log", ready="/", cores=(last,)) as server:
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert [os.sched_getaffinity(int(each)) for each in [server.pid, *children]] == [{last}, {last}]
 

@@ -296,5 +296,5 @@ def _serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerP
     served = peer.served_as(subject.model)
     words = peer.words(subject.python, subject.model, HOST, port) + list(subject.options)
     environment = {**peer.environment, **subject.environment}
-    with ServerProcess(words, port, served, log, environment, peer.ready, peer.signal, subject.cores) as server:
+    with ServerProcess(words, port, log, environment, peer.ready, peer.signal, subject.cores) as server:
         yield Endpoint(HOST, port, peer.path, served), server

@@ -19,7 +19,7 @@ from pathlib import Path
 from penstock.errors import EngineError
 
 HOST = "127.0.0.1"
-LOAD_PATIENCE = 600.0
+LOAD_PATIENCE, BETWEEN = 600.0, 0.1  # seconds until it serves; between two questions whether it does
 STOP_PATIENCE = 15.0
 LOG_TAIL = 4000  # characters
 
@@ -42,12 +42,11 @@ def tail_of(log: Path) -> str:
 
 @dataclass
 class ServerProcess:
-    """Leave the context to end it. model: its name there. log: where it writes what it says. ready: a path that answers
+    """Leave the context to end it. log: where it writes what it says. ready: a path that answers
     200 once it serves. stop: the signal that asks it to end. cores: which it runs on; empty: wherever it may."""
 
     command: list[str]
     port: int
-    model: str
     log: Path
     environment: dict[str, str] = field(default_factory=dict)
     ready: str = "/health"
@@ -65,25 +64,31 @@ class ServerProcess:
             )  # fmt: skip
         try:
             while not self._answers():
-                self.check()
+                if self.ended(BETWEEN):
+                    last = (self.tail().strip().splitlines() or ["it said nothing"])[-1]
+                    code = self._process.returncode
+                    raise EngineError(f"the server ended with code {code}: {last[:300]} (all in {self.log})")
                 if time.monotonic() > until:
                     raise EngineError(f"the server was not ready after {LOAD_PATIENCE:.0f} s: see {self.log}")
-                time.sleep(0.1)
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        """Asks it to end, then ends its whole group, which is its own."""
+        for number in (self.stop, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                break
+            self.ended(STOP_PATIENCE)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
 
     def ended(self, patience: float) -> bool:
         """Returns whether it has ended, or does within so many seconds."""
@@ -92,14 +97,6 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-    def check(self) -> None:
-        """Raises EngineError, with its last words, if the server has ended."""
-        if not self.alive:
-            last = (self.tail().strip().splitlines() or ["it said nothing"])[-1]
-            raise EngineError(
-                f"the server ended with code {self._process.returncode}: {last[:300]} (all in {self.log})"
-            )
 
     def tail(self) -> str:
         """Returns the end of its log."""
@@ -118,17 +115,3 @@ class ServerProcess:
         except (OSError, http.client.HTTPException):
             return False
         return True
-
-    def _end(self) -> None:
-        """Asks it to end, then ends its whole group, which is its own."""
-        for number, patience in ((self.stop, STOP_PATIENCE), (signal.SIGKILL, STOP_PATIENCE)):
-            try:
-                os.killpg(self._process.pid, number)
-            except ProcessLookupError:
-                break
-            try:
-                self._process.wait(patience)
-            except subprocess.TimeoutExpired:
-                continue
-        if self._process.stdin is not None:
-            self._process.stdin.close()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from penstock import status_line
-from penstock.status_line import StatusLine, duration
+from penstock.status_line import Bar, StatusLine, duration
 
 
 class Terminal(io.StringIO):
@@ -38,8 +38,6 @@ def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_generates_line_counts_samples_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.llm.bar import Bar
-
     for stream, says in ((Terminal(), "penstock: 2/3 samples, 0 s, about 0 s left\n"), (io.StringIO(), "")):
         monkeypatch.setattr(sys, "stderr", stream)
         bar = Bar(3)

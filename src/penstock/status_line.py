@@ -1,6 +1,6 @@
 """A line that says how far something is: written over in its place on a terminal, elsewhere a line now and then.
 
-It knows words and a stream to write to; not what is under way.
+It knows words, counts and a stream to write to; not what is under way.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TextIO
 
 SELDOM = 10.0  # seconds between two lines where nobody looks at a terminal
+OFTEN = 0.1  # seconds between two lines of a bar
 WIDE = 200  # characters, where the terminal does not say
 CLEAR = "\r\x1b[K"
 
@@ -49,6 +50,30 @@ class StatusLine:
     def _write(self, text: str) -> None:
         self._out.write(text)
         self._out.flush()
+
+
+class Bar:
+    """How many samples have ended, since when, and how long the others should take."""
+
+    def __init__(self, samples: int) -> None:
+        self._line = StatusLine()
+        self._total, self._done = samples, 0
+        self._begin = self._shown = time.monotonic()
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._line.live and time.monotonic() - self._shown > OFTEN:
+            self._shown = time.monotonic()
+            self._line.show(self._text())
+
+    def close(self) -> None:
+        if self._line.live:
+            self._line.keep(self._text())
+
+    def _text(self) -> str:
+        took = time.monotonic() - self._begin
+        left = f", about {duration(took / self._done * (self._total - self._done))} left" if self._done else ""
+        return f"penstock: {self._done:,}/{self._total:,} samples, {duration(took)}{left}"
 
 
 def duration(seconds: float) -> str:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
-from penstock.llm.bar import Bar
 from penstock.llm.inputs import AnyPrompt, Message, TextOrIds, as_list, params_for, token
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
+from penstock.status_line import Bar
 from penstock.text.chat import check_messages, check_options
 from penstock.text.sandbox import Sandbox
 from penstock.text.sandbox_process import ChatJob

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,11 @@ import torch
 
 pytestmark = pytest.mark.gpu
 
-for needed in ("starlette", "uvicorn", "uvloop", "httptools", "typer", "prometheus_client"):
+for needed in ("starlette", "uvicorn", "uvloop", "httptools", "typer", "prometheus_client", "httpx", "tokenizers"):
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"the server needs {needed}", allow_module_level=True)
+
+from service import alive, commands, parent_of, wait_until  # noqa: E402
 
 TOKEN_BYTES = 8 * 2 * 2 * 64 * 2  # K and V of a token of the demo model in bfloat16
 MOST_TOKENS = 4_000_000  # of each cache: 16 GB
@@ -64,8 +66,8 @@ class Served:
         line = self.process.stdout.readline() if ready else ""
         assert line.startswith("penstock serves demo at "), (line, self.said())
         self._port = int(line.split()[-1].removesuffix("/v1").rsplit(":", 1)[1])
-        children = (pid for pid in _processes() if _parent(pid) == self.process.pid)
-        (self.engine,) = (pid for pid in children if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        children = {pid: words for pid, words in commands().items() if parent_of(pid) == self.process.pid}
+        (self.engine,) = (pid for pid, words in children.items() if "engine.process" in words)
         for thread in self._threads:
             thread.start()
         for _ in self._threads:
@@ -83,7 +85,7 @@ class Served:
 
     def clear(self) -> None:
         for pid in (self.process.pid, self.engine):
-            if pid and _alive(pid):
+            if pid and alive(pid):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
         assert self.process.stdout is not None
@@ -116,38 +118,9 @@ class Served:
             connection.close()
 
 
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent and more of a process; nothing where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return []
-
-
-def _parent(pid: int) -> int | None:
-    found = _stat(pid)
-    return int(found[1]) if found else None
-
-
-def _alive(pid: int) -> bool:
-    """A zombie is dead: it holds no memory."""
-    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
-
-
 def _free() -> int:
     """Bytes that are free on the GPU, whoever has the rest."""
     return int(torch.cuda.mem_get_info()[0])
-
-
-def _seconds_until(condition: Callable[[], bool], most: float) -> float:
-    began = time.monotonic()
-    while not condition() and time.monotonic() - began < most:
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 @pytest.fixture
@@ -180,14 +153,13 @@ def test_a_death_leaves_no_memory_behind(services: dict[str, Served], tokens: in
         told = served.told(known)
         code = served.process.wait(60)
         ended = time.monotonic() - known
-        free = _seconds_until(lambda before=before: _free() - before > 0.75 * tokens * TOKEN_BYTES, FREE_WITHIN)
+        wait_until(lambda before=before: _free() - before > 0.75 * tokens * TOKEN_BYTES, FREE_WITHIN)
         back = _free() - before
-        print(f"{how}: told {told:.2f} s, ended {ended:.2f} s, code {code}, {back / 1e9:.1f} GB back {free:.2f} s on")
+        print(f"{how}: told {told:.2f} s, ended {ended:.2f} s, code {code}, {back / 1e9:.1f} GB back")
         ends = {"torn"} if how == "server killed" else {"error"}
         assert {kind for kind, _ in served.ends} == ends, served.ends
         assert told < TOLD_WITHIN and ended < ENDED_WITHIN, (how, told, ended)
-        _seconds_until(lambda served=served: not _alive(served.engine), FREE_WITHIN)
-        assert not _alive(served.engine), f"{how}: the engine lives"
+        assert wait_until(lambda served=served: not alive(served.engine), FREE_WITHIN) is not None, f"{how}: it lives"
         assert back > 0.75 * tokens * TOKEN_BYTES, f"{how}: {back / 1e9:.1f} GB came back"
         if how == "server killed":
             assert code == -signal.SIGKILL

@@ -29,7 +29,7 @@ from random_tokenizer import write_tokenizer
 
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.channel import StepOutputs, Wire
+from penstock.engine.channel import UP, StepOutputs
 from penstock.engine.client import Client
 from penstock.request import SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, STOP, Deltas
@@ -74,7 +74,7 @@ class End:
     """The channel's end: what goes down is dropped, what comes up was packed before."""
 
     def __init__(self, messages: list[bytes]) -> None:
-        self._wire, self._messages = Wire(), iter(messages)
+        self._messages = iter(messages)
 
     def send_down(self, word: Any) -> None:
         pass
@@ -84,7 +84,7 @@ class End:
         message = next(self._messages, None)
         if message is None:
             await asyncio.Event().wait()
-        return self._wire.up(cast(bytes, message))
+        return UP.decode(cast(bytes, message))
 
     def close(self) -> None:
         pass
@@ -108,7 +108,7 @@ def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: A
 
     `lengths` [requests * n]: tokens of each. Samples run in the order of their requests, ROWS at once.
     """
-    draw, wire = np.random.default_rng(7), Wire()
+    draw = np.random.default_rng(7)
     # Rows come free as samples end: a heap would say when; with this many rows the mean is near enough.
     ends = np.arange(requests * n) // ROWS * MEAN + lengths
     order = np.argsort(ends, kind="stable")
@@ -123,22 +123,20 @@ def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: A
             np.full(step.size, -1, np.int32), start, draw.integers(0, vocab, total, np.int32),
             **scores(total, vocab, likely, draw),
         )  # fmt: skip
-        messages.append(wire.encode(StepOutputs(deltas, [], None)))
+        messages.append(UP.encode(StepOutputs(deltas, [], None)))
     return messages
 
 
 def token_news(rows: int, steps: int, vocab: int, likely: int | None) -> list[bytes]:
     """The messages of `rows` streamed requests: a token of each a step."""
-    draw, wire = np.random.default_rng(7), Wire()
+    draw = np.random.default_rng(7)
     who, zeros, start = np.arange(rows), np.zeros(rows, np.int32), np.arange(rows + 1, dtype=np.int32)
     messages = []
     for step in range(steps):
         finish = np.full(rows, LENGTH if step == steps - 1 else GOES_ON, np.int8)
         tokens = draw.integers(0, vocab, rows, np.int32)
         more = scores(rows, vocab, likely, draw)
-        messages.append(
-            wire.encode(StepOutputs(Deltas(who, zeros, finish, zeros - 1, start, tokens, **more), [], None))
-        )
+        messages.append(UP.encode(StepOutputs(Deltas(who, zeros, finish, zeros - 1, start, tokens, **more), [], None)))
     return messages
 
 
@@ -199,12 +197,12 @@ async def _answer(service: AppState, call: Call, stream: bool) -> int:
 
 def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> float:
     """Of the client alone: messages to text, with stop strings looked for."""
-    client, wire = Client(FACTS, tokenizer, lambda word: None), Wire()
+    client = Client(FACTS, tokenizer, lambda word: None)
     for _ in range(requests):
         client.submit([1, 2, 3], SamplingParams(n=N, max_tokens=LONGEST, stop=STOPS))
     begin = time.thread_time()
     for message in messages:
-        word = wire.up(message)
+        word = UP.decode(message)
         assert isinstance(word, StepOutputs) and word.deltas is not None
         client.process(word.deltas)
     return time.thread_time() - begin

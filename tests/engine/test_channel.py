@@ -11,6 +11,8 @@ import pytest
 
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import (
+    DOWN,
+    UP,
     Ask,
     Cancel,
     ClientEnd,
@@ -22,7 +24,6 @@ from penstock.engine.channel import (
     Ready,
     StepOutputs,
     Up,
-    Wire,
 )
 from penstock.engine.client_ids import ClientIds
 from penstock.engine.engine import Refused
@@ -101,12 +102,12 @@ def assert_same(a: Any, b: Any) -> None:
 
 @pytest.mark.parametrize("word", WORDS_DOWN, ids=lambda word: type(word).__name__)
 def test_words_go_down_as_they_are(word: Down) -> None:
-    assert_same(word, Wire().down(Wire().encode(word)))
+    assert_same(word, DOWN.decode(DOWN.encode(word)))
 
 
 @pytest.mark.parametrize("word", WORDS_UP, ids=lambda word: type(word).__name__)
 def test_words_come_up_as_they_are(word: Up) -> None:
-    assert_same(word, Wire().up(Wire().encode(word)))
+    assert_same(word, UP.decode(UP.encode(word)))
 
 
 def up_with(tokens: Any) -> StepOutputs:
@@ -126,24 +127,24 @@ def up_with(tokens: Any) -> StepOutputs:
     ],
 )
 def test_arrays_keep_their_dtype_and_shape(array: Any) -> None:
-    word = Wire().up(Wire().encode(up_with(array)))
+    word = UP.decode(UP.encode(up_with(array)))
     assert isinstance(word, StepOutputs) and word.deltas is not None
     assert_same(np.array(array), np.array(word.deltas.tokens))
     assert word.deltas.tokens.shape == array.shape
 
 
 def test_a_foreign_extension_and_a_foreign_word_are_refused() -> None:
-    good = Wire().encode(up_with(np.arange(4, dtype=np.int32)))
+    good = UP.encode(up_with(np.arange(4, dtype=np.int32)))
     head = b"\x01i\x01\x00\x00"  # the code, then an array's dtype and dimensions
     assert head in good
     with pytest.raises(EngineError, match="extension 2"):
-        Wire().up(good.replace(head, b"\x02i\x01\x00\x00"))
+        UP.decode(good.replace(head, b"\x02i\x01\x00\x00"))
     with pytest.raises(EngineError, match="cannot be read"):
-        Wire().up(Wire().encode(Close()))  # a word that goes down
+        UP.decode(DOWN.encode(Close()))  # a word that goes down
     with pytest.raises(EngineError, match="cannot be read"):
-        Wire().down(Wire().encode(Failed("a", "b", None)))
+        DOWN.decode(UP.encode(Failed("a", "b", None)))
     with pytest.raises(EngineError, match="cannot be read"):
-        Wire().down(b"\xc1")
+        DOWN.decode(b"\xc1")
 
 
 @pytest.mark.parametrize("one_each", [True, False], ids=["a token each", "any number"])

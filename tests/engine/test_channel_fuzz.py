@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.build_engine import EngineFacts
-from penstock.engine.channel import Ask, Cancel, Close, Failed, Ready, StepOutputs, Wire
+from penstock.engine.channel import DOWN, UP, Ask, Cancel, Close, Failed, Ready, StepOutputs
 from penstock.engine.engine import Refused
 from penstock.errors import EngineError
 from penstock.request import Request, SamplingParams
@@ -45,9 +45,9 @@ def ask(number: int, prompt: list[int], **sampling: object) -> Ask:
     return Ask(Request(request_id=number, prompt=ids, sampling=SamplingParams(**sampling), stream=True))  # type: ignore[arg-type]
 
 
-END = Wire().encode(news(LENGTH, (0, 0), (0, 1), (1, 0), (1, 1)))
-UP = [
-    Wire().encode(word)
+END = UP.encode(news(LENGTH, (0, 0), (0, 1), (1, 0), (1, 1)))
+NEWS = [
+    UP.encode(word)
     for word in (
         news(GOES_ON, (0, 0), (1, 1), (0, 1)),
         news(LENGTH, (0, 0), (1, 1)),
@@ -57,8 +57,8 @@ UP = [
         Ready(FACTS),
     )
 ]
-DOWN = [
-    Wire().encode(word)
+WORDS = [
+    DOWN.encode(word)
     for word in (
         ask(0, [1, 2, 3], n=3, seed=5, max_tokens=9, logprobs=2),
         ask(1, [4] * 40, temperature=0.5, top_k=3, logit_bias={3: 1.0}, stop_token_ids=[7], max_tokens=20),
@@ -78,9 +78,9 @@ def drawn(good: list[bytes]) -> st.SearchStrategy[bytes]:
 
 
 @settings(LONG, max_examples=examples(500))
-@given(data=drawn(UP) | drawn(DOWN))
+@given(data=drawn(NEWS) | drawn(WORDS))
 def test_bytes_are_a_word_or_an_engine_error(data: bytes) -> None:
-    for read in (Wire().up, Wire().down):
+    for read in (UP.decode, DOWN.decode):
         try:
             read(data)
         except EngineError as error:
@@ -94,11 +94,11 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> EngineLoop:
 
 
 def test_good_words_bring_an_engine_to_rest(loop: EngineLoop) -> None:
-    assert loop.turn(DOWN) == "rest"
+    assert loop.turn(WORDS) == "rest"
 
 
 @settings(LONG, max_examples=examples(150))
-@given(messages=st.lists(drawn(DOWN), min_size=1, max_size=6))
+@given(messages=st.lists(drawn(WORDS), min_size=1, max_size=6))
 def test_an_engine_comes_to_rest_or_says_why_not(loop: EngineLoop, messages: list[bytes]) -> None:
     ended = loop.turn(messages)
     event(ended)
@@ -106,12 +106,12 @@ def test_an_engine_comes_to_rest_or_says_why_not(loop: EngineLoop, messages: lis
 
 
 def test_good_news_reach_their_streams() -> None:
-    assert heard(UP[:2], END) == ["end", "end"]
+    assert heard(NEWS[:2], END) == ["end", "end"]
     assert heard([b"\xc1"], END) == ["EngineError"] * 2
 
 
 @settings(LONG, max_examples=examples(150))
-@given(messages=st.lists(drawn(UP), min_size=1, max_size=4))
+@given(messages=st.lists(drawn(NEWS), min_size=1, max_size=4))
 def test_no_stream_waits_for_ever(messages: list[bytes]) -> None:
     ended = heard(messages, END)
     event(str(ended))

@@ -28,11 +28,11 @@ from penstock.config import Config
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute import open_runner as opening
 from penstock.execute.limits import Limits, agreed
+from penstock.execute.rank_channel import PLANS
 from penstock.execute.rank_runner import RankFlight, RankRunner, open_ranks
 from penstock.execute.runner import TorchRunner
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
-from penstock.schedule.plan_bytes import PlanBytes
 from penstock.schedule.step import BAD_LOGITS, Flight, Runner, StepPlan, StepTokens
 
 pytestmark = pytest.mark.torch
@@ -61,8 +61,8 @@ class Together:
         self.num_blocks = self.runners[0].num_blocks
 
     def launch(self, plan: StepPlan) -> Flight:
-        data = PlanBytes().encode(plan)
-        return AllFlights([runner.launch(PlanBytes().decode(data)) for runner in self.runners])
+        data = PLANS.encode(plan)
+        return AllFlights([runner.launch(PLANS.decode(data)) for runner in self.runners])
 
 
 @dataclass
@@ -175,7 +175,7 @@ def two(folder: Path) -> Iterator[RankRunner]:
     [
         (signal.SIGKILL, "rank 1 was killed by signal 9"),
         (signal.SIGSTOP, "rank 0 lost the others"),
-        ("junk", "rank 1: a plan could not be read"),
+        ("junk", "rank 1: a step's plan cannot be read"),
         ("another plan", "rank 1 drew other tokens than rank 0"),
     ],
 )
@@ -208,7 +208,7 @@ def _launch_apart(runner: RankRunner, host: Host) -> RankFlight:
         row = type(host.row(1, [9], 50, ask))(1, [9], 1, 51, [3], ask)
         plans.append(host.plan([row], joins=[row]))
     plans[1].number = plans[0].number
-    runner.others[0].send(PlanBytes().encode(plans[1]))
+    runner.others[0].send(PLANS.encode(plans[1]))
     return RankFlight(plans[0].number, TorchRunner.launch(runner, plans[0]), runner)
 
 
@@ -231,6 +231,7 @@ ALONE = """
 import sys, time
 from pathlib import Path
 from penstock.config import Config
+from penstock.execute.rank_channel import PLANS
 from penstock.execute.rank_runner import open_ranks
 runner = open_ranks(Config.of(device="cpu", max_model_len=64, kv_cache_tokens=512), Path(sys.argv[1]), 2)
 print(runner.others[0].process.pid, flush=True)

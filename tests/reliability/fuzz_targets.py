@@ -180,7 +180,7 @@ class EngineLoop:
         from fake_runner import Orders, write_orders
 
         from penstock.config import Config
-        from penstock.engine.channel import Ask, Cancel, Wire
+        from penstock.engine.channel import DOWN, Ask, Cancel
         from penstock.errors import EngineError
 
         write_orders(self._folder, Orders(step_seconds=0.0))
@@ -188,7 +188,7 @@ class EngineLoop:
         with bounded():
             for data in messages:
                 try:
-                    word = Wire().down(data)
+                    word = DOWN.decode(data)
                 except EngineError as error:
                     check_error(error)
                     return "EngineError"
@@ -213,13 +213,12 @@ class Ends:
     """A client's end of the channel, without the channel."""
 
     def __init__(self) -> None:
-        from penstock.engine.channel import Wire
-
-        self._wire = Wire()
         self.coming: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def receive(self) -> Any:
-        return self._wire.up(await self.coming.get())
+        from penstock.engine.channel import UP
+
+        return UP.decode(await self.coming.get())
 
     def send_down(self, word: Any) -> None:
         """Nobody listens."""

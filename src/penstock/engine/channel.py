@@ -1,21 +1,18 @@
 """The channel: how requests go down to an engine in another process, and how its news come up.
 
-Typed msgpack over ZeroMQ (a PAIR over ipc for each client): a tag, a struct, and arrays as raw bytes with their dtype
-and shape. Never pickle. Clients count their requests by themselves: the engine's end makes ids of its own out of
-theirs, sends each client what is its own, and notices when one has gone. In-process users (`llm`) call the engine
-directly and need none of this. It knows the words that cross; neither scheduling nor text.
+Typed msgpack (schedule/array_codec.py) over ZeroMQ, a PAIR over ipc for each client. Clients count their requests by
+themselves: the engine's end makes ids of its own out of theirs, sends each client what is its own, and notices when one
+has gone. In-process users (`llm`) call the engine directly and need none of this. It knows the words that cross;
+neither scheduling nor text.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
-import numpy as np
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
@@ -23,13 +20,9 @@ from zmq.utils.monitor import recv_monitor_message
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.client_ids import ClientIds
 from penstock.engine.engine import Refused
-from penstock.errors import EngineError
 from penstock.request import Request
+from penstock.schedule.array_codec import ArrayCodec
 from penstock.schedule.deltas import Deltas
-
-ARRAY = 1  # the msgpack extension code of a numpy array
-LONGEST_WHY = 200  # characters of why a message cannot be read
-_HEAD = struct.Struct("<cBHiii")
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
@@ -75,64 +68,9 @@ Down = Ask | Cancel | Close
 Up = Ready | Failed | StepOutputs
 
 
-def _pack(value: Any) -> Any:
-    """An array: dtype character, dimensions' count, two bytes' room, three dimensions of four bytes, then its bytes."""
-    if isinstance(value, np.ndarray):
-        if value.ndim > 3 or value.dtype.kind not in "biuf" or not value.dtype.isnative:
-            raise NotImplementedError(
-                f"an array of {value.dtype} and {value.ndim} dimensions doesn't cross the channel"
-            )
-        shape = (*value.shape, 0, 0, 0)[:3]
-        head = _HEAD.pack(value.dtype.char.encode(), value.ndim, 0, *shape)
-        return msgspec.msgpack.Ext(ARRAY, head + np.ascontiguousarray(value).tobytes())
-    if isinstance(value, np.generic):
-        return value.item()
-    raise NotImplementedError(f"{type(value).__name__} doesn't cross the channel")
-
-
-def _unpack(code: int, data: memoryview) -> np.ndarray[Any, Any]:
-    if code != ARRAY:
-        raise ValueError(f"extension {code} is not of this channel")
-    char, dimensions, _, *shape = _HEAD.unpack_from(data)
-    return np.frombuffer(data, char.decode(), offset=_HEAD.size).reshape(shape[:dimensions])
-
-
-def _array(_: type, value: Any) -> Any:
-    """What stands where an array belongs; its dtype is the sender's."""
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"an array was expected, not {type(value).__name__}")
-    return value
-
-
-class Wire:
-    """Words to bytes and back, for one end of the channel. Bytes that are no word are an EngineError: whoever sent
-    them is broken, or is no part of this engine."""
-
-    def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
-        self._down = msgspec.msgpack.Decoder(Down, ext_hook=_unpack, dec_hook=_array)
-        self._up = msgspec.msgpack.Decoder(Up, ext_hook=_unpack, dec_hook=_array)
-
-    def encode(self, word: Down | Up) -> bytes:
-        return self._encoder.encode(word)
-
-    def down(self, data: bytes) -> Down:
-        """Raises EngineError."""
-        word: Down = _read(self._down, data)
-        return word
-
-    def up(self, data: bytes) -> Up:
-        """Raises EngineError."""
-        word: Up = _read(self._up, data)
-        return word
-
-
-def _read(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except Exception as error:  # msgspec's own, numpy's and struct's of an array, UsageError of a request's sampling
-        why = f"{type(error).__name__}: {error}"[:LONGEST_WHY]
-        raise EngineError(f"a message between server and engine cannot be read ({why})") from error
+_WHAT = "a message between server and engine"  # bytes that are none come from who is broken, or no part of this engine
+DOWN: ArrayCodec[Down] = ArrayCodec(Down, _WHAT)
+UP: ArrayCodec[Up] = ArrayCodec(Up, _WHAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +84,6 @@ class EngineEnd:
     """The engine's end: where requests arrive and news leaves. A client is a number, its place among `addresses`."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._wire = Wire()
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
@@ -173,7 +110,7 @@ class EngineEnd:
     def send_up(self, word: Up) -> None:
         """To all clients; of news, to each what is its own."""
         if not isinstance(word, StepOutputs) or self.owners.count == 1:
-            data = self._wire.encode(word)
+            data = UP.encode(word)
             for socket in self._sockets.values():
                 socket.send(data, copy=False)
             return
@@ -182,7 +119,7 @@ class EngineEnd:
         for client, socket in self._sockets.items():
             part = StepOutputs(deltas.get(client), refused.get(client, []), word.stats)
             if part.deltas is not None or part.refused or part.stats is not None:
-                socket.send(self._wire.encode(part), copy=False)
+                socket.send(UP.encode(part), copy=False)
 
     def close(self) -> None:
         for client in list(self._sockets):
@@ -204,7 +141,7 @@ class EngineEnd:
         if socket is not self._sockets[client]:
             recv_monitor_message(socket)
             return self._left(client)
-        word = self._wire.down(socket.recv())
+        word = DOWN.decode(socket.recv())
         if isinstance(word, Close):
             return self._left(client)
         if isinstance(word, Ask):
@@ -230,7 +167,6 @@ class ClientEnd:
     """The client's end, for an asyncio loop."""
 
     def __init__(self, address: str) -> None:
-        self._wire = Wire()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
@@ -242,13 +178,13 @@ class ClientEnd:
         Through the asyncio socket, not through a shadow of it: a send takes the descriptor's one wake-up, and only the
         asyncio socket then looks for itself whether news has come. (Through a shadow, bursts left `receive` asleep.)
         """
-        sent = asyncio.ensure_future(self._socket.send(self._wire.encode(word)))
+        sent = asyncio.ensure_future(self._socket.send(DOWN.encode(word)))
         if sent.done():
             sent.result()  # raises what went wrong at once; else it goes out in its turn
 
     async def receive(self) -> Up:
         """Raises EngineError."""
-        return self._wire.up(await self._socket.recv())
+        return UP.decode(await self._socket.recv())
 
     def close(self, *, flush: bool = False) -> None:
         """`flush` gives words that are still here a second to go out: to an engine that lives."""

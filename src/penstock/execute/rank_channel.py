@@ -1,7 +1,7 @@
 """RankChannel: what rank 0 and the process of another rank say to each other, over a pair of sockets that they alone
 hold. It knows the words and their bytes, never pickled; no models and no devices.
 
-    down    RankStart | Limits, as all ranks have agreed | a plan for each step (schedule/plan_bytes.py)
+    down    RankStart | Limits, as all ranks have agreed | a plan for each step (schedule/array_codec.py)
     up      RankLimits | RankDrew for each step | RankFailed, last
 """
 
@@ -19,7 +19,8 @@ import numpy as np
 from penstock import errors
 from penstock.errors import EngineError, PenstockError
 from penstock.execute.limits import Limits
-from penstock.schedule.step import StepTokens
+from penstock.schedule.array_codec import ArrayCodec
+from penstock.schedule.step import StepPlan, StepTokens
 
 _LENGTH = struct.Struct("<I")
 _BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of thousands of rows
@@ -75,6 +76,7 @@ class RankFailed(msgspec.Struct, tag="failed", frozen=True):
         return made
 
 
+PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a step's plan")
 RankWord = RankLimits | RankDrew | RankFailed
 encode = msgspec.msgpack.Encoder().encode
 decode_start = msgspec.msgpack.Decoder(RankStart).decode

@@ -23,6 +23,7 @@ from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits
 from penstock.execute.open_runner import find_device, open_share
 from penstock.execute.rank_channel import (
+    PLANS,
     RankChannel,
     RankDrew,
     RankFailed,
@@ -37,7 +38,6 @@ from penstock.execute.runner import TorchRunner
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
 from penstock.parent_death import begin_child
-from penstock.schedule.plan_bytes import PlanBytes
 from penstock.schedule.step import Flight
 
 Flights = queue.SimpleQueue[tuple[int, Flight]]
@@ -63,10 +63,10 @@ def _run(channel: RankChannel, start: RankStart) -> None:
     # As in the engine's process: what is loaded by now is looked through by no collection.
     gc.collect()
     gc.freeze()
-    plans, flights = PlanBytes(), Flights()
+    flights = Flights()
     threading.Thread(target=_tell, args=(channel, flights), daemon=True).start()
     while (data := channel.receive()) is not None:
-        plan = plans.decode(data)
+        plan = PLANS.decode(data)
         flights.put((plan.number, runner.launch(plan)))
 
 

@@ -23,14 +23,13 @@ from penstock.errors import EngineError, PenstockError, UsageError
 from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits, agreed
 from penstock.execute.open_runner import find_device, find_dtype, open_share
-from penstock.execute.rank_channel import RankStart, encode
+from penstock.execute.rank_channel import PLANS, RankStart, encode
 from penstock.execute.remote_rank import RemoteRank
 from penstock.execute.runner import TorchRunner
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
-from penstock.schedule.plan_bytes import PlanBytes
 from penstock.schedule.step import Flight, StepPlan, StepTokens
 
 _SECONDS = 30.0  # that a rank waits for another in the middle of a step
@@ -43,11 +42,10 @@ class RankRunner(TorchRunner):
     def __init__(self, others: list[RemoteRank], threads: int, *share: Any) -> None:
         super().__init__(*share)
         self.others, self._threads = others, threads
-        self._plans = PlanBytes()
 
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from now on."""
-        data = self._plans.encode(plan)
+        data = PLANS.encode(plan)
         for other in self.others:
             other.send(data)
         try:

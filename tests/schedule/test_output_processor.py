@@ -121,7 +121,7 @@ class Scene:
         columns.prompt[row] = columns.sent[row] = live.prompt_length
         columns.limit[row], columns.traits[row], columns.watch[row] = live.limit, live.traits, live.watch
         columns.top[row] = record["logprobs"][0]
-        self.outputs.scores.ask(int(columns.top[row]))  # one after the other: the store grows wider
+        self.outputs.scores.ask(int(columns.top[row]))
         columns.stop_ids[row] = record["stop_ids"][0]
 
     def flight(self) -> None:

@@ -6,69 +6,51 @@ It knows chunks and scores; not rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from penstock.schedule.admission import Chunk
+from penstock.schedule.admission import Admitted, Chunk
 from penstock.schedule.deltas import PromptNews
-from penstock.schedule.request_state import ForkGroup, RequestState
+from penstock.schedule.request_state import RequestState
 from penstock.schedule.step import StepPlan, StepTokens, TokenLogprobs
-
-
-class _Scored(NamedTuple):
-    live: RequestState
-    start: int  # of the chunk in the step's tokens
-    stop: int
-    first: int  # of the chunk in the prompt
 
 
 class PromptOutputs:
     """Collects by flight."""
 
     def __init__(self) -> None:
-        self._chunks: dict[int, list[_Scored]] = {}
-        self._joined: dict[int, list[RequestState]] = {}
+        self._launched: dict[int, Admitted] = {}
 
-    def launched(self, number: int, chunks: list[Chunk]) -> None:
-        """Flight `number` prefills these chunks, some of them scored."""
-        at, scored = 0, []
-        for chunk in chunks:
-            size = chunk.stop - chunk.start
-            if chunk.group.live.prompt_logprobs >= 0 and not chunk.group.resumed:
-                scored.append(_Scored(chunk.group.live, at, at + size, chunk.start))
-            at += size
-        self._chunks[number] = scored
+    def launched(self, number: int, admitted: Admitted) -> None:
+        """Flight `number` takes these tails and chunks along."""
+        if admitted.pieces or admitted.chunks:
+            self._launched[number] = admitted
 
-    def joined(self, number: int, groups: list[ForkGroup]) -> None:
-        """Tails of these groups join in flight `number`."""
-        lives = []
-        for group in groups:  # a group may stand here twice: it joined before and after this step's prefill
-            if group.live.news:
-                group.live.news = False
-                lives.append(group.live)
-        if lives:
-            self._joined[number] = lives
+    def read(self, plan: StepPlan, result: StepTokens) -> list[PromptNews]:
+        """Takes the prompt logprobs of a read flight -> news of the requests whose first tail joined in it."""
+        admitted = self._launched.pop(plan.number, None)
+        if admitted is None:
+            return []
+        _take_scores(admitted.chunks, result.prompt_logprobs)
+        news = []
+        for live in (piece.group.live for piece in admitted.pieces):
+            if live.news:
+                live.news = False
+                news.append(_news(live))
+        return news
 
-    def scored(self, plan: StepPlan, result: StepTokens) -> None:
-        """Takes the prompt logprobs of a read flight."""
-        scores = result.prompt_logprobs
-        for live, start, stop, first in self._chunks.pop(plan.number, ()):
+
+def _take_scores(chunks: list[Chunk], scores: TokenLogprobs | None) -> None:
+    """Gives each request that asks what its chunks' tokens were scored with, by their places in the prompt."""
+    at = 0
+    for chunk in chunks:
+        live, stop = chunk.group.live, at + chunk.stop - chunk.start
+        if live.prompt_logprobs >= 0 and not chunk.group.resumed:
             assert scores is not None, "a scored chunk came back without scores"
-            mine = np.flatnonzero((scores.where >= start) & (scores.where < stop))
-            live.scored.append(
-                TokenLogprobs(
-                    scores.where[mine] + np.int32(first - start),
-                    scores.chosen[mine],
-                    scores.rank[mine],
-                    scores.top_ids[mine],
-                    scores.top[mine],
-                )
-            )
-
-    def take(self, number: int) -> list[PromptNews]:
-        """News of the requests whose first tail joined in flight `number`."""
-        return [_news(live) for live in self._joined.pop(number, ())]
+            mine = np.flatnonzero((scores.where >= at) & (scores.where < stop))
+            where = scores.where[mine] + np.int32(chunk.start - at)
+            top_ids, top = scores.top_ids[mine], scores.top[mine]
+            live.scored.append(TokenLogprobs(where, scores.chosen[mine], scores.rank[mine], top_ids, top))
+        at = stop
 
 
 def _news(live: RequestState) -> PromptNews:

@@ -15,7 +15,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, Request, check_request
 from penstock.row_table import BAD_WORD_IDS, MAX_DRAFTS
-from penstock.schedule.admission import Admission, Admitted, Chunk
+from penstock.schedule.admission import Admission, Admitted
 from penstock.schedule.batch_order import BatchOrder
 from penstock.schedule.blocks import BlockPool
 from penstock.schedule.constraint import ConstraintFactory
@@ -125,7 +125,6 @@ class Scheduler:
         if joins is not None:
             for piece in admitted.pieces:
                 self.batch_order.joined(piece.group)
-            self.news.joined(number, [piece.group for piece in admitted.pieces])
             rows = np.concatenate((rows, joins.rows))
             _, more, _ = self._grow(joins.rows, joins.rows[self._need_block()[joins.rows]])
             growth = np.concatenate((growth, more))
@@ -151,7 +150,7 @@ class Scheduler:
         """Takes a flight in, in the order of the launches."""
         assert plan.number == self._read + 1, "flights are read in the order of their launch"
         self._read = plan.number
-        self.news.scored(plan, result)
+        prompts = self.news.read(plan, result)
         read = self.outputs.read(plan, result)
         self.counts["generation_tokens"] += read.taken
         self.counts["wasted_tokens"] += read.wasted
@@ -160,7 +159,7 @@ class Scheduler:
         self.mask_slots.accept(read.rows, read.tokens, read.goes_on)
         self._forget(self.finisher.ended(read.ended))
         self._free_read()
-        read.deltas.prompts = self.news.take(plan.number)
+        read.deltas.prompts = prompts
         return read.deltas
 
     def _launch(self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted) -> StepPlan:
@@ -183,7 +182,7 @@ class Scheduler:
         self.counts["steps"] += 1
         for group in [chunk.group for chunk in admitted.chunks] + [piece.group for piece in admitted.pieces]:
             group.live.begin()
-        self._note_chunks(number, admitted.chunks)
+        self.news.launched(number, admitted)
         return StepPlan(
             number=number,
             rows=rows,
@@ -222,10 +221,6 @@ class Scheduler:
         columns.drafted[rows] += drafts.counts
         self.counts["drafted_tokens"] += drafts.tokens.size
         return drafts
-
-    def _note_chunks(self, number: int, chunks: list[Chunk]) -> None:
-        if any(chunk.group.live.prompt_logprobs >= 0 for chunk in chunks):
-            self.news.launched(number, chunks)
 
     def _running(self) -> Int32:
         """The rows that this step takes on. Those whose mask needs a token in flight, and those whose drafts would end

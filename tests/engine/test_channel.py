@@ -110,35 +110,12 @@ def test_words_come_up_as_they_are(word: Up) -> None:
     assert_same(word, UP.decode(UP.encode(word)))
 
 
-def up_with(tokens: Any) -> StepOutputs:
-    news = empty_deltas()
-    news.tokens = tokens
-    return StepOutputs(news, [], None)
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(24, dtype=np.int64).reshape(2, 3, 4)[:, ::2],
-        np.asfortranarray(np.arange(6, dtype=np.float64).reshape(2, 3)),
-        np.array([True, False]),
-        np.array(5, np.uint8),
-        np.zeros((0, 3), np.float16),
-    ],
-)
-def test_arrays_keep_their_dtype_and_shape(array: Any) -> None:
-    word = UP.decode(UP.encode(up_with(array)))
-    assert isinstance(word, StepOutputs) and word.deltas is not None
-    assert_same(np.array(array), np.array(word.deltas.tokens))
-    assert word.deltas.tokens.shape == array.shape
-
-
 def test_a_foreign_extension_and_a_foreign_word_are_refused() -> None:
-    good = UP.encode(up_with(np.arange(4, dtype=np.int32)))
+    good = UP.encode(StepOutputs(deltas(), [], None))
     head = b"\x01i\x01\x00\x00"  # the code, then an array's dtype and dimensions
     assert head in good
     with pytest.raises(EngineError, match="extension 2"):
-        UP.decode(good.replace(head, b"\x02i\x01\x00\x00"))
+        UP.decode(good.replace(head, b"\x02" + head[1:]))
     with pytest.raises(EngineError, match="cannot be read"):
         UP.decode(DOWN.encode(Close()))  # a word that goes down
     with pytest.raises(EngineError, match="cannot be read"):

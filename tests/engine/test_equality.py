@@ -161,7 +161,7 @@ FORKS: dict[str, dict[str, Any]] = {
 def singles(llm: LLM) -> dict[tuple[str, int], list[list[int]]]:
     """The samples of a group, each drawn by itself: setting, n -> tokens."""
     found = {}
-    for name, n in (("greedy", 2), ("plain", 64), ("all", 8), ("min_tokens", 8), ("stop ids", 8)):
+    for name, n in (("greedy", 2), ("plain", 32), ("all", 8), ("min_tokens", 8), ("stop ids", 8)):
         params = params_of(name, n=n)
         found[name, n] = [one_sample(llm, HEADER, params, index) for index in range(n)]
     return found
@@ -187,7 +187,7 @@ def test_a_fork_group_gives_what_its_samples_give_one_by_one(
         for output, want in zip(out.outputs, singles[name, n], strict=True):
             compared.sample(name, HEADER, params_of(name, n=n), output.index, want, output.token_ids)
     compared.close(variant)
-    assert len({tuple(tokens) for tokens in singles["plain", 64]}) > 32
+    assert len({tuple(tokens) for tokens in singles["plain", 32]}) > 16
 
 
 @pytest.mark.parametrize("knobs", [{}, {"preempt_every": 2, "steps_ahead": 3}, {"kv_cache_tokens": CONTEXT + 32}])

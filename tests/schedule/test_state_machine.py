@@ -121,6 +121,7 @@ def tight_replay(seed: int, lag: int, few: int = 64) -> Drive:
         max_rows=8,
         max_model_len=128,
         max_batched_tokens=40,
+        mask_slots=8,
         vocab_size=VOCAB,
         eos_token_ids=tuple(EOS),
         prefix_caching=seed % 4 > 0,
@@ -161,22 +162,14 @@ def happened(drive: Drive) -> Counter[str]:
 @pytest.mark.parametrize("lag", range(4))
 def test_replays_and_what_happens_in_them(lag: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(6):
-        seen += happened(random_replay(seed, lag))
     for seed in range(4):
+        seen += happened(random_replay(seed, lag))
+    for seed in range(3):
         seen += happened(tight_replay(seed, lag))
     for what in (
-        "preempted",
-        "forced",
-        "requeued",
-        "cached",
-        "grouped",
-        "drafted",
-        "drafted_right",
-        "kept_back",
-        "carried",
+        "preempted", "forced", "requeued", "cached", "grouped", "drafted", "drafted_right", "kept_back", "carried",
         "constrained",
-    ):
+    ):  # fmt: skip
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"

@@ -52,6 +52,10 @@ def test_the_table_has_a_line_a_point_and_tells_failures() -> None:
         assert sum(line.strip().startswith(f"{point.name} ") for line in lines) == 1
     assert "failed: every point: refused: status 400: too long" in lines
     assert sum("first token within" in line for line in lines) == len(found.method.goals)
+    price, whole = found.method.price_per_hour, next(each for each in found.points if each.kind == "saturation")
+    assert price is not None and whole.figures.request_rate is not None
+    thousand = f"${1000 * price / 3600 / whole.figures.request_rate.value:,.4g} a thousand requests"
+    assert any(line.startswith(f"everything at once, at ${price:g} an hour: {thousand}") for line in lines)
 
 
 # --- crossings

@@ -6,6 +6,7 @@ It knows a record; every number is the almanac's.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.almanac.page.build import build
+from penstock.almanac.page.compact import machine_label
 from penstock.almanac.record import Goal, Interval, Point, Record, Spread
 from penstock.bench.run_folder import RunFolder
 from penstock.bench.slo_crossing import crossings, cut_off, goal_of, offered
@@ -72,10 +74,11 @@ def costs(record: Record) -> list[str]:
         return []
     if gpu is not None and gpu.count > 1:
         part = rates.output_rate.value / gpu.count
-        found.append(f"everything at once, a GPU: {_bound(least)}{part:,.0f} output tok/s")
+        found.append(f"everything at once, a GPU: {'≥ ' if least else ''}{part:,.0f} output tok/s")
     if price is not None:
         request, output, total = (
-            price / 3600 / rate.value for rate in (rates.request_rate, rates.output_rate, rates.total_rate)
+            price / 3600 / rate.value if rate.value else math.inf
+            for rate in (rates.request_rate, rates.output_rate, rates.total_rate)
         )
         most = "≤ " if least else ""
         found.append(
@@ -92,14 +95,8 @@ def ordered(points: Sequence[Point]) -> list[Point]:
 
 
 def title(record: Record) -> str:
-    return f"{record.engine.name} {record.engine.version}, {record.model.name}, {record.shape.name}, {machine(record)}"
-
-
-def machine(record: Record) -> str:
-    gpu = record.machine.gpu
-    if gpu is None:
-        return f"{record.machine.cpu}, {record.machine.cores_told}"
-    return gpu.name if gpu.count == 1 else f"{gpu.count} x {gpu.name}"
+    engine, machine = record.engine, machine_label(record)
+    return f"{engine.name} {engine.version}, {record.model.name}, {record.shape.name}, {machine}"
 
 
 def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
@@ -127,24 +124,16 @@ def _letter(at: int) -> str:
     return chr(ord("a") + at % 26) * (1 + at // 26)
 
 
-def interval(value: Interval | None, times: float, digits: int) -> str:
-    if value is None:
-        return "-"
-    if value.low is None or value.high is None:
-        return f"{times * value.value:,.{digits}f}"
-    return f"{times * value.value:,.{digits}f} [{times * value.low:,.{digits}f}, {times * value.high:,.{digits}f}]"
-
-
 def rate(value: Interval | None, digits: int, cut: bool) -> str:
     """Returns the rate in words. cut: off by its time limit, so that no upper end is known; then with ≥."""
-    if value is None or not cut:
-        return interval(value, 1, digits)
-    low = f" (from {value.low:,.{digits}f})" if value.low is not None else ""
-    return f"{_bound(cut)}{value.value:,.{digits}f}{low}"
-
-
-def _bound(least: bool) -> str:
-    return "≥ " if least else ""
+    if value is None:
+        return "-"
+    told, low, high = (
+        f"{each:,.{digits}f}" if each is not None else "" for each in (value.value, value.low, value.high)
+    )
+    if cut:
+        return f"≥ {told} (from {low})" if low else f"≥ {told}"
+    return f"{told} [{low}, {high}]" if low and high else told
 
 
 def _middle(spread: Spread | None, name: str, times: float, digits: int) -> str:

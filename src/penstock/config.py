@@ -18,6 +18,7 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "reference"]
+Quantization = Literal["auto", "fp8"]
 PrefixGroups = Literal["auto", "always", "off"]
 
 
@@ -33,6 +34,10 @@ class ModelOptions:
     revision: str | None = _knob(None, "The hub's branch, tag or commit to take; refused for a folder.")
     dtype: Dtype = _knob(
         "auto", "Numbers of weights and KV. `auto`: bfloat16 where the processor has it, else float32."
+    )
+    quantization: Quantization = _knob(
+        "auto",
+        "Numbers of the layers' products. `auto`: as the checkpoint has them; `fp8`: made of wider ones.",
     )
     device: Device = _knob("auto", "Where it runs. `auto`: a CUDA GPU if there is one, else the CPU.")
     load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")

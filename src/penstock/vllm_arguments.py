@@ -56,7 +56,7 @@ def named(names: str, taken: tuple[Any, ...] | type, note: str, *, told: bool = 
 # Names that are ours too: the same in both. Of serve's, those that only a server has.
 SHARED = (
     "model", "revision", "dtype", "load_format", "skip_tokenizer_init", "seed", "max_model_len", "max_num_seqs",
-    "max_num_batched_tokens", "gpu_memory_utilization", "enable_prefix_caching",
+    "max_num_batched_tokens", "gpu_memory_utilization", "enable_prefix_caching", "quantization",
 )  # fmt: skip
 SHARED_SERVE = (
     "host", "port", "served_model_name", "api_key", "api_server_count", "shutdown_timeout", "max_num_queued_reqs",
@@ -129,7 +129,7 @@ ENGINE: dict[str, Argument] = {
     **named("download_dir", (), "the hub's cache lies where HF_HOME or HF_HUB_CACHE says"),
     **named("ignore_patterns", (["original/**/*"],), "safetensors, JSON and templates alone are fetched"),
     **named("model_loader_extra_config", ({},), "safetensors are read without further settings"),
-    **named("quantization quantization_config", (), "give the model in bfloat16, float16 or float32"),
+    **named("quantization_config", (), "the checkpoint's own config.json says it"),
     **named("allow_deprecated_quantization calculate_kv_scales", (False,), "nothing is quantized"),
     **named("kv_cache_dtype", ("auto", As("dtype")), "KV is held in the numbers of dtype"),
     **named("kv_cache_dtype_skip_layers", ([],), "KV is held in the numbers of dtype"),

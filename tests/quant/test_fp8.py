@@ -17,7 +17,8 @@ from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import model_config_of
 from penstock.parallel.layout import Layout
-from penstock.quant.scheme import Fp8, Plain, Scheme
+from penstock.quant.fp8 import Fp8
+from penstock.quant.scheme import Plain, Scheme
 from penstock.weights.place import find_weights, load_weights
 
 pytestmark = pytest.mark.torch

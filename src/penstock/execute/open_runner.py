@@ -66,6 +66,7 @@ def open_share(
         positions=limits.max_model_len,
         config=model_config,
         layout=layout,
+        quantization=config.model.quantization,
         room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
     )
     with _named_failures(device):

@@ -54,12 +54,20 @@ def _linear() -> tuple[Candidate, ...]:
     return (streamed, *_reference("linear", PACKED))
 
 
+def _fp8() -> tuple[Candidate, ...]:
+    """As `_linear`; of the GPU's dtypes those that float8 widens to without loss."""
+    reason = "the library's float8 products, for 1 to 256 rows ones that stream the weight once"
+    streamed = Candidate("triton", "linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16))
+    return (streamed, *_reference("fp8", WIDENED))
+
+
 # Each operation's candidates, the best first. The last one serves everything.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
     "linear": _linear(),
-    "prepare_linear_fp8": _reference("linear_fp8", WIDENED),
-    "linear_fp8": _reference("linear_fp8", WIDENED),
+    "prepare_linear_fp8": _fp8(),
+    "linear_fp8": _fp8(),
+    "quantize_rows": _triton("fp8", "one launch"),
     "rms_norm": _triton("norm", "one launch"),
     "add_rms_norm": _triton("norm", "sum and norm in one launch"),
     "rotary_and_store": _triton("rotary", "norms, rotation and store in one launch"),
@@ -87,11 +95,11 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto") -> O
     """
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
-    for op in (f.name for f in fields(Ops) if f.name not in ("one_row", "why")):
+    for op in (f.name for f in fields(Ops) if f.name not in ("dtype", "one_row", "why")):
         candidate = _pick(op, device, dtype, kernels)
         picked[op] = candidate.load(op)
         why[op] = (candidate.column, "asked for" if kernels != "auto" else candidate.reason)
-    return Ops(**picked, one_row=_one_row(why), why=why)
+    return Ops(dtype=dtype, **picked, one_row=_one_row(why), why=why)
 
 
 def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:

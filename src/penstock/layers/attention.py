@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
@@ -31,7 +32,7 @@ class Attention:
     q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
     k_norm: Norm | None = None
 
-    def __call__(self, ops: Ops, x: Tensor, step: StepInputs, kv: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: Tensor) -> Tensor:
         """x `[T, d]`, kv of `kv_shape` -> `[T, d]`."""
         kind = self.kind
         plan = step.plans[kind]

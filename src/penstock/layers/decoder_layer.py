@@ -29,10 +29,10 @@ class DecoderLayer:
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
     ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attention_norm(ops, x, residual)
-        x = self.attention(ops, x, step, kv)
-        x, residual = self.mlp_norm(ops, x, residual)
-        return self.mlp(ops, x), residual
+        rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
+        x = self.attention(ops, rows, step, kv)
+        rows, residual = self.mlp_norm(ops, x, residual, self.mlp.reader)
+        return self.mlp(ops, rows), residual
 
     def weights(self) -> Iterator[Weight]:
         yield from (self.attention_norm.weight, self.mlp_norm.weight)
@@ -65,10 +65,10 @@ class SandwichLayer:
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
     ) -> tuple[Tensor, Tensor]:
-        x, residual = self.attention_norm(ops, x, residual)
-        x = self.behind_attention.alone(ops, self.attention(ops, x, step, kv))
-        x, residual = self.mlp_norm(ops, x, residual)
-        return self.behind_mlp.alone(ops, self.mlp(ops, x)), residual
+        rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
+        x = self.behind_attention.alone(ops, self.attention(ops, rows, step, kv))
+        rows, residual = self.mlp_norm(ops, x, residual, self.mlp.reader)
+        return self.behind_mlp.alone(ops, self.mlp(ops, rows)), residual
 
     def weights(self) -> Iterator[Weight]:
         norms = (self.attention_norm, self.behind_attention, self.mlp_norm, self.behind_mlp)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
-from penstock.quant.scheme import Product
+from penstock.quant.scheme import plain_product
 from penstock.quant.weight import Weight
 
 
@@ -32,4 +32,4 @@ class TiedHead(Linear):
         super().__init__({"weight": embedding.table})
 
     def prepare(self, ops: Ops) -> None:
-        self.product = Product(ops.linear, ops.prepare_linear(self.loaded["weight"].value))
+        self.product = plain_product(ops, self.loaded["weight"].value)

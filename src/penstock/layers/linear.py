@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.ops import Ops
 from penstock.parallel.layout import Layout
 from penstock.quant.scheme import PLAIN, Product, Scheme
@@ -34,14 +35,21 @@ class Linear:
         self.loaded, self.bias, self.scheme, self._summed = loaded, bias, scheme, summed
         self.product: Product | None = None  # after prepare()
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Rows) -> Tensor:
         product = self.product
         assert product is not None, "a linear is prepared before it is used"
+        if isinstance(x, Tensor) and self.takes_fp8(x.shape[0]):
+            x = ops.quantize_rows(x)
         bias = None if self.bias is None else self.bias.value
         if self._summed is None:
             return product.multiply(x, product.matrix, bias)
         out = self._summed.all_reduce(product.multiply(x, product.matrix, None))
         return out if bias is None else out.add_(bias)
+
+    def takes_fp8(self, rows: int) -> bool:
+        """Returns whether so many rows are wanted in eight bits."""
+        least = None if self.product is None else self.product.least_fp8
+        return least is not None and rows >= least
 
     def weights(self) -> Iterator[Weight]:
         yield from self.loaded.values()

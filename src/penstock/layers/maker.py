@@ -6,12 +6,13 @@ no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from penstock.errors import UsageError
 from penstock.kernels.inputs import AttentionKind
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
@@ -22,15 +23,9 @@ from penstock.layers.norm import Norm
 from penstock.layers.rope import rope_table
 from penstock.layers.rope_config import RopeConfig
 from penstock.parallel.layout import ALONE, Layout
-from penstock.quant.scheme import PLAIN, Scheme
+from penstock.quant.choose import SchemeOf, all_plain
+from penstock.quant.scheme import PLAIN
 from penstock.quant.weight import Part, Weight
-
-SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without `.weight` -> how it lies there
-
-
-def all_plain(name: str) -> Scheme:
-    """Every matrix unquantized."""
-    return PLAIN
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +117,8 @@ class Maker:
     def moe(self, at: str, hidden: int, middle: int, experts: int, top_k: int, *, renormalise: bool) -> Moe:
         """at: the name before `.gate` (the router's) and `.experts`."""
         names = [f"{at}.experts.{number}" for number in range(experts)]
+        if self.scheme_of(f"{names[0]}.gate_proj") is not PLAIN:
+            raise UsageError("experts are not quantized yet: leave --quantization out", param="quantization")
         gate_up = [Part(f"{name}.{n}_proj.weight", (middle, hidden)) for name in names for n in ("gate", "up")]
         down = [Part(f"{name}.down_proj.weight", (hidden, middle)) for name in names]
         return Moe(

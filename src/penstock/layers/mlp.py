@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
 from penstock.quant.weight import Weight
@@ -18,7 +19,11 @@ Activation = Literal["silu", "gelu_tanh"]
 class FeedForward(Protocol):
     """What stands behind attention in a layer: an Mlp, or experts."""
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor: ...
+    def __call__(self, ops: Ops, x: Rows) -> Tensor: ...
+
+    @property
+    def reader(self) -> Linear | None:
+        """The product that reads x, and says how it wants it; None: x is read by several, wide."""
 
     def weights(self) -> Iterator[Weight]: ...
 
@@ -37,10 +42,15 @@ class Mlp:
     down: Linear  # [d, intermediate]
     activation: Activation = "silu"
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
         gate_up = self.gate_up(ops, x)
-        return self.down(ops, ops.silu_mul(gate_up) if self.activation == "silu" else ops.gelu_mul(gate_up))
+        gate = ops.silu_mul if self.activation == "silu" else ops.gelu_mul
+        return self.down(ops, gate(gate_up, self.down.takes_fp8(gate_up.shape[0])))
+
+    @property
+    def reader(self) -> Linear:
+        return self.gate_up
 
     def weights(self) -> Iterator[Weight]:
         yield from self.gate_up.weights()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
 from penstock.quant.weight import Weight
@@ -25,8 +26,11 @@ class Moe:
     top_k: int
     renormalise: bool  # whether a token's weights over its experts add up to 1
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    reader: None = None  # router and experts read x
+
+    def __call__(self, ops: Ops, x: Rows) -> Tensor:
         """x `[T, d]` -> `[T, d]`."""
+        x = wide(x)
         weights, experts = ops.route(self.router(ops, x), self.top_k, self.renormalise)
         return ops.experts(x, weights, experts, self.gate_up.value, self.down.value)
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
+from penstock.layers.linear import Linear
 from penstock.quant.weight import Weight
 
 
@@ -17,12 +19,18 @@ class Norm:
     weight: Weight  # [d]; float32 where it is multiplied by before the answer is rounded (Gemma's way)
     eps: float
 
-    def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum and the sum."""
+    def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None) -> tuple[Rows, Tensor]:
+        """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as `reader` takes it
+        (None: wide), and the sum."""
+        fp8 = reader is not None and reader.takes_fp8(x.shape[0])
         if residual is None:
-            return ops.rms_norm(x, self.weight.value, self.eps), x
-        return ops.add_rms_norm(x, residual, self.weight.value, self.eps)
+            return ops.rms_norm(x, self.weight.value, self.eps, fp8), x
+        return ops.add_rms_norm(x, residual, self.weight.value, self.eps, fp8)
 
     def alone(self, ops: Ops, x: Tensor) -> Tensor:
         """x `[T, d]` -> its norm, beside the residual stream."""
-        return ops.rms_norm(x, self.weight.value, self.eps)
+        return wide(ops.rms_norm(x, self.weight.value, self.eps, False))
+
+    def last(self, ops: Ops, x: Tensor, residual: Tensor | None) -> Tensor:
+        """x, residual `[T, d]` -> the norm of their sum, for the head."""
+        return wide(self(ops, x, residual, None)[0])

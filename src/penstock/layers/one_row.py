@@ -14,7 +14,6 @@ from penstock.layers.block import Block
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Mlp
 from penstock.layers.norm import Norm
-from penstock.quant.scheme import PLAIN
 from penstock.quant.weight import Weight
 
 
@@ -56,16 +55,17 @@ class OneRowLayer:
 
 
 def fits_one_row(attention: Attention, mlp: Mlp) -> bool:
-    """Returns whether the fused operations compute what these parts do."""
+    """Returns whether the fused operations compute what these parts, prepared, do."""
     linears = (attention.qkv, attention.out, mlp.gate_up)
-    plain = all(linear.scheme is PLAIN and not linear.is_summed for linear in linears)
+    streamed = all(linear.product is not None and linear.product.streamed is not None for linear in linears)
+    whole = not any(linear.is_summed for linear in linears)
     unusual = attention.q_norm is not None or mlp.gate_up.bias is not None or attention.kind.softcap is not None
-    return plain and not unusual and mlp.activation == "silu"
+    return streamed and whole and not unusual and mlp.activation == "silu"
 
 
 def _matrix(linear: Linear) -> object:
     assert linear.product is not None, "a linear is prepared before it is used"
-    return linear.product.matrix
+    return linear.product.streamed
 
 
 def _bias(linear: Linear) -> Tensor | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from penstock.layers.maker import Maker, SchemeOf, all_plain
+from penstock.layers.maker import Maker
 from penstock.models.decoder import Decoder
 from penstock.models.families import find_family
 from penstock.models.model_config import ModelConfig
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.choose import SchemeOf, all_plain
 
 
 def build_model(

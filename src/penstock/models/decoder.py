@@ -66,7 +66,7 @@ class Decoder:
         residual: Tensor | None = None
         for block, block_kv in zip(self.blocks, kv, strict=True):
             x, residual = block(ops, x, residual, step, block_kv)
-        return self.norm(ops, x, residual)[0]
+        return self.norm.last(ops, x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype."""

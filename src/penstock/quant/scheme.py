@@ -1,7 +1,7 @@
 """Scheme: how a matrix lies in a checkpoint, and the operation that multiplies by it. Each scheme is a class here.
 
     plain   [out, in] in a float dtype, rounded to the model's
-    fp8     [out, in] e4m3 with a float scale a row or one for all (`weight_scale`), kept as they are
+    fp8     e4m3 numbers with float scales: `quant/fp8.py`
 
 It knows names and numbers; a layer decides which of its matrices has which scheme.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.kernels.ops import Ops
 from penstock.quant.weight import Part, Weight
 
-Multiply = Callable[[Tensor, Any, Tensor | None], Tensor]  # x [T, in], what prepare made, bias [out] -> [T, out]
+Multiply = Callable[[Any, Any, Tensor | None], Tensor]  # Rows [T, in], what prepare made, bias [out] -> [T, out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Product:
 
     multiply: Multiply
     matrix: Any  # the operation's own: no layer looks into it
+    least_fp8: int | None = None  # from how many rows on they are wanted in eight bits; None: never
+    streamed: Any = None  # what the fused operations of one row take; None: they don't serve this matrix
 
 
 class Scheme(Protocol):
@@ -43,43 +45,20 @@ class Plain:
     """Unquantized."""
 
     def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
-        return {"weight": Weight([_named(part, "weight") for part in parts], dtype, device)}
+        return {"weight": Weight([named(part, "weight") for part in parts], dtype, device)}
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        return Product(ops.linear, ops.prepare_linear(weights["weight"].take()))
+        return plain_product(ops, weights["weight"].take())
 
 
-class Fp8:
-    """Float8 e4m3 with float32 scales, as compressed-tensors stores it: a scale a row (`channel`), or one a tensor."""
-
-    def __init__(self, scales: str = "channel") -> None:
-        if scales not in ("channel", "tensor"):
-            raise ValueError(f"fp8 has scales by channel or by tensor, not by {scales}")
-        self.scales = scales
-
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
-        numbers = [_named(part, "weight") for part in parts]
-        e4m3 = Weight(numbers, torch.float8_e4m3fn, device, stored=frozenset({"F8_E4M3"}))
-        return {"weight": e4m3, "scale": Weight([self._scale(part) for part in parts], torch.float32, device)}
-
-    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        matrix, scale = weights["weight"].take(), weights["scale"]
-        rows = [part.local_shape[0] for part in weights["weight"].parts]
-        each = scale.take().flatten()
-        if self.scales == "tensor":
-            each = torch.repeat_interleave(each, torch.tensor(rows, device=each.device))
-        return Product(ops.linear_fp8, ops.prepare_linear_fp8(matrix, each))
-
-    def _scale(self, part: Part) -> Part:
-        """A row's scale goes with its row; one of a whole tensor is every rank's."""
-        name = f"{part.name}.weight_scale"
-        if self.scales == "tensor":
-            return Part(name, (1,))
-        rows = part.shape[0]
-        return Part(name, (rows, 1), 0, part.shares, part.share) if part.cut == 0 else Part(name, (rows, 1))
+def plain_product(ops: Ops, matrix: Tensor) -> Product:
+    """Returns the product by a matrix [out, in] of the model's dtype."""
+    prepared = ops.prepare_linear(matrix)
+    return Product(ops.linear, prepared, streamed=prepared)
 
 
-def _named(part: Part, suffix: str) -> Part:
+def named(part: Part, suffix: str) -> Part:
+    """Returns the tensor of a checkpoint that holds a matrix under `suffix`."""
     return Part(f"{part.name}.{suffix}", part.shape, part.cut, part.shares, part.share)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import LoadFormat
+from penstock.config import LoadFormat, Quantization
 from penstock.errors import CapacityError
 from penstock.kernels.ops import Ops
 from penstock.models.build_model import build_model
@@ -14,6 +14,7 @@ from penstock.models.decoder import Decoder
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.choose import choose_schemes
 from penstock.weights.place import dummy_weights, find_weights, load_weights
 
 
@@ -29,6 +30,7 @@ def load_model(
     config: ModelConfig | None = None,
     layout: Layout = ALONE,
     room: int | None = None,
+    quantization: Quantization = "auto",
 ) -> Decoder:
     """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
 
@@ -37,12 +39,13 @@ def load_model(
     doesn't fit the device: both before memory is taken, as far as that can be told.
     """
     config = config or read_model_config(folder)
-    shape = build_model(config, dtype, torch.device("meta"), positions, layout)
+    schemes = choose_schemes(quantization)
+    shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
     entries = {} if load_format == "dummy" else find_weights(shape, folder)
     if room is not None:
         check_room(shape, folder, device, room)
     try:
-        model = build_model(config, dtype, device, positions, layout)
+        model = build_model(config, dtype, device, positions, layout, schemes)
         if load_format == "dummy":
             dummy_weights(model, seed)
         else:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
+from penstock.quant.fp8 import MadeFp8
 from penstock.quant.weight import FLOATS, Part, Weight
 from penstock.weights.checkpoint import AGAIN, Entry, read_entries, read_tensors, shown
 
@@ -55,6 +56,11 @@ def dummy_weights(model: Decoder, seed: int) -> None:
     A rank draws the whole and takes its share."""
     generator = torch.Generator(device=model.device).manual_seed(seed)
     for weight in model.weights():
+        if isinstance(weight, MadeFp8):
+            for part, place in weight.places():
+                drawn = torch.empty(part.shape, dtype=model.dtype, device=model.device)
+                weight.fill(part, place, drawn.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator))
+            continue
         if all(part.shares == 1 for part in weight.parts):
             weight.value.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
             continue

@@ -6,17 +6,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import Rows
+from penstock.kernels.reference.fp8 import quantize_rows
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype."""
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> Rows:
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; fp8: in eight bits, x [T, d]."""
+    normed = _rms_norm(x, weight, eps)
+    return quantize_rows(normed) if fp8 else normed
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> tuple[Rows, Tensor]:
+    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum."""
+    residual += x
+    return rms_norm(residual, weight, eps, fp8), residual
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     if weight.dtype == torch.float32:
         return (wide * scale).mul_(weight).to(x.dtype)
     return (wide * scale).to(x.dtype).mul_(weight)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum."""
-    residual += x
-    return rms_norm(residual, weight, eps), residual

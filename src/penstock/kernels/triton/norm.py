@@ -1,7 +1,6 @@
 """RMS norms: one program a row (or a few), one launch. float32 inside; the weight comes after rounding, as HF does, a
-float32 one before it.
-
-It knows rows and a weight; no layer.
+float32 one before it. Where a product behind it wants eight bits, they and the row's scale are written in the same
+pass. It knows rows and a weight; no layer.
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import Rows
+from penstock.kernels.triton.fp8 import eight_bits, empty_fp8
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _rms_norm(x, residual, weight, out, rows, stride, d, eps, ADD: tl.constexpr, EARLY: tl.constexpr,
-              WIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):  # fmt: skip
+def _rms_norm(x, residual, weight, out, out_scale, rows, stride, d, eps, ADD: tl.constexpr, FP8: tl.constexpr,
+              EARLY: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):  # fmt: skip
     release(EARLY)
     wait(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -26,40 +27,47 @@ def _rms_norm(x, residual, weight, out, rows, stride, d, eps, ADD: tl.constexpr,
     if ADD:
         place = residual + row.to(tl.int64) * d + column
         before = tl.load(place, mask=there, other=0.0)
-        wide = (wide.to(tl.float32) + before.to(tl.float32)).to(out.dtype.element_ty)
+        wide = (wide.to(tl.float32) + before.to(tl.float32)).to(x.dtype.element_ty)
         tl.store(place, wide, mask=there)
     full = wide.to(tl.float32)
     scale = tl.rsqrt(tl.sum(full * full, axis=1) / d + eps)
     rounded = full * scale[:, None]
     if not WIDE:
-        rounded = rounded.to(out.dtype.element_ty).to(tl.float32)
+        rounded = rounded.to(x.dtype.element_ty).to(tl.float32)
     by = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
-    tl.store(out + row.to(tl.int64) * d + column, (rounded * by).to(out.dtype.element_ty), mask=there)
+    normed = (rounded * by).to(x.dtype.element_ty)
+    if FP8:
+        normed, scale = eight_bits(normed)
+        tl.store(out_scale + row, scale, mask=row < rows)
+    tl.store(out + row.to(tl.int64) * d + column, normed, mask=there)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> Rows:
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; fp8: in eight bits, x [T, d]."""
     flat = x.reshape(-1, x.shape[-1])
-    return _launch(flat, None, weight, eps).view(x.shape)
+    normed = _launch(flat, None, weight, eps, fp8)
+    return normed.view(x.shape) if isinstance(normed, Tensor) else normed
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> tuple[Rows, Tensor]:
     """x, residual [T, d] -> (norm of their sum, their sum); residual (contiguous) is overwritten with the sum."""
     assert residual.is_contiguous(), "the residual is written in place"
-    return _launch(x, residual, weight, eps), residual
+    return _launch(x, residual, weight, eps, fp8), residual
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8: bool) -> Rows:
     rows, d = x.shape
-    out = torch.empty((rows, d), dtype=x.dtype, device=x.device)
+    rows_fp8 = empty_fp8(x) if fp8 else None
+    out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if rows_fp8 is None else rows_fp8.numbers
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
         early = has_pdl(x.device)
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
-            x, x if residual is None else residual, weight, out, rows, x.stride(0), d, eps,
-            ADD=residual is not None, EARLY=early, WIDE=weight.dtype == torch.float32, ROWS=each, D=width,
+            x, x if residual is None else residual, weight, out, x if rows_fp8 is None else rows_fp8.scale, rows,
+            x.stride(0), d, eps, ADD=residual is not None, FP8=fp8, EARLY=early, WIDE=weight.dtype == torch.float32,
+            ROWS=each, D=width,
             num_warps=warps, launch_pdl=bool(early),
         )  # fmt: skip
-    return out
+    return out if rows_fp8 is None else rows_fp8

@@ -48,8 +48,8 @@ def _normed(x, residual, kept, by, k, inside, writes, eps, K: tl.constexpr, ADD:
 
 @triton.jit
 def _norm_gate(
-    x, residual, kept, norm, weight, out, F, eps, PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr,
-    BK: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
+    x, residual, kept, norm, weight, scale, out, F, eps, PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr,
+    BK: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     part = tl.program_id(0)
@@ -70,6 +70,9 @@ def _norm_gate(
         more_gates = tl.load(gate, mask=there, other=0.0)
         more_ups = tl.load(gate + up, mask=there, other=0.0)
         a, b = tl.reduce((gates.to(tl.float32) * row, ups.to(tl.float32) * row), 0, _both)
+        if SCALED:
+            a *= tl.load(scale + n, mask=n < F, other=0.0)
+            b *= tl.load(scale + F + n, mask=n < F, other=0.0)
         a, b = a.to(kind).to(tl.float32), b.to(kind).to(tl.float32)
         tl.store(out + n, (a / (1.0 + tl.exp(-a)) * b).to(kind), mask=n < F)
         gates, ups = more_gates, more_ups
@@ -85,19 +88,20 @@ def norm_gate(
     early = GATE_EARLY * has_pdl(x.device)
     programs = min(GATE_PROGRAMS, n // 2)
     _norm_gate[(programs,)](
-        x, x if residual is None else residual, kept, norm, weight.weight, out, n // 2, eps,
-        PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k, BK=triton.next_power_of_2(k),
-        ADD=residual is not None, EARLY=early, num_warps=_warps(k), launch_pdl=bool(early),
+        x, x if residual is None else residual, kept, norm, weight.weight, x if weight.scale is None else weight.scale,
+        out, n // 2, eps, PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k, BK=triton.next_power_of_2(k),
+        ADD=residual is not None, SCALED=weight.scale is not None, EARLY=early, num_warps=_warps(k),
+        launch_pdl=bool(early),
     )  # fmt: skip
     return out, kept
 
 
 @triton.jit
 def _norm_qkv(
-    x, residual, kept, norm, weight, bias, cos_sin, positions, slots, kv, q, eps, kv_stride,
+    x, residual, kept, norm, weight, scale, bias, cos_sin, positions, slots, kv, q, eps, kv_stride,
     PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, HAS_BIAS: tl.constexpr,
-    EARLY: tl.constexpr,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A pair: the two outputs of a head that turn together."""
     release(EARLY)
@@ -126,6 +130,9 @@ def _norm_qkv(
         a, b = tl.reduce((of_a.to(tl.float32) * row, of_b.to(tl.float32) * row), 0, _both)
         head, lane = pair // HALF, pair % HALF
         at = head * WIDTH + lane
+        if SCALED:
+            a *= tl.load(scale + at, mask=real, other=0.0)
+            b *= tl.load(scale + at + HALF, mask=real, other=0.0)
         if HAS_BIAS:
             a += tl.load(bias + at, mask=real, other=0.0).to(tl.float32)
             b += tl.load(bias + at + HALF, mask=real, other=0.0).to(tl.float32)
@@ -166,11 +173,12 @@ def norm_qkv(
     early = QKV_EARLY * has_pdl(x.device)
     programs = min(QKV_PROGRAMS, n // 2)
     _norm_qkv[(programs,)](
-        x, x if residual is None else residual, kept, norm, weight.weight, x if bias is None else bias, cos_sin,
-        inputs.positions, inputs.slots, kv, q, eps, kv.stride(0),
-        PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k, BK=triton.next_power_of_2(k), HEADS=heads,
-        KV_HEADS=kv_heads, WIDTH=width, SLOTS=BLOCK_SIZE, ADD=residual is not None, HAS_BIAS=bias is not None,
-        EARLY=early, num_warps=_warps(k), launch_pdl=bool(early),
+        x, x if residual is None else residual, kept, norm, weight.weight,
+        x if weight.scale is None else weight.scale, x if bias is None else bias, cos_sin, inputs.positions,
+        inputs.slots, kv, q, eps, kv.stride(0), PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k,
+        BK=triton.next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, SLOTS=BLOCK_SIZE,
+        ADD=residual is not None, SCALED=weight.scale is not None, HAS_BIAS=bias is not None, EARLY=early,
+        num_warps=_warps(k), launch_pdl=bool(early),
     )  # fmt: skip
     return q, kept
 

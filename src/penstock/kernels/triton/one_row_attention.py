@@ -93,9 +93,10 @@ def _parts(
 
 @triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=["rows", "length"])
 def _join_out(
-    part, part_lse, rows, length, capacity, window, weight, bias, out, N,
+    part, part_lse, rows, length, capacity, window, weight, weight_scale, bias, out, N,
     K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, WIDTH: tl.constexpr, WINDOWED: tl.constexpr,
-    TOKENS: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr, HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr, SCALED: tl.constexpr, HAS_BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -126,6 +127,8 @@ def _join_out(
     kind = out.dtype.element_ty
     x = tl.where(inside, mixed / total, 0.0).to(kind).to(tl.float32)
     sums = tl.sum(w.to(tl.float32) * x[None, :], axis=1)
+    if SCALED:
+        sums *= tl.load(weight_scale + n, mask=n < N, other=0.0)
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + n, sums.to(kind), mask=n < N)
@@ -162,8 +165,9 @@ def attention_out(
     wide = triton.next_power_of_2(k)
     each = max(1, min(16, OUT_NUMBERS // wide))
     _join_out[(triton.cdiv(n, each),)](
-        part, lse, decode.rows, decode.length, capacity, window or 0, weight.weight, q if bias is None else bias, out,
-        n, K=k, BK=wide, BN=each, WIDTH=width, WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, AT_ONCE=AT_ONCE,
+        part, lse, decode.rows, decode.length, capacity, window or 0, weight.weight,
+        q if weight.scale is None else weight.scale, q if bias is None else bias, out, n, K=k, BK=wide, BN=each,
+        WIDTH=width, WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, AT_ONCE=AT_ONCE, SCALED=weight.scale is not None,
         HAS_BIAS=bias is not None, EARLY=OUT_EARLY * can, num_warps=max(1, min(16, wide * each // 2048)),
         launch_pdl=bool(can),
     )  # fmt: skip

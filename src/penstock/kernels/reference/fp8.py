@@ -1,0 +1,44 @@
+"""Products with float8 weights in plain torch: the weight is widened for each product, its scales come behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, Fp8Rows, Rows
+
+
+@dataclass(slots=True, frozen=True)
+class Fp8Matrix:
+    """A matrix [out, in] e4m3 and a scale a row [out] float32. Rows come in the model's dtype: nothing is gained from
+    eight bits where numbers are widened anyway."""
+
+    numbers: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+    least_fp8: None = None
+    streamed: None = None
+
+
+def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
+    """weight [out, in] e4m3, scale [out] float32, the model's dtype -> what `linear_fp8` takes."""
+    return Fp8Matrix(weight.contiguous(), scale.contiguous(), dtype)
+
+
+def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype; scales are applied in float32."""
+    if isinstance(x, Fp8Rows):
+        out = F.linear(x.numbers.float(), matrix.numbers.float()).mul_(x.scale).mul_(matrix.scale)
+    else:
+        out = F.linear(x, matrix.numbers.to(x.dtype)).float().mul_(matrix.scale)
+    return (out if bias is None else out.add_(bias.float())).to(matrix.dtype)
+
+
+def quantize_rows(x: Tensor) -> Fp8Rows:
+    """x [T, K] -> the same in eight bits."""
+    wide = x.float()
+    scale = wide.abs().amax(1, keepdim=True).div_(E4M3_MOST).clamp_(min=LEAST_SCALE)
+    return Fp8Rows((wide / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3), scale)

@@ -1,0 +1,33 @@
+"""The float8 kernels compiled: sizes of models and awkward ones, every number of rows at which the form changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.torch, pytest.mark.gpu]
+
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(1, 64), (17, 2048), (300, 4096), (33, 14336), (5, 100), (700, 896)], ids=str)
+def test_rows_in_eight_bits(dtype, size):
+    from triton_fp8_cases import check_rows
+
+    check_rows("cuda", dtype, *size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 32, 33, 64, 128, 129, 256, 257, 600])
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (16640, 512), (896, 4864), (70, 100)], ids=str)
+def test_products(dtype, rows, shape):
+    from triton_fp8_cases import check_products
+
+    check_products("cuda", dtype, rows, *shape)
+
+
+def test_the_same_bits_however_k_is_split():
+    from triton_fp8_cases import check_same_bits
+
+    check_same_bits("cuda", torch.bfloat16, 700, 4096)

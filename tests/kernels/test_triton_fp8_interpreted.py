@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
-import triton_fp8_cases as cases
+import triton_kernel_cases_fp8 as cases
 
 pytestmark = pytest.mark.torch
 
@@ -13,14 +13,18 @@ CPU, F32 = "cpu", torch.float32
 
 
 def test_rows_in_eight_bits():
-    for rows, width in ((1, 7), (3, 64), (5, 100)):
-        cases.check_rows(CPU, F32, rows, width)
+    for rows, width, form in ((1, 7, "eight"), (3, 64, "pair"), (5, 100, "eight")):
+        cases.check_rows(CPU, F32, rows, width, form)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 20])
 @pytest.mark.parametrize("shape", [(40, 64), (70, 100)], ids=str)
 def test_products(rows, shape):
     cases.check_products(CPU, F32, rows, *shape)
+
+
+def test_one_row():
+    cases.check_one_row(CPU, F32, 48, 24)
 
 
 def test_the_same_bits_however_k_is_split():

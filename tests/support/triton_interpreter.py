@@ -1,9 +1,9 @@
 """Triton's kernels on a machine without a GPU: import this before anything of penstock.kernels.triton.
 
 The interpreter of Triton 3.6 turns a loop's bound into an int by a way that numpy 2.4 refuses (an array of one element
-is no scalar any more); this asks for the item. It rounds float32 to e4m3 without carrying into the exponent (125 becomes
-64); torch does it here. A process interprets kernels or compiles them: where there is a GPU,
-what imports this is skipped, for the GPU's own tests.
+is no scalar any more); this asks for the item. It rounds float32 to e4m3 without carrying into the exponent (125
+becomes 64); torch does it here. A process interprets kernels or compiles them: where there is a GPU, what imports this
+is skipped, for the GPU's own tests.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Fp8Rows: rows of numbers in eight bits with a scale each, which products with float8 weights take beside plain rows.
 
 Contract of whatever writes them: x is what the plain operation would give, rounded to the model's dtype; scale = the
-row's largest magnitude / 448; numbers = x / scale in e4m3 (4 bits of exponent, 3 of mantissa; arXiv:2209.05433).
+row's largest magnitude / 448; numbers = x / scale in e4m3 (4 bits of exponent, 3 of mantissa; arXiv:2209.05433). A pair
+keeps what that rounding took in a second e4m3, 16 times: together they hold 8 bits of mantissa, as bfloat16 does, so
+that a product of few rows, where reading the weight is all the time there is, loses nothing and stays on eight bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,14 +17,18 @@ from torch import Tensor
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
 LEAST_SCALE = 1e-12  # of a row of zeros, whose numbers are zeros
+LOW_BY = 16.0
+
+Form = Literal["wide", "eight", "pair"]  # how a product wants its rows: a Tensor, Fp8Rows, or those with `low`
 
 
 @dataclass(slots=True, frozen=True)
 class Fp8Rows:
-    """T rows of K numbers; a row is worth scale * numbers."""
+    """T rows of K numbers; a row is worth scale * (numbers + low / 16)."""
 
     numbers: Tensor  # [T, K] e4m3
     scale: Tensor  # [T, 1] float32
+    low: Tensor | None = None  # [T, K] e4m3, of pairs
 
 
 Rows = Tensor | Fp8Rows

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Fp8Rows, Rows
+from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
 
 
@@ -74,21 +74,21 @@ class Ops:
     dtype: torch.dtype  # of a model's rows
     prepare_linear: Callable[[Tensor], Any]  # weight [out, in] -> what `linear` takes; once, at load
     linear: Callable[[Tensor, Any, Tensor | None], Tensor]  # x [T, in], prepared weight, bias [out] | None -> [T, out]
-    # weight [out, in] e4m3, a scale a row [out], the model's dtype -> what `linear_fp8` takes: an object that says from
-    # how many rows on (`least_fp8`) it wants them in eight bits, and what the fused operations take of it (`streamed`)
+    # weight [out, in] e4m3, a scale a row [out], the model's dtype -> what `linear_fp8` takes: an object that says how
+    # it wants so many rows (`form`), and what the fused operations take of it (`streamed`)
     prepare_linear_fp8: Callable[[Tensor, Tensor, torch.dtype], Any]
-    linear_fp8: Callable[[Rows, Any, Tensor | None], Tensor]  # as linear, x in either form
-    quantize_rows: Callable[[Tensor], Fp8Rows]  # x [T, K]
-    # x [T, d], weight [d], eps, whether in eight bits -> [T, d]. A float32 weight is multiplied by before the answer is
+    linear_fp8: Callable[[Rows, Any, Tensor | None], Tensor]  # as linear, x in any form
+    quantize_rows: Callable[[Tensor, Form], Fp8Rows]  # x [T, K]
+    # x [T, d], weight [d], eps, the form wanted -> [T, d]. A float32 weight is multiplied by before the answer is
     # rounded to x's dtype.
-    rms_norm: Callable[[Tensor, Tensor, float, bool], Rows]
-    # x, residual (may be overwritten), weight, eps, eight bits -> (norm of the sum, the sum: the next residual)
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Rows, Tensor]]
+    rms_norm: Callable[[Tensor, Tensor, float, Form], Rows]
+    # x, residual (may be overwritten), weight, eps, form -> (norm of the sum, the sum: the next residual)
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, Form], tuple[Rows, Tensor]]
     # What layers of one kind share in a step, worked out once: inputs, kind, cos_sin, KV's dtype
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore
-    silu_mul: Callable[[Tensor, bool], Rows]  # gate_up [T, 2F] (gate first; may be overwritten), eight bits -> [T, F]
-    gelu_mul: Callable[[Tensor, bool], Rows]  # the same with tanh's GELU
+    silu_mul: Callable[[Tensor, Form], Rows]  # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
+    gelu_mul: Callable[[Tensor, Form], Rows]  # the same with tanh's GELU
     # router's scores [T, E], experts a token, whether weights add up to 1 -> weights [T, k] float32, experts [T, k]
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
     # x [T, d], weights, experts [T, k], gate_up [E, 2F, d], down [E, d, F] -> [T, d]

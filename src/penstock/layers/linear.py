@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Rows
+from penstock.kernels.fp8_rows import Form, Rows
 from penstock.kernels.ops import Ops
 from penstock.parallel.layout import Layout
 from penstock.quant.scheme import PLAIN, Product, Scheme
@@ -38,18 +38,18 @@ class Linear:
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         product = self.product
         assert product is not None, "a linear is prepared before it is used"
-        if isinstance(x, Tensor) and self.takes_fp8(x.shape[0]):
-            x = ops.quantize_rows(x)
+        if isinstance(x, Tensor) and (form := self.form(x.shape[0])) != "wide":
+            x = ops.quantize_rows(x, form)
         bias = None if self.bias is None else self.bias.value
         if self._summed is None:
             return product.multiply(x, product.matrix, bias)
         out = self._summed.all_reduce(product.multiply(x, product.matrix, None))
         return out if bias is None else out.add_(bias)
 
-    def takes_fp8(self, rows: int) -> bool:
-        """Returns whether so many rows are wanted in eight bits."""
-        least = None if self.product is None else self.product.least_fp8
-        return least is not None and rows >= least
+    def form(self, rows: int) -> Form:
+        """Returns how so many rows are wanted."""
+        assert self.product is not None, "a linear is prepared before it is used"
+        return self.product.form(rows)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.loaded.values()

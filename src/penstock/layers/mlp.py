@@ -46,7 +46,7 @@ class Mlp:
         """x `[T, d]` -> `[T, d]`."""
         gate_up = self.gate_up(ops, x)
         gate = ops.silu_mul if self.activation == "silu" else ops.gelu_mul
-        return self.down(ops, gate(gate_up, self.down.takes_fp8(gate_up.shape[0])))
+        return self.down(ops, gate(gate_up, self.down.form(gate_up.shape[0])))
 
     @property
     def reader(self) -> Linear:

@@ -22,14 +22,14 @@ class Norm:
     def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None) -> tuple[Rows, Tensor]:
         """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as `reader` takes it
         (None: wide), and the sum."""
-        fp8 = reader is not None and reader.takes_fp8(x.shape[0])
+        form = "wide" if reader is None else reader.form(x.shape[0])
         if residual is None:
-            return ops.rms_norm(x, self.weight.value, self.eps, fp8), x
-        return ops.add_rms_norm(x, residual, self.weight.value, self.eps, fp8)
+            return ops.rms_norm(x, self.weight.value, self.eps, form), x
+        return ops.add_rms_norm(x, residual, self.weight.value, self.eps, form)
 
     def alone(self, ops: Ops, x: Tensor) -> Tensor:
         """x `[T, d]` -> its norm, beside the residual stream."""
-        return wide(ops.rms_norm(x, self.weight.value, self.eps, False))
+        return wide(ops.rms_norm(x, self.weight.value, self.eps, "wide"))
 
     def last(self, ops: Ops, x: Tensor, residual: Tensor | None) -> Tensor:
         """x, residual `[T, d]` -> the norm of their sum, for the head."""

@@ -95,4 +95,4 @@ def to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def fp8_product(ops: Ops, matrix: Tensor, scale: Tensor) -> Product:
     """Returns the product by a matrix [out, in] e4m3 with a scale a row [out] float32."""
     prepared = ops.prepare_linear_fp8(matrix, scale, ops.dtype)
-    return Product(ops.linear_fp8, prepared, prepared.least_fp8, prepared.streamed)
+    return Product(ops.linear_fp8, prepared, prepared.form, prepared.streamed)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, Fp8Rows, Rows
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, LOW_BY, Form, Fp8Rows, Rows
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,8 +19,11 @@ class Fp8Matrix:
     numbers: Tensor
     scale: Tensor
     dtype: torch.dtype
-    least_fp8: None = None
     streamed: None = None
+
+    def form(self, rows: int) -> Form:
+        """Returns how so many rows are wanted."""
+        return "wide"
 
 
 def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
@@ -31,14 +34,23 @@ def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8
 def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
     """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype; scales are applied in float32."""
     if isinstance(x, Fp8Rows):
-        out = F.linear(x.numbers.float(), matrix.numbers.float()).mul_(x.scale).mul_(matrix.scale)
+        numbers = x.numbers.float() if x.low is None else x.numbers.float() + x.low.float() / LOW_BY
+        out = F.linear(numbers, matrix.numbers.float()).mul_(x.scale).mul_(matrix.scale)
     else:
         out = F.linear(x, matrix.numbers.to(x.dtype)).float().mul_(matrix.scale)
     return (out if bias is None else out.add_(bias.float())).to(matrix.dtype)
 
 
-def quantize_rows(x: Tensor) -> Fp8Rows:
-    """x [T, K] -> the same in eight bits."""
+def in_form(x: Tensor, form: Form) -> Rows:
+    """x [T, K] -> the same as a product wants it."""
+    return x if form == "wide" else quantize_rows(x, form)
+
+
+def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows:
+    """x [T, K] -> the same in eight bits, or in pairs of them."""
     wide = x.float()
     scale = wide.abs().amax(1, keepdim=True).div_(E4M3_MOST).clamp_(min=LEAST_SCALE)
-    return Fp8Rows((wide / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3), scale)
+    scaled = (wide / scale).clamp_(-E4M3_MOST, E4M3_MOST)
+    numbers = scaled.to(E4M3)
+    low = scaled.sub_(numbers.float()).mul_(LOW_BY).to(E4M3) if form == "pair" else None
+    return Fp8Rows(numbers, scale, low)

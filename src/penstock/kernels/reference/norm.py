@@ -6,20 +6,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Rows
-from penstock.kernels.reference.fp8 import quantize_rows
+from penstock.kernels.fp8_rows import Form, Rows
+from penstock.kernels.reference.fp8 import in_form
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> Rows:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; fp8: in eight bits, x [T, d]."""
-    normed = _rms_norm(x, weight, eps)
-    return quantize_rows(normed) if fp8 else normed
+def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows:
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in another form."""
+    return in_form(_rms_norm(x, weight, eps), form)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> tuple[Rows, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> tuple[Rows, Tensor]:
     """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum."""
     residual += x
-    return rms_norm(residual, weight, eps, fp8), residual
+    return rms_norm(residual, weight, eps, form), residual
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

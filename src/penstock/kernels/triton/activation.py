@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Fp8Rows, Rows
-from penstock.kernels.triton.fp8 import eight_bits, empty_fp8
+from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
+from penstock.kernels.triton.fp8 import BITS, empty_fp8, pointers, store_fp8
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 _BLOCK = 1024
@@ -19,7 +19,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _gated(
-    gate_up, out, out_scale, width, stride, GELU: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
+    gate_up, out, low, scales, width, stride, GELU: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
@@ -35,22 +35,22 @@ def _gated(
     else:
         value = gate / (1.0 + tl.exp(-gate)) * up
     value = value.to(gate_up.dtype.element_ty)
-    if FP8:
-        eight, scale = eight_bits(value[None, :])
-        tl.store(out + row * width + column[None, :], eight, mask=there[None, :])
-        tl.store(out_scale + row + tl.zeros((1, 1), tl.int32), scale)
+    if FP8 > 0:
+        alone = row + tl.zeros((1, 1), tl.int64)
+        at = row * width + column[None, :]
+        store_fp8(tl.where(there, value, 0.0)[None, :], out, low, scales, at, there[None, :], alone, alone >= 0, FP8)
     else:
         tl.store(out + row * width + column, value, mask=there)
 
 
-def silu_mul(gate_up: Tensor, fp8: bool = False) -> Rows:
-    """gate_up [T, 2F], the gate first -> silu(gate) * up, [T, F]. float32 inside, rounded once; fp8: in eight bits."""
-    return _launch_fp8(gate_up, gelu=False) if fp8 else _launch(gate_up, gelu=False)
+def silu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
+    """gate_up [T, 2F], the gate first -> silu(gate) * up, [T, F]. float32 inside, rounded once."""
+    return _launch(gate_up, False) if form == "wide" else _launch_fp8(gate_up, False, form)
 
 
-def gelu_mul(gate_up: Tensor, fp8: bool = False) -> Rows:
-    """gate_up [T, 2F], the gate first -> gelu(gate) * up, [T, F], in tanh's approximation; fp8: in eight bits."""
-    return _launch_fp8(gate_up, gelu=True) if fp8 else _launch(gate_up, gelu=True)
+def gelu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
+    """gate_up [T, 2F], the gate first -> gelu(gate) * up, [T, F], in tanh's approximation."""
+    return _launch(gate_up, True) if form == "wide" else _launch_fp8(gate_up, True, form)
 
 
 def _launch(gate_up: Tensor, gelu: bool) -> Tensor:
@@ -59,19 +59,19 @@ def _launch(gate_up: Tensor, gelu: bool) -> Tensor:
     if rows:
         early = has_pdl(gate_up.device)
         _gated[(rows, triton.cdiv(width, _BLOCK))](
-            gate_up, out, out, width, gate_up.stride(0), GELU=gelu, FP8=False, EARLY=early, BLOCK=_BLOCK, num_warps=4,
+            gate_up, out, out, out, width, gate_up.stride(0), GELU=gelu, FP8=0, EARLY=early, BLOCK=_BLOCK, num_warps=4,
             launch_pdl=bool(early),
         )  # fmt: skip
     return out
 
 
-def _launch_fp8(gate_up: Tensor, gelu: bool) -> Fp8Rows:
+def _launch_fp8(gate_up: Tensor, gelu: bool, form: Form) -> Fp8Rows:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = empty_fp8(gate_up, width)
+    out = empty_fp8(gate_up, form, width)
     if rows:
         early, block = has_pdl(gate_up.device), triton.next_power_of_2(width)
         _gated[(rows, 1)](
-            gate_up, out.numbers, out.scale, width, gate_up.stride(0), GELU=gelu, FP8=True, EARLY=early, BLOCK=block,
+            gate_up, *pointers(out), width, gate_up.stride(0), GELU=gelu, FP8=BITS[form], EARLY=early, BLOCK=block,
             num_warps=max(1, min(16, block // 512)), launch_pdl=bool(early),
         )  # fmt: skip
     return out

@@ -7,46 +7,62 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import E4M3, Fp8Rows
+from penstock.kernels.fp8_rows import E4M3, Form, Fp8Rows
 from penstock.kernels.triton.pdl import has_pdl, release, wait
+
+BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2}  # kernels' FP8
 
 
 @triton.jit
-def eight_bits(wide):
-    """wide [R, D] -> its numbers in e4m3 and its scales [R, 1] (kernels/fp8_rows.py). What pads a row must be zeros."""
+def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.constexpr):
+    """Writes wide [R, D] (zeros where a row is padded) in e4m3 to numbers + at, its scales to scales + row [R, 1], and
+    of pairs (FP8 2) the rest to low + at: kernels/fp8_rows.py."""
     wide = wide.to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=1, keep_dims=True) / 448.0, 1e-12)
-    return tl.clamp(wide / scale, -448.0, 448.0).to(tl.float8e4nv), scale
+    scaled = tl.clamp(wide / scale, -448.0, 448.0)
+    eight = scaled.to(tl.float8e4nv)
+    tl.store(numbers + at, eight, mask=there)
+    tl.store(scales + row, scale, mask=row_there)
+    if FP8 == 2:
+        tl.store(low + at, ((scaled - eight.to(tl.float32)) * 16.0).to(tl.float8e4nv), mask=there)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _quantize(x, numbers, scales, rows, stride, d, EARLY: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):
+def _quantize(
+    x, numbers, low, scales, rows, stride, d, FP8: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr,
+):  # fmt: skip
     release(EARLY)
     wait(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, D)[None, :]
     there = (row < rows) & (column < d)
-    eight, scale = eight_bits(tl.load(x + row.to(tl.int64) * stride + column, mask=there, other=0.0))
-    tl.store(numbers + row.to(tl.int64) * d + column, eight, mask=there)
-    tl.store(scales + row, scale, mask=row < rows)
+    wide = tl.load(x + row.to(tl.int64) * stride + column, mask=there, other=0.0)
+    store_fp8(wide, numbers, low, scales, row.to(tl.int64) * d + column, there, row, row < rows, FP8)
 
 
-def quantize_rows(x: Tensor) -> Fp8Rows:
-    """x [T, K] -> the same in eight bits."""
-    (rows, d), out = x.shape, empty_fp8(x)
+def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows:
+    """x [T, K] -> the same in eight bits, or in pairs of them."""
+    (rows, d), out = x.shape, empty_fp8(x, form)
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
         early = has_pdl(x.device)
         _quantize[(triton.cdiv(rows, each),)](
-            x, out.numbers, out.scale, rows, x.stride(0), d, EARLY=early, ROWS=each, D=width,
+            x, *pointers(out), rows, x.stride(0), d, FP8=BITS[form], EARLY=early, ROWS=each, D=width,
             num_warps=max(1, min(16, width * each // 256)), launch_pdl=bool(early),
         )  # fmt: skip
     return out
 
 
-def empty_fp8(like: Tensor, width: int | None = None) -> Fp8Rows:
+def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
     """Returns as many rows as `like` [T, K] has, of K or `width` numbers, not written yet."""
-    rows, d = like.shape
-    numbers = torch.empty((rows, width or d), dtype=E4M3, device=like.device)
-    return Fp8Rows(numbers, torch.empty((rows, 1), dtype=torch.float32, device=like.device))
+    shape = (like.shape[0], width or like.shape[1])
+    numbers = torch.empty(shape, dtype=E4M3, device=like.device)
+    scale = torch.empty((like.shape[0], 1), dtype=torch.float32, device=like.device)
+    return Fp8Rows(numbers, scale, torch.empty_like(numbers) if form == "pair" else None)
+
+
+def pointers(rows: Fp8Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns numbers, low and scale as kernels take them."""
+    return rows.numbers, rows.numbers if rows.low is None else rows.low, rows.scale

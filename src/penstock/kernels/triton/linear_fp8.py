@@ -1,5 +1,5 @@
-"""Products with float8 weights: one row `linear_one`, up to 16 `linear_small` (rows stay wide), up to 256 a kernel here
-that streams the weight once, beyond that the library's, scaled by row and by output.
+"""Products with float8 weights: one row `linear_one`, up to 256 a kernel here that streams the weight once (up to 16 of
+them as pairs: nothing of a row is lost), beyond that the library's, scaled by row and by output.
 
 Measured on an H200 over an 8B model's products in a graph (qkv, out, gate and up, down; us), the library's and ours:
 128 rows 14.5, 14.2, 38.0, 37.9 and 12.3, 11.3, 37.1, 24.5; 32 rows 14.2, 13.8, 37.9, 37.7 and 9.6, 8.3, 32.4, 19.5;
@@ -16,21 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Fp8Rows, Rows
-from penstock.kernels.triton.fp8 import quantize_rows
+from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
+from penstock.kernels.triton.fp8 import pointers
 from penstock.kernels.triton.linear_one import linear_one
-from penstock.kernels.triton.linear_small import MOST_ROWS, SmallWeight, linear_small, prepare_small
+from penstock.kernels.triton.linear_small import SmallWeight, cut_of
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
-LEAST_FP8 = MOST_ROWS + 1  # rows that are wanted in eight bits
+MOST_PAIRED = 16  # rows
 MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
 
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_fp8(
-    x, x_scale, weight, scale, bias, out, parts, arrived, M, N, K, each, splits,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    x, x_low, x_scale, weight, scale, bias, out, parts, arrived, M, N, K, each, splits,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PAIRED: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The product turned round, [outputs, rows]: a program has BN outputs and BM rows, the rows being the few."""
     release(EARLY)
@@ -40,17 +40,24 @@ def _linear_fp8(
     m = tl.program_id(2) * BM + tl.arange(0, BM)
     lane = tl.arange(0, BK)
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + lane[None, :]
-    x_row = x + tl.minimum(m, M - 1)[:, None].to(tl.int64) * K + lane[None, :]
+    x_row = m[:, None].to(tl.int64) * K + lane[None, :]
+    real = (m < M)[:, None]  # many programs that load one same row for what pads a tile wait for each other: 1.2 times
     wait(EARLY)
     sums = tl.zeros((BN, BM), tl.float32)
+    rest = tl.zeros((BN, BM), tl.float32)
     for at in tl.range(part * each, tl.minimum(part * each + each, K), BK, num_stages=STAGES):
+        held = real
         if EVEN_K:
-            w, rows = tl.load(w_row + at), tl.load(x_row + at)
+            w = tl.load(w_row + at)
         else:
             inside = (at + lane < K)[None, :]
+            held = real & inside
             w = tl.load(w_row + at, mask=inside, other=0.0)
-            rows = tl.load(x_row + at, mask=inside, other=0.0)
-        sums = tl.dot(w, rows.T, sums)
+        sums = tl.dot(w, tl.load(x + x_row + at, mask=held, other=0.0).T, sums)
+        if PAIRED:
+            rest = tl.dot(w, tl.load(x_low + x_row + at, mask=held, other=0.0).T, rest)
+    if PAIRED:
+        sums += rest / 16.0
     last = True
     if SPLIT:
         inner = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
@@ -100,34 +107,33 @@ class Fp8Matrix:
     """A matrix [N, K] e4m3 with a scale a row, and what its products leave for each other: calls must follow one
     another on one stream."""
 
-    streamed: SmallWeight  # numbers [N, K] and scale [N]
+    streamed: SmallWeight  # numbers [N, K] and scale [N], for what takes one row
     dtype: torch.dtype  # of what comes out
     by_library: bool  # whether the library multiplies by such a shape
     parts: Tensor  # float32 sums of split products
     arrived: Tensor  # int32, zeros between calls
-    least_fp8: int = LEAST_FP8
+
+    def form(self, rows: int) -> Form:
+        """Returns how so many rows are wanted."""
+        return "wide" if rows == 1 else "pair" if rows <= MOST_PAIRED else "eight"
 
 
 def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
     """weight [N, K] e4m3, scale [N] float32, the model's dtype -> what `linear_fp8` takes."""
     n, k = weight.shape
     device = weight.device
-    split = [t for t in (tiles_of(m, n, k) for m in (32, 64, 128, 256)) if t.split > 1]
+    split = [t for t in (tiles_of(m, n, k) for m in (16, 32, 64, 128, 256)) if t.split > 1]
     sums = max((t.split * t.rows * triton.cdiv(n, t.outputs) * t.outputs for t in split), default=0)
     parts = torch.empty(sums, dtype=torch.float32, device=device)
     arrived = torch.zeros(triton.cdiv(n, 64), dtype=torch.int32, device=device)
-    streamed = prepare_small(weight, scale=scale.contiguous())
+    streamed = SmallWeight(weight.contiguous(), cut_of(n, k), None, None, scale.contiguous())
     return Fp8Matrix(streamed, dtype, n % 16 == 0 and k % 16 == 0, parts, arrived)
 
 
 def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] -> x @ (scale * weight).T + bias, [T, N]. Up to 16 rows may come wide; more are put into eight bits."""
+    """x [T, K], in the matrix's form for T rows -> x @ (scale * weight).T + bias, [T, N]."""
     if isinstance(x, Tensor):
-        if x.shape[0] == 1:
-            return linear_one(x, matrix.streamed.weight, bias, scale=matrix.streamed.scale)
-        if 1 < x.shape[0] <= MOST_ROWS:
-            return linear_small(x, matrix.streamed, bias)
-        x = quantize_rows(x)
+        return linear_one(x, matrix.streamed.weight, bias, scale=matrix.streamed.scale)
     if x.numbers.shape[0] <= MOST_STREAMED or not matrix.by_library:
         return streamed_fp8(x, matrix, bias)
     return _by_library(x, matrix, bias)
@@ -146,9 +152,9 @@ def streamed_fp8(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tile
     grid = (triton.cdiv(n, tiles.outputs), splits, triton.cdiv(m, tiles.rows))
     early = has_pdl(weight.device)
     _linear_fp8[grid](
-        x.numbers, x.scale, weight, scale, x.scale if bias is None else bias, out, matrix.parts, matrix.arrived, m, n,
-        k, each, splits, BM=tiles.rows, BN=tiles.outputs, BK=tiles.inputs, SPLIT=splits > 1,
-        EVEN_K=k % tiles.inputs == 0, HAS_BIAS=bias is not None, STAGES=tiles.stages, EARLY=early,
+        *pointers(x), weight, scale, x.scale if bias is None else bias, out, matrix.parts, matrix.arrived, m, n,
+        k, each, splits, BM=tiles.rows, BN=tiles.outputs, BK=tiles.inputs, PAIRED=x.low is not None,
+        SPLIT=splits > 1, EVEN_K=k % tiles.inputs == 0, HAS_BIAS=bias is not None, STAGES=tiles.stages, EARLY=early,
         num_warps=tiles.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out

@@ -21,9 +21,9 @@ MOST_ROWS = 16
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_small(
-    x, weight, scale, bias, out, parts, arrived, M, N, K, x_stride, each,
-    BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, SCALED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, bias, out, parts, arrived, M, N, K, x_stride, each,
+    BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
+    EVEN_N: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
@@ -42,7 +42,7 @@ def _linear_small(
         else:
             w = tl.load(w_row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
             rows = tl.load(x_row + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
-        sums = tl.dot(rows, w.to(rows.dtype).T, sums)
+        sums = tl.dot(rows, w.T, sums)
     place = m[:, None] * N + n[None, :]
     there = (m < M)[:, None] & (n < N)[None, :]
     if SPLIT > 1:
@@ -54,18 +54,13 @@ def _linear_small(
             for other in range(SPLIT):
                 sums += tl.load(parts + other * 16 * N + place, mask=there, other=0.0, cache_modifier=".cg")
             tl.store(arrived + block, 0)
-            _store(sums, scale, bias, out + place, n, n < N, there, SCALED, HAS_BIAS)
+            if HAS_BIAS:
+                sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+            tl.store(out + place, sums.to(out.dtype.element_ty), mask=there)
     else:
-        _store(sums, scale, bias, out + place, n, n < N, there, SCALED, HAS_BIAS)
-
-
-@triton.jit
-def _store(sums, scale, bias, place, n, real, there, SCALED: tl.constexpr, HAS_BIAS: tl.constexpr):
-    if SCALED:
-        sums *= tl.load(scale + n, mask=real, other=0.0)[None, :]
-    if HAS_BIAS:
-        sums += tl.load(bias + n, mask=real, other=0.0).to(tl.float32)[None, :]
-    tl.store(place, sums.to(place.dtype.element_ty), mask=there)
+        if HAS_BIAS:
+            sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + place, sums.to(out.dtype.element_ty), mask=there)
 
 
 @dataclass(slots=True, frozen=True)
@@ -96,22 +91,22 @@ class SmallWeight:
     cut: Cut
     parts: Tensor | None  # [split, 16, N] float32
     arrived: Tensor | None  # [programs along N] int32, zeros between calls
-    scale: Tensor | None = None  # [N] float32, of an e4m3 weight
+    scale: Tensor | None = None  # [N] float32, of e4m3 numbers, which only the products of one row take
 
 
-def prepare_small(weight: Tensor, cut: Cut | None = None, scale: Tensor | None = None) -> SmallWeight:
-    """weight [N, K], scale [N] of an e4m3 one; a copy only where it isn't contiguous."""
+def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:
+    """weight [N, K]; a copy only where it isn't contiguous."""
     n, k = weight.shape
     cut = cut or cut_of(n, k)
     if cut.split == 1:
-        return SmallWeight(weight.contiguous(), cut, None, None, scale)
+        return SmallWeight(weight.contiguous(), cut, None, None)
     parts = torch.empty((cut.split, MOST_ROWS, n), dtype=torch.float32, device=weight.device)
     arrived = torch.zeros(triton.cdiv(n, cut.outputs), dtype=torch.int32, device=weight.device)
-    return SmallWeight(weight.contiguous(), cut, parts, arrived, scale)
+    return SmallWeight(weight.contiguous(), cut, parts, arrived)
 
 
 def linear_small(x: Tensor, small: SmallWeight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K], 1 <= M <= 16, of the weight's dtype or beside an e4m3 one; bias [N] -> x @ weight.T + bias, [M, N]."""
+    """x [M, K], 1 <= M <= 16, of the weight's dtype; bias [N] -> x @ weight.T + bias, [M, N]."""
     (m, k), n, cut = x.shape, small.weight.shape[0], small.cut
     assert 1 <= m <= MOST_ROWS and x.stride(1) == 1 and k == small.weight.shape[1]
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
@@ -119,10 +114,10 @@ def linear_small(x: Tensor, small: SmallWeight, bias: Tensor | None = None) -> T
     split = triton.cdiv(k, each)
     early = 2 * has_pdl(x.device)
     _linear_small[(triton.cdiv(n, cut.outputs), split)](
-        x, small.weight, x if small.scale is None else small.scale, x if bias is None else bias, out,
-        x if split == 1 else small.parts, x if split == 1 else small.arrived, m, n, k, x.stride(0), each,
-        BN=cut.outputs, BK=cut.inputs, SPLIT=split, SCALED=small.scale is not None, HAS_BIAS=bias is not None,
-        EVEN_K=k % cut.inputs == 0, EVEN_N=n % cut.outputs == 0, STAGES=cut.stages, EARLY=early,
+        x, small.weight, x if bias is None else bias, out, x if split == 1 else small.parts,
+        x if split == 1 else small.arrived, m, n, k, x.stride(0), each,
+        BN=cut.outputs, BK=cut.inputs, SPLIT=split, HAS_BIAS=bias is not None, EVEN_K=k % cut.inputs == 0,
+        EVEN_N=n % cut.outputs == 0, STAGES=cut.stages, EARLY=early,
         num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out

@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Rows
-from penstock.kernels.triton.fp8 import eight_bits, empty_fp8
+from penstock.kernels.fp8_rows import Form, Rows
+from penstock.kernels.triton.fp8 import BITS, empty_fp8, pointers, store_fp8
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _rms_norm(x, residual, weight, out, out_scale, rows, stride, d, eps, ADD: tl.constexpr, FP8: tl.constexpr,
+def _rms_norm(x, residual, weight, out, low, scales, rows, stride, d, eps, ADD: tl.constexpr, FP8: tl.constexpr,
               EARLY: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):  # fmt: skip
     release(EARLY)
     wait(EARLY)
@@ -36,38 +36,39 @@ def _rms_norm(x, residual, weight, out, out_scale, rows, stride, d, eps, ADD: tl
         rounded = rounded.to(x.dtype.element_ty).to(tl.float32)
     by = tl.load(weight + column, mask=column < d, other=0.0).to(tl.float32)
     normed = (rounded * by).to(x.dtype.element_ty)
-    if FP8:
-        normed, scale = eight_bits(normed)
-        tl.store(out_scale + row, scale, mask=row < rows)
-    tl.store(out + row.to(tl.int64) * d + column, normed, mask=there)
+    at = row.to(tl.int64) * d + column
+    if FP8 > 0:
+        store_fp8(normed, out, low, scales, at, there, row, row < rows, FP8)
+    else:
+        tl.store(out + at, normed, mask=there)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> Rows:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; fp8: in eight bits, x [T, d]."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows:
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in another form."""
     flat = x.reshape(-1, x.shape[-1])
-    normed = _launch(flat, None, weight, eps, fp8)
+    normed = _launch(flat, None, weight, eps, form)
     return normed.view(x.shape) if isinstance(normed, Tensor) else normed
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, fp8: bool = False) -> tuple[Rows, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> tuple[Rows, Tensor]:
     """x, residual [T, d] -> (norm of their sum, their sum); residual (contiguous) is overwritten with the sum."""
     assert residual.is_contiguous(), "the residual is written in place"
-    return _launch(x, residual, weight, eps, fp8), residual
+    return _launch(x, residual, weight, eps, form), residual
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, fp8: bool) -> Rows:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form) -> Rows:
     rows, d = x.shape
-    rows_fp8 = empty_fp8(x) if fp8 else None
-    out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if rows_fp8 is None else rows_fp8.numbers
+    out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if form == "wide" else empty_fp8(x, form)
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
         early = has_pdl(x.device)
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
-            x, x if residual is None else residual, weight, out, x if rows_fp8 is None else rows_fp8.scale, rows,
-            x.stride(0), d, eps, ADD=residual is not None, FP8=fp8, EARLY=early, WIDE=weight.dtype == torch.float32,
+            x, x if residual is None else residual, weight,
+            *((out, x, x) if isinstance(out, Tensor) else pointers(out)), rows, x.stride(0), d, eps,
+            ADD=residual is not None, FP8=BITS[form], EARLY=early, WIDE=weight.dtype == torch.float32,
             ROWS=each, D=width,
             num_warps=warps, launch_pdl=bool(early),
         )  # fmt: skip
-    return out if rows_fp8 is None else rows_fp8
+    return out

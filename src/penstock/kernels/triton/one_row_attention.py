@@ -21,7 +21,7 @@ PARTS = 16  # programs that share a row and KV head, at most
 TOKENS = 64  # of a tile; a part has at least one
 AT_ONCE = 8  # parts whose loads are under way together
 PARTS_EARLY, OUT_EARLY = 2, 2  # ms of a step's forward: 0.670; 1 and 2: 0.698, 2 and 1: 0.678, 1 and 1: 0.703
-OUT_NUMBERS = 16 * 2048  # weights of a program behind attention
+OUT_BYTES = 64 * 1024  # of weights of a program behind attention
 
 
 @triton.jit
@@ -163,7 +163,7 @@ def attention_out(
         EARLY=PARTS_EARLY * can, num_warps=4, num_stages=2, launch_pdl=bool(can),
     )  # fmt: skip
     wide = triton.next_power_of_2(k)
-    each = max(1, min(16, OUT_NUMBERS // wide))
+    each = max(1, min(16, OUT_BYTES // weight.weight.element_size() // wide))
     _join_out[(triton.cdiv(n, each),)](
         part, lse, decode.rows, decode.length, capacity, window or 0, weight.weight,
         q if weight.scale is None else weight.scale, q if bias is None else bias, out, n, K=k, BK=wide, BN=each,

@@ -94,7 +94,7 @@ def check_one_row(device: str, dtype: torch.dtype, d: int, inner: int) -> None:
     """The fused gate of a layer's one row is that of the same matrix, widened, within the dtype's rounding."""
     matrix, worth = matrix_of(device, dtype, 2 * inner, d)
     x, residual, weight = (drawn(1, d, seed=i, dtype=dtype).to(device) for i in range(3))
-    got, kept = one_row.norm_gate(x, residual, weight, 1e-5, matrix.streamed)
+    got, kept = one_row.norm_gate(x, residual.clone(), weight, 1e-5, matrix.streamed)
     normed, total = norm.add_rms_norm(x, residual.clone(), weight, 1e-5)
     assert torch.equal(kept, total) and isinstance(normed, Tensor)
     gate, up = (normed.double().cpu() @ worth.T).to(dtype).double().chunk(2, dim=-1)

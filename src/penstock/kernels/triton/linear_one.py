@@ -19,23 +19,36 @@ from penstock.kernels.triton.pdl import has_pdl, wait
 @triton.jit
 def _linear_one(
     x, weight, scale, bias, out, N,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    EARLY: tl.constexpr,
+    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
+    HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """GATED: output n is silu(row n) * row N + n of the weight's 2 N."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     lane = tl.arange(0, BK)
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K
     w = tl.load(w_row + lane[None, :], mask=(lane < K)[None, :], other=0.0)
+    if GATED:
+        up_row = w_row + N.to(tl.int64) * K
+        ups = tl.load(up_row + lane[None, :], mask=(lane < K)[None, :], other=0.0)
     wait(EARLY)
     row = tl.load(x + lane, mask=lane < K, other=0.0).to(tl.float32)
     sums = tl.sum(w.to(tl.float32) * row[None, :], axis=1)
+    if GATED:
+        up = tl.sum(ups.to(tl.float32) * row[None, :], axis=1)
     for at in tl.static_range(BK, K, BK):
         k = at + lane
         more = tl.load(w_row + k[None, :], mask=(k < K)[None, :], other=0.0).to(tl.float32)
         row = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
         sums += tl.sum(more * row[None, :], axis=1)
+        if GATED:
+            ups = tl.load(up_row + k[None, :], mask=(k < K)[None, :], other=0.0).to(tl.float32)
+            up += tl.sum(ups * row[None, :], axis=1)
     if SCALED:
         sums *= tl.load(scale + n, mask=n < N, other=0.0)
+    if GATED:
+        up *= tl.load(scale + N + n, mask=n < N, other=0.0)
+        gate = sums.to(out.dtype.element_ty).to(tl.float32)
+        sums = gate / (1.0 + tl.exp(-gate)) * up.to(out.dtype.element_ty).to(tl.float32)
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
     tl.store(out + n, sums.to(out.dtype.element_ty), mask=n < N)
@@ -76,7 +89,20 @@ def linear_one(
     early = has_pdl(x.device)
     _linear_one[(triton.cdiv(n, strip.outputs),)](
         x, weight, x if scale is None else scale, x if bias is None else bias, out, n, K=k, BN=strip.outputs,
-        BK=strip.inputs, SCALED=scale is not None, HAS_BIAS=bias is not None, EARLY=early, num_warps=strip.warps,
-        launch_pdl=bool(early),
+        BK=strip.inputs, GATED=False, SCALED=scale is not None, HAS_BIAS=bias is not None, EARLY=early,
+        num_warps=strip.warps, launch_pdl=bool(early),
+    )  # fmt: skip
+    return out
+
+
+def gate_one(x: Tensor, weight: Tensor, scale: Tensor, strip: Strip | None = None) -> Tensor:
+    """x [1, K], weight [2 F, K] e4m3 (the gate's rows, then up's), scale [2 F] -> silu(gate) * up, [1, F]."""
+    n, k = weight.shape
+    strip = strip or Strip(1, min(2048, max(16, triton.next_power_of_2(k))), 2)
+    out = torch.empty((1, n // 2), dtype=x.dtype, device=x.device)
+    early = has_pdl(x.device)
+    _linear_one[(triton.cdiv(n // 2, strip.outputs),)](
+        x, weight, scale, x, out, n // 2, K=k, BN=strip.outputs, BK=strip.inputs, GATED=True, SCALED=True,
+        HAS_BIAS=False, EARLY=early, num_warps=strip.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out

@@ -11,41 +11,24 @@ ended, and rounds where the kernels for more rows round. It knows a row and matr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import wide
 from penstock.kernels.inputs import StepInputs
+from penstock.kernels.triton.linear_one import gate_one
 from penstock.kernels.triton.linear_small import SmallWeight
+from penstock.kernels.triton.norm import add_rms_norm, rms_norm
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 # Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
 # layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
 # 0.682, and 0.657 where 4,096 let the next in at once. QKV_EARLY must be 1: `_parts` reads ahead of its `wait`.
-QKV_EARLY, GATE_EARLY = 1, 2
-
-
-@dataclass(slots=True, frozen=True)
-class Turns:
-    """How pairs of outputs are shared out: a program takes `pairs` at once, in turns, while its next are on the way."""
-
-    programs: int
-    pairs: int
-    warps: int
-
-
-def qkv_turns(k: int, size: int) -> Turns:
-    """k: inputs.   size: bytes of a weight."""
-    return Turns(768, 1, _warps(k)) if size > 1 else Turns(384, 2, 4)
-
-
-def gate_turns(k: int, size: int) -> Turns:
-    """k: inputs.   size: bytes of a weight."""
-    return Turns(4096, 1, _warps(k)) if size > 1 else Turns(1792, 2, 4)
+QKV_PROGRAMS, QKV_EARLY = 768, 1
+GATE_PROGRAMS, GATE_EARLY = 4096, 2
 
 
 @triton.jit
@@ -68,91 +51,95 @@ def _normed(x, residual, kept, by, k, inside, writes, eps, K: tl.constexpr, ADD:
 
 @triton.jit
 def _norm_gate(
-    x, residual, kept, norm, weight, scale, out, F, eps, PROGRAMS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr,
-    K: tl.constexpr, BK: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
+    x, residual, kept, norm, weight, out, F, eps, PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr,
+    BK: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     part = tl.program_id(0)
     k = tl.arange(0, BK)
     inside = k < K
-    n = part * PAIRS + tl.arange(0, PAIRS)
-    gate = weight + n[:, None].to(tl.int64) * K + k[None, :]
+    gate = weight + part.to(tl.int64) * K + k
     up = F.to(tl.int64) * K
-    there = (n < F)[:, None] & inside[None, :]
-    gates = tl.load(gate, mask=there, other=0.0)
-    ups = tl.load(gate + up, mask=there, other=0.0)
+    gates = tl.load(gate, mask=inside, other=0.0)
+    ups = tl.load(gate + up, mask=inside, other=0.0)
     by = tl.load(norm + k, mask=inside, other=0.0)
     wait(EARLY)
-    row = _normed(x, residual, kept, by, k, inside, part == 0, eps, K, ADD)[None, :]
+    row = _normed(x, residual, kept, by, k, inside, part == 0, eps, K, ADD)
     kind = out.dtype.element_ty
-    for _ in range(EACH):
-        gate += PROGRAMS * PAIRS * K
-        there = (n + PROGRAMS * PAIRS < F)[:, None] & inside[None, :]
+    for turn in range(EACH):
+        n = part + turn * PROGRAMS
+        gate += PROGRAMS * K
+        there = inside & (n + PROGRAMS < F)
         more_gates = tl.load(gate, mask=there, other=0.0)
         more_ups = tl.load(gate + up, mask=there, other=0.0)
-        a, b = tl.reduce((gates.to(tl.float32) * row, ups.to(tl.float32) * row), 1, _both)
-        if SCALED:
-            a *= tl.load(scale + n, mask=n < F, other=0.0)
-            b *= tl.load(scale + F + n, mask=n < F, other=0.0)
+        a, b = tl.reduce((gates.to(tl.float32) * row, ups.to(tl.float32) * row), 0, _both)
         a, b = a.to(kind).to(tl.float32), b.to(kind).to(tl.float32)
         tl.store(out + n, (a / (1.0 + tl.exp(-a)) * b).to(kind), mask=n < F)
         gates, ups = more_gates, more_ups
-        n += PROGRAMS * PAIRS
 
 
 def norm_gate(
     x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: SmallWeight
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [1, K], norm [K], weight [2F, K] prepared (the gate's rows, then up's) -> silu(gate) * up [1, F], and
-    the sum of x and residual [1, K]."""
+    """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows, then up's) ->
+    silu(gate) * up [1, F], and the sum of x and residual [1, K]."""
+    if weight.scale is not None:
+        return _norm_then_gate(x, residual, norm, eps, weight.weight, weight.scale)
     n, k = weight.weight.shape
     out, kept = _empty(x, n // 2), x if residual is None else torch.empty_like(x)
     early = GATE_EARLY * has_pdl(x.device)
-    turns = gate_turns(k, weight.weight.element_size())
-    programs = min(turns.programs, triton.cdiv(n // 2, turns.pairs))
+    programs = min(GATE_PROGRAMS, n // 2)
     _norm_gate[(programs,)](
-        x, x if residual is None else residual, kept, norm, weight.weight, x if weight.scale is None else weight.scale,
-        out, n // 2, eps, PROGRAMS=programs, PAIRS=turns.pairs, EACH=triton.cdiv(n // 2, programs * turns.pairs), K=k,
-        BK=triton.next_power_of_2(k), ADD=residual is not None, SCALED=weight.scale is not None, EARLY=early,
-        num_warps=turns.warps,
-        launch_pdl=bool(early),
+        x, x if residual is None else residual, kept, norm, weight.weight, out, n // 2, eps,
+        PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k, BK=triton.next_power_of_2(k),
+        ADD=residual is not None, EARLY=early, num_warps=_warps(k), launch_pdl=bool(early),
     )  # fmt: skip
     return out, kept
+
+
+def _norm_then_gate(
+    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Two launches: at eight bits a program of `_norm_gate` has too few bytes on the way (8B: 42 us, these 32)."""
+    if residual is None:
+        normed, kept = rms_norm(x, norm, eps), x
+    else:
+        normed, kept = add_rms_norm(x, residual, norm, eps)
+    return gate_one(wide(normed), weight, scale), kept
 
 
 @triton.jit
 def _norm_qkv(
     x, residual, kept, norm, weight, scale, bias, cos_sin, positions, slots, kv, q, eps, kv_stride,
-    PROGRAMS: tl.constexpr, PAIRS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
+    PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
     HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A pair: the two outputs of a head that turn together."""
     release(EARLY)
     HALF: tl.constexpr = WIDTH // 2
-    ALL: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF
+    PAIRS: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF
     part = tl.program_id(0)
     k = tl.arange(0, BK)
     inside = k < K
-    pair = part * PAIRS + tl.arange(0, PAIRS)
-    there = (pair < ALL)[:, None] & inside[None, :]
-    first = weight + (pair // HALF * WIDTH + pair % HALF)[:, None].to(tl.int64) * K + k[None, :]
-    of_a = tl.load(first, mask=there, other=0.0)
-    of_b = tl.load(first + HALF * K, mask=there, other=0.0)
+    first = weight + (part // HALF * WIDTH + part % HALF).to(tl.int64) * K + k
+    of_a = tl.load(first, mask=inside, other=0.0)
+    of_b = tl.load(first + HALF * K, mask=inside, other=0.0)
     by = tl.load(norm + k, mask=inside, other=0.0)
     wait(EARLY)
     table = cos_sin + tl.load(positions).to(tl.int64) * WIDTH
     slot = tl.load(slots).to(tl.int64)
-    row = _normed(x, residual, kept, by, k, inside, part == 0, eps, K, ADD)[None, :]
+    row = _normed(x, residual, kept, by, k, inside, part == 0, eps, K, ADD)
     kind = q.dtype.element_ty
-    for _ in range(EACH):
-        real = pair < ALL
-        more = pair + PROGRAMS * PAIRS
-        there = (more < ALL)[:, None] & inside[None, :]
-        first = weight + (more // HALF * WIDTH + more % HALF)[:, None].to(tl.int64) * K + k[None, :]
+    for turn in range(EACH):
+        pair = part + turn * PROGRAMS
+        real = pair < PAIRS
+        more = pair + PROGRAMS
+        there = inside & (more < PAIRS)
+        first = weight + (more // HALF * WIDTH + more % HALF).to(tl.int64) * K + k
         more_a = tl.load(first, mask=there, other=0.0)
         more_b = tl.load(first + HALF * K, mask=there, other=0.0)
-        a, b = tl.reduce((of_a.to(tl.float32) * row, of_b.to(tl.float32) * row), 1, _both)
+        a, b = tl.reduce((of_a.to(tl.float32) * row, of_b.to(tl.float32) * row), 0, _both)
         head, lane = pair // HALF, pair % HALF
         at = head * WIDTH + lane
         if SCALED:
@@ -162,7 +149,7 @@ def _norm_qkv(
             a += tl.load(bias + at, mask=real, other=0.0).to(tl.float32)
             b += tl.load(bias + at + HALF, mask=real, other=0.0).to(tl.float32)
         a, b = a.to(kind).to(tl.float32), b.to(kind).to(tl.float32)
-        cos, sin = tl.load(table + lane), tl.load(table + HALF + lane)  # lane is that of a head, also past the last
+        cos, sin = tl.load(table + lane), tl.load(table + HALF + lane)
         is_v = head >= HEADS + KV_HEADS
         one = tl.where(is_v, a, a * cos - b * sin).to(kind)
         other = tl.where(is_v, b, b * cos + a * sin).to(kind)
@@ -174,7 +161,7 @@ def _norm_qkv(
         tl.store(q + at + HALF, other, mask=is_q)
         tl.store(stored, one, mask=real & (head >= HEADS))
         tl.store(stored + HALF, other, mask=real & (head >= HEADS))
-        of_a, of_b, pair = more_a, more_b, more
+        of_a, of_b = more_a, more_b
 
 
 def norm_qkv(
@@ -196,15 +183,14 @@ def norm_qkv(
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)
-    turns = qkv_turns(k, weight.weight.element_size())
-    programs = min(turns.programs, triton.cdiv(n // 2, turns.pairs))
+    programs = min(QKV_PROGRAMS, n // 2)
     _norm_qkv[(programs,)](
         x, x if residual is None else residual, kept, norm, weight.weight,
         x if weight.scale is None else weight.scale, x if bias is None else bias, cos_sin, inputs.positions,
-        inputs.slots, kv, q, eps, kv.stride(0), PROGRAMS=programs, PAIRS=turns.pairs,
-        EACH=triton.cdiv(n // 2, programs * turns.pairs), K=k, BK=triton.next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, SLOTS=BLOCK_SIZE,
+        inputs.slots, kv, q, eps, kv.stride(0), PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k,
+        BK=triton.next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, SLOTS=BLOCK_SIZE,
         ADD=residual is not None, SCALED=weight.scale is not None, HAS_BIAS=bias is not None, EARLY=early,
-        num_warps=turns.warps, launch_pdl=bool(early),
+        num_warps=_warps(k), launch_pdl=bool(early),
     )  # fmt: skip
     return q, kept
 

@@ -163,7 +163,7 @@ def attention_out(
         EARLY=PARTS_EARLY * can, num_warps=4, num_stages=2, launch_pdl=bool(can),
     )  # fmt: skip
     wide = triton.next_power_of_2(k)
-    each = max(1, min(16, OUT_BYTES // weight.weight.element_size() // wide))
+    each = max(1, min(32, OUT_BYTES // weight.weight.element_size() // wide))
     _join_out[(triton.cdiv(n, each),)](
         part, lse, decode.rows, decode.length, capacity, window or 0, weight.weight,
         q if weight.scale is None else weight.scale, q if bias is None else bias, out, n, K=k, BK=wide, BN=each,

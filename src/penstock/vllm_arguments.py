@@ -64,6 +64,7 @@ SHARED_SERVE = (
 SPELLINGS = {  # vLLM's values of these -> ours
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
+    "quantization": {"None": "auto"},
 }
 
 SHORT = {  # vLLM's short options

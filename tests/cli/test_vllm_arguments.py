@@ -29,7 +29,7 @@ def test_a_name_is_ours_or_has_a_fate() -> None:
     assert ours & (ENGINE.keys() | SERVE.keys()) == set() and options & SERVE.keys() == set()
     assert sampling & SAMPLING.keys() == set()
     assert set(SHARED) <= ours and set(SHARED_SERVE) <= options
-    assert set(SHORT.values()) <= ENGINE.keys() | set(SHARED_SERVE)
+    assert set(SHORT.values()) <= ENGINE.keys() | set(SHARED_SERVE) | set(SHARED)
     assert not any(name.startswith("no_") for name in ENGINE.keys() | SERVE.keys())
 
 

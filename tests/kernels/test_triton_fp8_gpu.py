@@ -39,3 +39,10 @@ def test_the_same_bits_however_k_is_split():
     from triton_kernel_cases_fp8 import check_same_bits
 
     check_same_bits("cuda", torch.bfloat16, 700, 4096)
+
+
+def test_the_library_takes_many_rows_where_it_can():
+    from triton_kernel_cases_fp8 import matrix_of
+
+    assert matrix_of("cuda", torch.bfloat16, 96, 64)[0].by_library
+    assert not matrix_of("cuda", torch.bfloat16, 70, 100)[0].by_library

@@ -23,6 +23,13 @@ def test_products(rows, shape):
     cases.check_products(CPU, F32, rows, *shape)
 
 
+def test_no_rows():
+    matrix, _ = cases.matrix_of(CPU, F32, 40, 64)
+    none = cases.fp8.quantize_rows(torch.empty(0, 64))
+    assert none.numbers.shape == (0, 64) and none.scale.shape == (0, 1)
+    assert cases.linear_fp8.linear_fp8(none, matrix).shape == (0, 40)
+
+
 def test_one_row():
     cases.check_one_row(CPU, F32, 48, 24)
 

@@ -153,14 +153,14 @@ def test_a_death_leaves_no_memory_behind(services: dict[str, Served], tokens: in
         told = served.told(known)
         code = served.process.wait(60)
         ended = time.monotonic() - known
-        wait_until(lambda before=before: _free() - before > 0.75 * tokens * TOKEN_BYTES, FREE_WITHIN)
-        back = _free() - before
-        print(f"{how}: told {told:.2f} s, ended {ended:.2f} s, code {code}, {back / 1e9:.1f} GB back")
+        most = 0.75 * tokens * TOKEN_BYTES  # tests beside this one may take some of it at once
+        back = wait_until(lambda before=before, most=most: _free() - before > most, FREE_WITHIN)
+        print(f"{how}: told {told:.2f} s, ended {ended:.2f} s, code {code}")
         ends = {"torn"} if how == "server killed" else {"error"}
         assert {kind for kind, _ in served.ends} == ends, served.ends
         assert told < TOLD_WITHIN and ended < ENDED_WITHIN, (how, told, ended)
         assert wait_until(lambda served=served: not alive(served.engine), FREE_WITHIN) is not None, f"{how}: it lives"
-        assert back > 0.75 * tokens * TOKEN_BYTES, f"{how}: {back / 1e9:.1f} GB came back"
+        assert back is not None, f"{how}: {(_free() - before) / 1e9:.1f} GB came back"
         if how == "server killed":
             assert code == -signal.SIGKILL
         else:

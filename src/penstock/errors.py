@@ -60,3 +60,9 @@ class EngineError(PenstockError):
     """The engine stopped; every waiter gets this."""
 
     exit_code = 1
+
+
+def too_long(context: int) -> str:
+    """Returns how a prompt past the context is refused: in the words by which clients (litellm, langchain) know that
+    another model may take it."""
+    return f"this model's maximum context length is {context} tokens and the prompt is too long"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Literal
 
-from penstock.errors import ContextLengthError, UsageError
+from penstock.errors import ContextLengthError, UsageError, too_long
 from penstock.row_table import RANGES
 from penstock.vllm_arguments import takes_vllms
 
@@ -202,7 +202,7 @@ def check_request(
         raise UsageError("the prompt is empty: give at least one token", param="prompt")
     if size >= longest:
         raise ContextLengthError(
-            f"the prompt has {size} tokens and the context {longest}: shorten it, or raise max_model_len",
+            f"{too_long(longest)}, {size} tokens: shorten it, or raise max_model_len",
             param="prompt",
         )
     if span[0] < 0 or span[1] >= vocabulary:

@@ -111,7 +111,7 @@ def test_samples_that_are_none_of_the_n(samples: list[int]) -> None:
 def test_a_prompt_beyond_the_context_ends_alone() -> None:
     drive = Drive(limits())
     drive.submit([1, 2], SamplingParams(seed=1))
-    with pytest.raises(ContextLengthError, match="64 tokens and the context 64"):
+    with pytest.raises(ContextLengthError, match="context length is 64 tokens and the prompt is too long, 64 tokens"):
         drive.submit([1] * 64, SamplingParams(seed=1))
     drive.submit([1] * 63, SamplingParams(seed=1))  # one token fits behind it
     drive.finish()

@@ -245,7 +245,7 @@ def _chats() -> list[Case]:
         _chat(400, "continue_final_message", continue_final_message=True),
         _chat(400, "continue_final_message", continue_final_message=CANARY, add_generation_prompt=False),
         *(_chat(400, "top_logprobs", top_logprobs=value) for value in (5, -1)),
-        *(_chat(400, "logprobs", logprobs=True, top_logprobs=value) for value in (21, NUMBER)),
+        *(_chat(400, "top_logprobs", logprobs=True, top_logprobs=value) for value in (21, NUMBER)),
         _chat(400, "logprobs", logprobs=5),
         _chat(400, "max_completion_tokens", max_completion_tokens=7),
         _chat(400, "max_completion_tokens", max_completion_tokens=NUMBER),

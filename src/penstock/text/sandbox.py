@@ -189,7 +189,9 @@ class Sandbox:
         code = self._process.poll()
         self.close()
         if code is None or code == -signal.SIGXCPU:
-            return UsageError("this takes too long to render and tokenise: send less text", param="prompt")
+            return UsageError(
+                "this takes too long to render and tokenise: send less text, or a simpler chat template", param="prompt"
+            )
         if code in (-signal.SIGABRT, -signal.SIGSEGV):
             message = "this takes more memory to render and tokenise than a request may have: send less text"
             return UsageError(message, param="prompt")

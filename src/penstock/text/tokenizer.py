@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.errors import ContextLengthError, TokenizerError, UsageError
+from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
 from penstock.text.stop_strings import StopIndex, StopStrings
 from penstock.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from penstock.text.vocabulary import DecoderStyle, Vocabulary
@@ -192,8 +192,7 @@ class Tokenizer:
 
 
 def _too_long(limit: int) -> ContextLengthError:
-    message = f"a prompt has more tokens than the context, which is {limit}: shorten it, or cut it to its end"
-    return ContextLengthError(message, param="prompt")
+    return ContextLengthError(f"{too_long(limit)}: shorten it, or cut it to its end", param="prompt")
 
 
 def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, folder: Path) -> list[str | None]:

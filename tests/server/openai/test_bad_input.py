@@ -169,7 +169,7 @@ def test_probes_by_head(http: httpx.Client) -> None:
 def test_errors_say_a_way_out(http: httpx.Client) -> None:
     def said(path: str, **body: Any) -> Any:
         answer = http.post(path, **body)
-        assert answer.status_code == 400
+        assert answer.status_code == 400 and answer.headers["x-request-id"].startswith("req_")
         return check_shape(answer)["message"]
 
     assert said(CHAT, json={"messages": [{"role": "zq7", "content": "x"}]}) == (
@@ -177,6 +177,8 @@ def test_errors_say_a_way_out(http: httpx.Client) -> None:
     )
     assert "/v1/chat/completions" in said(COMPLETIONS, json={"messages": USER})
     assert "/v1/completions" in said(CHAT, json={"prompt": "x"})
+    long = said(COMPLETIONS, json={"prompt": [1] * 4000})
+    assert "this model's maximum context length is" in long and "prompt is too long" in long  # what litellm looks for
     assert "gzip; send it plain" in said(COMPLETIONS, content=gzip.compress(b'{"prompt": "x"}'))
     assert "byte order mark" in said(COMPLETIONS, content=b'\xef\xbb\xbf{"prompt": "x"}')
     assert check_shape(http.get(COMPLETIONS))["type"] == "invalid_request_error"

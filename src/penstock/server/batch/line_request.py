@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,7 +22,15 @@ from penstock.server.online.buffered import AnswerTooLargeError, ResponseBudget
 from penstock.server.online.handlers import buffer_answer
 from penstock.server.openai.answers import BaseAnswer, answer_to
 from penstock.server.openai.batch_line import BatchLine, LineError
-from penstock.server.openai.http_errors import ShuttingDownError, body_of, check_model, error_body, status_of, too_late
+from penstock.server.openai.http_errors import (
+    ShuttingDownError,
+    body_of,
+    check_model,
+    error_body,
+    new_request_id,
+    status_of,
+    too_late,
+)
 from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.translate import Call, make_call
 from penstock.text.sandbox_process import Job, Reply
@@ -91,14 +98,14 @@ class LineRequest:
 def result_of_killer(custom_id: str) -> LineOutcome:
     """Returns the outcome of a line with which the engine died, again and again."""
     message = "the engine died each time that this line ran: change it, and tell whoever runs the server"
-    return answered(custom_id, 500, _request_id(), error_body(message, kind="server_error", code="engine_died"))
+    return answered(custom_id, 500, new_request_id(), error_body(message, kind="server_error", code="engine_died"))
 
 
 def result_of_bad(error: LineError, number: int) -> LineOutcome:
     """Returns the outcome of a line that the check found bad: the route's answer, where it has a custom_id."""
     if error.custom_id is None:
         return unrun(number, error.code, f"line {number}: {told(error)}")
-    return answered(error.custom_id, status_of(error.answer), _request_id(), body_of(error.answer))
+    return answered(error.custom_id, status_of(error.answer), new_request_id(), body_of(error.answer))
 
 
 def result_of_cancelled(custom_id: str) -> LineOutcome:
@@ -148,7 +155,7 @@ class LinePreparer:
         """Returns the outcome of a line that ended in an error; those of the engine and the server are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
-        request_id = _request_id()
+        request_id = new_request_id()
         if isinstance(error, PenstockError):
             return answered(line.custom_id, status_of(error), request_id, body_of(error))
         self._tell(error, request_id)
@@ -164,7 +171,3 @@ class LinePreparer:
         if place not in self._told:
             self._told.add(place)
             traceback.print_exception(error)
-
-
-def _request_id() -> str:
-    return f"req_{secrets.token_hex(16)}"

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.errors import UsageError
 from penstock.server.online.api_keys import Key, find_key
 from penstock.server.online.buffered import JSON
-from penstock.server.openai.http_errors import HttpError, body_of, names_of
+from penstock.server.openai.http_errors import HttpError, body_of, error_headers, names_of
 
 OPEN_PATHS = ("/health", "/health/live")  # what a prober without a key may ask
 PROBES = ("/health", "/metrics")  # what begins so is answered in any crowd, and is no line of the access log
@@ -96,7 +96,7 @@ class AuthMiddleware:
                 scope.setdefault("state", {})["key"] = self.find(scope["headers"], may_lack_host=may_lack_host)
             except HttpError as error:
                 scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
-                headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+                headers = error_headers(error) | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
                 refusal = Response(body_of(error), error.status, headers, media_type=JSON)
                 await refusal(scope, receive, send)
                 return

@@ -20,7 +20,14 @@ from penstock.server.online.buffered import JSON, BufferedResponse, ResponseBudg
 from penstock.server.online.request_limits import Ticket
 from penstock.server.openai.answers import DONE, BaseAnswer, answer_to
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion
-from penstock.server.openai.http_errors import FAILED, HttpError, body_of, check_model, names_of, status_of
+from penstock.server.openai.http_errors import (
+    FAILED,
+    body_of,
+    check_model,
+    error_headers,
+    names_of,
+    status_of,
+)
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.prompt_ids import PromptTools
 from penstock.server.openai.translate import Call, make_call, size_of
@@ -192,5 +199,4 @@ class _Work:
 def refuse(request: Request, error: PenstockError) -> Response:
     """The answer to a request that ended in an error of ours."""
     request.state.refused = names_of(error)  # for the access log
-    headers = error.headers if isinstance(error, HttpError) else None
-    return Response(body_of(error), status_of(error), headers, media_type=JSON)
+    return Response(body_of(error), status_of(error), error_headers(error), media_type=JSON)

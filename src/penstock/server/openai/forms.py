@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from penstock.request import MAX_LOGPROBS
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
@@ -149,6 +150,8 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
     _check_length(messages, limits)
     raw["messages"] = [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
     form = _convert(raw, ChatForm)
+    if form.top_logprobs is not None and not 0 <= form.top_logprobs <= MAX_LOGPROBS:
+        raise HttpError(f"top_logprobs must be between 0 and {MAX_LOGPROBS}", param="top_logprobs")
     if form.top_logprobs and not form.logprobs:
         raise HttpError("top_logprobs needs logprobs: true", param="top_logprobs")
     check_options(**{name: getattr(form, name) for name in OPTIONS})

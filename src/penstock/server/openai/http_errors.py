@@ -6,6 +6,7 @@ official clients read it. Messages name fields, never echo long input.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 
 import msgspec
@@ -85,6 +86,17 @@ _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
     (ShuttingDownError, 503, "shutting_down"),
     (PenstockError, 500, None),
 )
+
+
+def error_headers(error: PenstockError) -> dict[str, str]:
+    """The headers of an error's answer: an id of its own, as whole answers have, and those of its kind."""
+    own = error.headers if isinstance(error, HttpError) else None
+    return {"x-request-id": new_request_id(), **(own or {})}
+
+
+def new_request_id() -> str:
+    """Returns an id for what got no answer that has one."""
+    return f"req_{secrets.token_hex(16)}"
 
 
 def status_of(error: PenstockError) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from penstock.errors import ContextLengthError, TokenizerError, UsageError
+from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
@@ -172,8 +172,7 @@ def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: 
     most = facts.max_model_len * tokenizer.longest
     if form.truncate_prompt_tokens is None and size > most:
         raise ContextLengthError(
-            f"a prompt has {size} characters, more than the context of {facts.max_model_len} tokens can hold: "
-            "shorten it, or cut it with truncate_prompt_tokens",
+            f"{too_long(facts.max_model_len)}, {size} characters: shorten it, or cut it with truncate_prompt_tokens",
             param=_param(form),
         )
 
@@ -186,7 +185,7 @@ def check_length(size: int, form: BaseForm, facts: EngineFacts) -> None:
     """Raises ContextLengthError."""
     if size >= facts.max_model_len:
         raise ContextLengthError(
-            f"a prompt has {size} tokens and the context {facts.max_model_len}, with room for one at least to be made: "
+            f"{too_long(facts.max_model_len)}, {size} tokens, and one at least is to be made: "
             "shorten it, or cut it with truncate_prompt_tokens",
             param=_param(form),
         )

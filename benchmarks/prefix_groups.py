@@ -30,6 +30,7 @@ from prefix_groups_fit import RULES, Mixed, Part, Shape, Step, Times, show
 from penstock.execute.padding import group_capacity, padded
 from penstock.kernels.choose import choose
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, GroupInputs, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.prefix_cost import prefix_cost_times
 from penstock.schedule.prefix_groups import SharingCosts
 
@@ -113,7 +114,7 @@ class Bench:
         plan = self.ops.plan(inputs, kind, turned, q.dtype)
 
         def work() -> torch.Tensor:
-            return self.ops.attention(q, self.kv, inputs, kind, plan)
+            return self.ops.attention(q, LayerKv.plain(self.kv), inputs, kind, plan)
 
         if self.graphs is None:
             return host_ms(work)

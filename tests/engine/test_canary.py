@@ -48,7 +48,7 @@ def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:
                 a, b = (int(rows.table[row, rows.shared[row]]) for row in (live[0], live[-1]))
                 assert a != b
                 for layer in kv.layers:
-                    layer[[a, b]] = layer[[b, a]]
+                    layer.storage[[a, b]] = layer.storage[[b, a]]
 
         with torch.inference_mode():
             flock.fly(llm, swap)

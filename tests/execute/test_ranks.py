@@ -102,7 +102,7 @@ def drive(runner: Runner) -> list[list[list[int]]]:
 @pytest.mark.parametrize("ranks", [2, 4])  # four ranks have two key heads: each stands on two of them
 def test_ranks_give_the_tokens_of_one(ranks: int, tmp_path: Path) -> None:
     one, several = tiny_runner(), together(tmp_path, ranks)
-    shapes = {runner._state.kv.layers[0].shape[1] for runner in several.runners}  # type: ignore[union-attr]
+    shapes = {runner._state.kv.layers[0].kv_heads for runner in several.runners}  # type: ignore[union-attr]
     assert shapes == {1}, "heads are not divided"
     want, got = drive(one), drive(several)
     assert want == got and len({tuple(tail) for tail in want[1]}) > 3
@@ -118,8 +118,9 @@ def test_blocks_are_cleared_on_every_rank(tmp_path: Path) -> None:
     assert host.run([bad], 2)[0, 0] == BAD_LOGITS
     host.next_block = 1  # all are handed out again
     host.run([host.row(1, prompt(13), 40, ask)], 2)
+    blocks = torch.tensor(bad.blocks)
     for runner in several.runners:
-        assert all(layer[bad.blocks].isfinite().all() for layer in runner._state.kv.layers)  # type: ignore[union-attr]
+        assert all(layer.worth(blocks).isfinite().all() for layer in runner._state.kv.layers)  # type: ignore[union-attr]
         runner.close()
 
 

@@ -161,7 +161,7 @@ def test_a_fork_hears_that_the_llm_is_not_its_own(folder: Path) -> None:
 
 def storages(llm: LLM) -> list[weakref.ref[torch.Tensor]]:
     state = llm._engine.runner._state  # type: ignore[attr-defined]
-    return [weakref.ref(t) for t in (*state.kv.layers, state.model.embedding.table.value, state.rows.block_table)]
+    return [weakref.ref(t) for t in (*state.kv.by_block, state.model.embedding.table.value, state.rows.block_table)]
 
 
 def device_threads() -> int:

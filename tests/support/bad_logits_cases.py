@@ -80,7 +80,8 @@ def _spoil(llm: LLM, request: int, block: int) -> None:
     (row,) = [row for row in range(rows.count) if rows.state[row] and rows.request[row] == request]
     with torch.inference_mode():
         for layer in _state(llm).kv.layers:
-            layer[int(rows.table[row, block])] = torch.nan
+            layer.values[int(rows.table[row, block])] = torch.nan
+            layer.keys[int(rows.table[row, block])] = torch.nan
 
 
 def _all_blocks_are_clear(llm: LLM) -> None:
@@ -90,7 +91,9 @@ def _all_blocks_are_clear(llm: LLM) -> None:
     assert _right(flood, _answers(llm, flood))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    assert all(bool(torch.isfinite(layer[1:-1]).all()) for layer in _state(llm).kv.layers)
+    for layer in _state(llm).kv.layers:
+        blocks = torch.arange(1, layer.storage.shape[0] - 1, device=layer.storage.device)
+        assert bool(torch.isfinite(layer.worth(blocks)).all())
 
 
 def _answers(llm: LLM, ones: list[Canary]) -> list[tuple[list[int], str | None, int | None]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.layer_kv import KvForm, LayerKv
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -58,6 +59,42 @@ def naive_attention_one(
         weights = torch.exp(scores - scores.max())
         out.append((weights / weights.sum()) @ stored(kv, table, seen, kv_head, 1))
     return torch.stack(out)
+
+
+def in_form(kv: Tensor, eight: int, dtype: torch.dtype) -> LayerKv:
+    """Empty KV of kv's shape [blocks, Hkv, 2, 16, D] with 0 nothing, 1 V, 2 K and V in eight bits, the rest of `dtype`.
+    No two scales are alike, and none is a power of two."""
+    blocks, kv_heads, _, _, width = kv.shape
+    scales = 0.013 * (1 + torch.arange(2 * kv_heads, dtype=torch.float32, device=kv.device).view(2, -1) / 3)
+    scales[0] = scales[0] if eight == 2 else 1.0
+    e4m3 = torch.float8_e4m3fn
+    form = KvForm(
+        kv_heads, width, e4m3 if eight == 2 else dtype, e4m3 if eight else dtype, scales if eight else None
+    )  # fmt: skip
+    return form.over(torch.zeros(blocks, kv_heads, form.head_bytes, dtype=torch.uint8, device=kv.device))
+
+
+def stored_in(kv: Tensor, eight: int) -> LayerKv:
+    """kv [blocks, Hkv, 2, 16, D] stored in such a form."""
+    made = in_form(kv, eight, kv.dtype)
+    for part, (to, wide) in enumerate(zip((made.keys, made.values), kv.unbind(2), strict=True)):
+        if to.dtype != kv.dtype:
+            wide = rounded(wide, made.scales[part, :, None, None])
+        to.view(torch.uint8).copy_(wide.contiguous().view(torch.uint8))
+    return made
+
+
+def rounded(x: Tensor, scale: Tensor) -> Tensor:
+    """What is stored of x in eight bits."""
+    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def worth(kv: LayerKv) -> Tensor:
+    """All of it, [blocks, Hkv, 2, 16, D] float64."""
+    parts = [part.double() for part in (kv.keys, kv.values)]
+    if kv.scales is not None:
+        parts = [part * scale.double()[:, None, None] for part, scale in zip(parts, kv.scales, strict=True)]
+    return torch.stack(parts, 2)
 
 
 @dataclass
@@ -197,9 +234,14 @@ def kind_of(heads: int, kv_heads: int, width: int, scale: float, window: int | N
     return AttentionKind(heads, kv_heads, width, 0, window, scale)
 
 
-def attend(column: Any, q: Tensor, kv: Tensor, inputs: StepInputs, scale: float, window: int | None = None) -> Tensor:
-    """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned for it alone."""
-    kind = kind_of(q.shape[1], kv.shape[1], q.shape[2], scale, window)
+def attend(
+    column: Any, q: Tensor, kv: Tensor | LayerKv, inputs: StepInputs, scale: float, window: int | None = None
+) -> Tensor:
+    """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned for it alone.
+
+    kv: [blocks, Hkv, 2, 16, D], or in any form."""
+    kv = LayerKv.plain(kv) if isinstance(kv, Tensor) else kv
+    kind = kind_of(q.shape[1], kv.kv_heads, q.shape[2], scale, window)
     reads = inputs.positions.numel() and not q.is_cuda  # the GPU's plan turns nothing, and may be captured
     most = int(inputs.positions.max()) + 1 if reads else 1
     turned = torch.zeros(most, 2, q.shape[2] // 2, device=q.device)
@@ -207,10 +249,11 @@ def attend(column: Any, q: Tensor, kv: Tensor, inputs: StepInputs, scale: float,
 
 
 def rotate(
-    column: Any, qkv: Tensor, cos_sin: Tensor, inputs: StepInputs, kv: Tensor, heads: int, kv_heads: int, width: int,
-    *norms: Any,
+    column: Any, qkv: Tensor, cos_sin: Tensor, inputs: StepInputs, kv: Tensor | LayerKv, heads: int, kv_heads: int,
+    width: int, *norms: Any,
 ) -> Tensor:  # fmt: skip
-    """`rotary_and_store` by a column; norms: q's, k's, eps."""
+    """`rotary_and_store` by a column; norms: q's, k's, eps. kv: as `attend` takes it."""
+    kv = LayerKv.plain(kv) if isinstance(kv, Tensor) else kv
     kind = kind_of(heads, kv_heads, width, 1.0)
     plan = column.plan(inputs, kind, cos_sin, qkv.dtype) if hasattr(column, "plan") else None
     return column.rotary_and_store(qkv, cos_sin, inputs, kv, kind, plan, *norms)

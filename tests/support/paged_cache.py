@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.inputs import DecodeInputs, PrefillInputs, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.models.decoder import Decoder
 
 BLOCK = 16
@@ -21,8 +22,9 @@ class PagedCache:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(sequences * blocks, generator=generator) + 1
         self.tables = order.reshape(sequences, blocks).to(torch.int32)
-        shapes = model.kv_shapes(sequences * blocks + 1)
-        self.kv = [torch.full(shape, 7.0, dtype=model.dtype) for shape in shapes]  # never zeros: unwritten must show
+        shapes = [(sequences * blocks + 1, form.kv_heads, 2, BLOCK, form.width) for form in model.kv_forms]
+        # Never zeros: unwritten must show.
+        self.kv = [LayerKv.plain(torch.full(shape, 7.0, dtype=model.dtype)) for shape in shapes]
         self.lengths = [0] * sequences
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ from sampler_oracle import asked, some_rows
 from torch import Tensor
 
 from penstock.kernels.inputs import Queries, SamplerInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference import logprobs as plain_logprobs
 from penstock.kernels.reference import noise as plain_noise
 from penstock.kernels.reference import penalties as plain_penalties
@@ -125,7 +126,7 @@ def check_one_row_products(device: str, dtype: torch.dtype, shape: tuple[int, in
             small = linear_small.prepare_small(of_qkv)
             moved = None if more is None else more.to(device)
             q, kept = one_row.norm_qkv(
-                *given, small, moved, cos_sin.to(device), where, kv, heads, kv_heads, width
+                *given, small, moved, cos_sin.to(device), where, LayerKv.plain(kv), heads, kv_heads, width
             )  # fmt: skip
             qkv = (normed @ of_qkv.double().T + (0 if moved is None else moved.double())).to(dtype)
             wanted = rotate(rotary, qkv, cos_sin.to(device), where, wanted_kv, heads, kv_heads, width)
@@ -164,7 +165,7 @@ def check_one_row_attention(
         small = linear_small.prepare_small(weight.to(device))
         for more in (None, bias):
             got = one_row_attention.attention_out(
-                q.to(device), spoiled.to(device), SimpleNamespace(decode=decode), width**-0.5, window, small,
+                q.to(device), LayerKv.plain(spoiled.to(device)), SimpleNamespace(decode=decode), width**-0.5, window, small,
                 None if more is None else more.to(device),
             )  # fmt: skip
             assert_close(got.cpu(), seen @ weight.double().T + (0 if more is None else more.double()))

@@ -88,7 +88,7 @@ class DeviceStep:
             block_table=torch.zeros((1, -(-width // 16) * 16), dtype=torch.int32, device=device),
             tokens=0,
         )
-        self._copier = ops.block_copier([*kv.layers, kv.slot_token])
+        self._copier = ops.block_copier(kv.by_block)
         self.graphs: Graphs | None = None
         self._drafting = False  # whether the step has drafts
 

@@ -16,27 +16,30 @@ import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.layer_kv import KvForm
 from penstock.schedule.step import Int32, Int64, StepPlan
 
-_BYTES = {torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np.uint32, torch.int32: np.uint32}
+_BYTES = {
+    torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np.uint32, torch.int32: np.uint32,
+    torch.uint8: np.uint8,
+}  # fmt: skip
+TOKEN_BYTES = 4  # of a token's id
 
 
 class KvCache:
-    """One tensor a layer `[blocks, kv_heads, 2, 16, width]`; slot_token `[blocks, 16]` int32. All zeros.
+    """K and V of each layer; slot_token `[blocks, 16]` int32. All zeros. The last block is the dump."""
 
-    The last block is the dump.
-    """
-
-    def __init__(self, shapes: list[torch.Size], dtype: torch.dtype, device: torch.device) -> None:
-        self.layers: list[Tensor] = [zeros(shape, dtype, device) for shape in shapes]
-        blocks = shapes[0][0]
+    def __init__(self, forms: list[KvForm], blocks: int, device: torch.device) -> None:
+        self.layers = [
+            form.over(zeros((blocks, form.kv_heads, form.head_bytes), torch.uint8, device)) for form in forms
+        ]
         self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
 
     def clear(self, blocks: Tensor) -> None:
         """blocks [m] int64."""
         for layer in self.layers:
-            layer.index_fill_(0, blocks, 0)
+            layer.storage.index_fill_(0, blocks, 0)
 
     def handed_out(self, plan: StepPlan) -> Int64:
         """Blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
@@ -52,7 +55,17 @@ class KvCache:
         self.slot_token.view(-1).index_copy_(0, slots, tokens.to(torch.int32))
 
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.layers, self.slot_token))
+        return sum(tensor.nbytes for tensor in self.by_block)
+
+    @property
+    def by_block(self) -> list[Tensor]:
+        """Everything that a block holds, each tensor's first dimension the block."""
+        return [*(layer.storage for layer in self.layers), self.slot_token]
+
+
+def token_bytes(forms: list[KvForm]) -> int:
+    """Returns what a token takes of the cache."""
+    return sum(form.block_bytes for form in forms) // BLOCK_SIZE + TOKEN_BYTES
 
 
 def _past(tables: Int32, stored: Int32) -> Int32:

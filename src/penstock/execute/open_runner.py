@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import BLOCK_SIZE, Config, Dtype
+from penstock.config import Config, Dtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
+from penstock.execute.kv_cache import token_bytes
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
@@ -72,9 +73,8 @@ def open_share(
     with _named_failures(device):
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
-        block = sum(shape.numel() for shape in model.kv_shapes(1)) * dtype.itemsize
         sharers = layout.size if device.type == "cpu" else 1
-        sized = agree(with_kv(limits, config, block // BLOCK_SIZE + 4, device, sharers=sharers))  # + 4: slot_token's id
+        sized = agree(with_kv(limits, config, token_bytes(model.kv_forms), device, sharers=sharers))
         ends, defaults = end_ids(model_config, generation), generation.sampling()
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)

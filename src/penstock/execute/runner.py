@@ -70,7 +70,7 @@ class TorchRunner:
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }
-        kv = KvCache(model.kv_shapes(limits.num_blocks + 1), model.dtype, device)
+        kv = KvCache(model.kv_forms, limits.num_blocks + 1, device)
         self._about["kv_bytes"] = kv.bytes()
         self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv)
 
@@ -114,7 +114,7 @@ def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: boo
     """Before the KV cache takes what is left of a GPU: compiles kernels, and lets torch take what steps need."""
     if not choose_rows(ops).compiled:
         return
-    kv = KvCache(model.kv_shapes(3), model.dtype, model.device)
+    kv = KvCache(model.kv_forms, 3, model.device)
     warm(_step(model, ops, limits, (), kv), limits, grouping)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)

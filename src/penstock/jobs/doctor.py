@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock import __version__
 from penstock.bench.cpu_pinning import count_here
 from penstock.bench.machine_probe import processor
-from penstock.config import BLOCK_SIZE, Config
+from penstock.config import Config
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +95,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     import torch
 
     from penstock.engine.build_engine import model_folder
+    from penstock.execute.kv_cache import TOKEN_BYTES, token_bytes
     from penstock.execute.limits import batch_limits, free_memory, with_kv
     from penstock.models.build_model import build_model
     from penstock.models.read_config import read_model_config
@@ -107,18 +108,18 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     decoder = build_model(model_config, dtype, torch.device("meta"), limits.max_model_len)
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
-    block = sum(shape.numel() for shape in decoder.kv_shapes(1)) * dtype.itemsize
+    token = token_bytes(decoder.kv_forms)
     check_room(decoder, folder, device, free_memory(device))
     to_come = decoder.weights_bytes + decoder.rope_bytes
-    sized = with_kv(limits, config, block // BLOCK_SIZE + 4, device, to_come)
+    sized = with_kv(limits, config, token, device, to_come)
     return [
         ("folder", str(folder)),
         ("architecture", f"{decoder.config.architecture}, {decoder.weights_bytes // dtype.itemsize:,} parameters"),
         ("weights", f"{_size(decoder.weights_bytes)} in {_name(dtype)}"),
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
-        ("a token of KV", f"{block // BLOCK_SIZE:,} bytes"),
-        ("KV tokens that fit", _fit(sized.kv_tokens, block // BLOCK_SIZE, sized.max_model_len)),
+        ("a token of KV", f"{token - TOKEN_BYTES:,} bytes"),
+        ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len)),
         *_unserved(folder),
     ]
 

@@ -1,7 +1,7 @@
 """What the kernels are handed of a step: tensors on the device, built once a step, read by every layer.
 
-KV of a layer is one tensor `[blocks, kv_heads, 2, 16, width]`: K ([..., 0, :, :]) and V ([..., 1, :, :]) of a block and
-head lie together. Tokens of a step are ordered: S decode rows (one token each), then the chunks' tokens.
+A layer's KV is a LayerKv (kernels/layer_kv.py). Tokens of a step are ordered: S decode rows (one token each), then the
+chunks' tokens.
 """
 
 from __future__ import annotations

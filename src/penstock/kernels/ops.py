@@ -15,13 +15,15 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 
 
 class RotaryAndStore(Protocol):
     """Norms (where weights are given) and rotates q and k of a fused product, and stores k and v at `inputs.slots`.
 
     qkv `[T, (H + 2 Hkv) * D]` may be overwritten, and q may be a view of it. cos_sin is `[max_pos, 2, D / 2]` float32;
-    the two halves of a head turn together (HF's "rotate half"). plan: what `plan` gave. Returns q `[T, H, D]`.
+    the two halves of a head turn together (HF's "rotate half"). plan: what `plan` gave. Returns q `[T, H, D]`. What is
+    stored in eight bits is made of what would be stored plain, rounding and all.
     """
 
     def __call__(
@@ -29,7 +31,7 @@ class RotaryAndStore(Protocol):
         qkv: Tensor,
         cos_sin: Tensor,
         inputs: StepInputs,
-        kv: Tensor,
+        kv: LayerKv,
         kind: AttentionKind,
         plan: Any,
         q_norm: Tensor | None = None,
@@ -41,11 +43,12 @@ class RotaryAndStore(Protocol):
 class Attention(Protocol):
     """Decode rows (their prefix group first, where they have one), then chunks, over the paged cache of one layer.
 
-    q `[T, H, D]`, kv `[blocks, Hkv, 2, 16, D]`; returns `[T, H, D]`. With a window a query at position p sees the keys
+    q `[T, H, D]`; returns `[T, H, D]`. Stored numbers in eight bits are widened to q's dtype, K's scale goes to the
+    scores and V's to the answer, both in float32. With a window a query at position p sees the keys
     p - window + 1 .. p, and its rows are taken alone (`StepInputs.decode_for`). plan: what `plan` gave.
     """
 
-    def __call__(self, q: Tensor, kv: Tensor, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor: ...
+    def __call__(self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor: ...
 
 
 class TokenLogprobs(Protocol):
@@ -84,7 +87,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float, Form], Rows]
     # x, residual (may be overwritten), weight, eps, form -> (norm of the sum, the sum: the next residual)
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, Form], tuple[Rows, Tensor]]
-    # What layers of one kind share in a step, worked out once: inputs, kind, cos_sin, KV's dtype
+    # What layers of one kind share in a step, worked out once: inputs, kind, cos_sin, the queries' dtype
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore
     silu_mul: Callable[[Tensor, Form], Rows]  # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
@@ -96,7 +99,7 @@ class Ops:
     attention: Attention
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
     embed: Callable[[Tensor, Tensor], Tensor]  # ids [T], table [vocabulary, d] -> [T, d]
-    copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # KV of each layer, src [c], dst [c]
+    copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # storages of KV, src [c], dst [c]
     sample: Callable[[Tensor, SamplerInputs], Tensor]  # logits [n, vocabulary] -> tokens [n] int32; reference/sample.py
     token_logprobs: TokenLogprobs
     # These three change float32 logits in place, in some rows: reference/penalties.py.

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
@@ -23,17 +22,19 @@ from penstock.quant.weight import Weight
 
 @dataclass(slots=True)
 class Attention:
-    """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
+    """Grouped-query attention (arXiv:2305.13245) with rotary positions. `kv_form` may be another once the model is
+    loaded and before its KV is made."""
 
     kind: AttentionKind
+    kv_form: KvForm
     cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
     qkv: Linear  # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's
     out: Linear  # [d, heads * width]
     q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
     k_norm: Norm | None = None
 
-    def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: Tensor) -> Tensor:
-        """x `[T, d]`, kv of `kv_shape` -> `[T, d]`."""
+    def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
+        """x `[T, d]`, kv of `kv_form` -> `[T, d]`."""
         kind = self.kind
         plan = step.plans[kind]
         q_norm = None if self.q_norm is None else self.q_norm.weight.value
@@ -51,7 +52,3 @@ class Attention:
     def prepare(self, ops: Ops) -> None:
         self.qkv.prepare(ops)
         self.out.prepare(ops)
-
-    def kv_shape(self, num_blocks: int) -> torch.Size:
-        """Returns the shape of this layer's KV: K and V of a block and head lie together."""
-        return torch.Size((num_blocks, self.kind.kv_heads, 2, BLOCK_SIZE, self.kind.width))

@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
 from penstock.quant.weight import Weight
@@ -25,7 +26,7 @@ class Block(Protocol):
         """Its attention: whose kind is planned for, and for which KV is kept."""
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
     ) -> tuple[Tensor, Tensor]: ...
 
     def weights(self) -> Iterator[Weight]:

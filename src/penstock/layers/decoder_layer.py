@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import Attention
 from penstock.layers.block import Block
@@ -27,7 +28,7 @@ class DecoderLayer:
     mlp: FeedForward
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
     ) -> tuple[Tensor, Tensor]:
         rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
         x = self.attention(ops, rows, step, kv)
@@ -63,7 +64,7 @@ class SandwichLayer:
     behind_mlp: Norm
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
     ) -> tuple[Tensor, Tensor]:
         rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
         x = self.behind_attention.alone(ops, self.attention(ops, rows, step, kv))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.errors import UsageError
 from penstock.kernels.inputs import AttentionKind
+from penstock.kernels.layer_kv import KvForm
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
@@ -102,6 +103,7 @@ class Maker:
         q_norm, k_norm = norms or (None, None)
         return Attention(
             kind,
+            KvForm(kind.kv_heads, width, self.dtype, self.dtype),
             self.rope_tables[rope, width],
             self.column_linear(fused, hidden, bias=qkv_bias),
             self.row_linear(f"{at}.o_proj", hidden, heads * width, heads, bias=out_bias),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.ops import OneRowOps, Ops
 from penstock.layers.attention import Attention
 from penstock.layers.block import Block
@@ -29,7 +30,7 @@ class OneRowLayer:
     mlp: Mlp
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: Tensor
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
     ) -> tuple[Tensor, Tensor]:
         if not step.is_one_row:
             return self.layer(ops, x, residual, step, kv)

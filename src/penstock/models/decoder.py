@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.ops import Ops
 from penstock.layers.block import Block
 from penstock.layers.embedding import TiedHead
@@ -58,8 +58,8 @@ class Decoder:
         self.blocks = [block.prepare(ops) for block in self.blocks]
         self.head.prepare(ops)
 
-    def forward(self, token_ids: Tensor, step: StepInputs, kv: list[Tensor]) -> Tensor:
-        """token_ids `[T]` int64, kv: a tensor of `kv_shapes` for each block -> normed hidden states `[T, hidden]`."""
+    def forward(self, token_ids: Tensor, step: StepInputs, kv: list[LayerKv]) -> Tensor:
+        """token_ids `[T]` int64, kv: of `kv_forms`, one for each block -> normed hidden states `[T, hidden]`."""
         ops = self.ops
         step.plans = {kind: ops.plan(step, kind, cos_sin, self.dtype) for kind, cos_sin in self.kinds.items()}
         x: Tensor = self.embedding(ops, token_ids)
@@ -82,9 +82,10 @@ class Decoder:
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
 
-    def kv_shapes(self, num_blocks: int) -> list[torch.Size]:
-        """Returns the shape of each block's KV."""
-        return [block.attention.kv_shape(num_blocks) for block in self.blocks]
+    @property
+    def kv_forms(self) -> list[KvForm]:
+        """What each block's K and V are stored as."""
+        return [block.attention.kv_form for block in self.blocks]
 
     @property
     def ops(self) -> Ops:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference.decode import DecodePlan, attend_rows, plan_decode
 from penstock.kernels.reference.prefill import attend_chunks
 from penstock.kernels.reference.rotary import RotaryPlan, plan_rotary
@@ -28,8 +29,8 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     return KindPlan(rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind, dtype))
 
 
-def attention(q: Tensor, kv: Tensor, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, D] over kv [blocks, Hkv, 2, 16, D] -> [T, H, D]. The contract is `ops.Attention`."""
+def attention(q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
+    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows = inputs.rows
     if plan.decode is not None:

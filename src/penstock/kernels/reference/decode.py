@@ -15,8 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, DecodeInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference.tiles import Tile, cut
+
+Flat = tuple[Tensor, Tensor]  # K and V as `_flat` gives them
 
 
 @dataclass(slots=True)
@@ -27,19 +31,19 @@ class DecodePlan:
     tiles: list[Tile]
     order: Tensor | None = None  # [S'] rows of the step in the tiles' order, padding repeated; None: they are in order
     back: Tensor | None = None  # [S] where in that order each row is
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-        """The buffer of that name, as large as its largest use; its content is anything."""
+        """The buffer of that name and dtype, as large as its largest use; its content is anything."""
         size = prod(shape)
-        held = self.buffers.get(name)
+        held = self.buffers.get((name, dtype))
         if held is None or held.numel() < size:
-            held = self.buffers[name] = torch.empty(size, dtype=dtype, device=like.device)
+            held = self.buffers[name, dtype] = torch.empty(size, dtype=dtype, device=like.device)
         return held[:size].view(shape)
 
 
 def plan_decode(decode: DecodeInputs, kind: AttentionKind, dtype: torch.dtype) -> DecodePlan:
-    """Cuts a step's rows into tiles. dtype: of queries and KV."""
+    """Cuts a step's rows into tiles. dtype: of queries."""
     plan = DecodePlan(cut(decode, kind.heads, kind.kv_heads, kind.window, exact=dtype != torch.bfloat16))
     order = np.concatenate([tile.rows for tile in plan.tiles])
     rows = decode.rows.shape[0]
@@ -50,10 +54,11 @@ def plan_decode(decode: DecodeInputs, kind: AttentionKind, dtype: torch.dtype) -
     return plan
 
 
-def attend_rows(q: Tensor, kv: Tensor, plan: DecodePlan, kind: AttentionKind, out: Tensor) -> None:
-    """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into out [S, H, D]."""
-    blocks, kv_heads, _, size, width = kv.shape
-    flat = kv.view(blocks * kv_heads * 2, size * width)
+def attend_rows(q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, out: Tensor) -> None:
+    """q [S, H, D] over a layer's KV into out [S, H, D]."""
+    kv_heads = kv.kv_heads
+    flat = _flat(kv.keys), _flat(kv.values)
+    key_scale, value_scale = (None, None) if kv.scales is None else kv.scales[:, :, None, None, None]
     ordered = q if plan.order is None else q.index_select(0, plan.order)
     mixed = out if plan.order is None else plan.take("mixed", tuple(ordered.shape), q, q.dtype)
     first = 0
@@ -61,22 +66,35 @@ def attend_rows(q: Tensor, kv: Tensor, plan: DecodePlan, kind: AttentionKind, ou
         last = first + len(tile.rows)
         by_head = ordered[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1)
         queries = plan.take("queries", tuple(by_head.shape), q, torch.float32).copy_(by_head).mul_(kind.scale)
-        answer = _attend(tile, queries, flat, plan, kind.softcap)
-        mixed[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1).copy_(answer.view(by_head.shape))
+        if key_scale is not None:
+            queries.mul_(key_scale)
+        answer = _attend(tile, queries, flat, plan, kind.softcap, q.dtype).view(by_head.shape)
+        if value_scale is not None:
+            answer = answer * value_scale
+        mixed[first:last].unflatten(1, (kv_heads, -1)).transpose(0, 1).copy_(answer)
         first = last
     if plan.back is not None:
         torch.index_select(mixed, 0, plan.back, out=out)
 
 
-def _attend(tile: Tile, queries: Tensor, flat: Tensor, plan: DecodePlan, softcap: float | None) -> Tensor:
-    """[Hkv * R, G, D], of float32 or of KV's own dtype."""
+def _flat(part: Tensor) -> Tensor:
+    """K or V [blocks, Hkv, 16, D] -> [blocks * Hkv, 16 * D], a view; eight bits as bytes, as torch can move them."""
+    if part.dtype == E4M3:
+        part = part.view(torch.uint8)
+    return part.view(part.shape[0] * part.shape[1], -1)
+
+
+def _attend(
+    tile: Tile, queries: Tensor, flat: Flat, plan: DecodePlan, softcap: float | None, dtype: torch.dtype
+) -> Tensor:
+    """[Hkv * R, G, D], of float32, or of bfloat16 where the model is."""
     kv_heads, rows, share, width = queries.shape
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
     own = _scores("own", queries.view(-1, share, width), own_k, plan, softcap).view(kv_heads, rows, share, tile.own)
     if tile.own_bias is not None:
         own[..., tile.own_clear :] += tile.own_bias
     if tile.prefix_index is None:
-        return _weighted("own", _softmax(own, plan), own_v, plan)
+        return _weighted("own", _softmax(own, plan), own_v, plan, dtype)
     batch = kv_heads * tile.groups
     fore_k, fore_v = _gather("fore", tile.prefix_index, (batch, tile.prefix, width), flat, plan)
     fore = _scores("fore", queries.view(batch, -1, width), fore_k, plan, softcap)
@@ -85,16 +103,20 @@ def _attend(tile: Tile, queries: Tensor, flat: Tensor, plan: DecodePlan, softcap
         fore.view(kv_heads, tile.groups, -1, tile.prefix).add_(tile.prefix_bias)
     joined = plan.take("joined", (kv_heads, rows, share, tile.prefix + tile.own), queries, torch.float32)
     weights = _softmax(torch.cat((fore, own), -1, out=joined), plan)
-    mixed = _weighted("own", weights[..., tile.prefix :], own_v, plan)
-    return mixed.add_(_weighted("fore", weights[..., : tile.prefix], fore_v, plan).view(mixed.shape))
+    mixed = _weighted("own", weights[..., tile.prefix :], own_v, plan, dtype)
+    return mixed.add_(_weighted("fore", weights[..., : tile.prefix], fore_v, plan, dtype).view(mixed.shape))
 
 
 def _gather(
-    name: str, index: Tensor, shape: tuple[int, int, int], flat: Tensor, plan: DecodePlan
-) -> tuple[Tensor, ...]:
+    name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
+) -> tuple[Tensor, Tensor]:
     """K and V, each of `shape`."""
-    held = plan.take(name, (index.numel(), flat.shape[1]), flat, flat.dtype)
-    return torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
+    parts = []
+    for part, letter in zip(flat, "kv", strict=True):
+        held = plan.take(f"{name}_{letter}_held", (index.numel(), part.shape[1]), part, part.dtype)
+        found = torch.index_select(part, 0, index, out=held).view(shape)
+        parts.append(found.view(E4M3) if part.dtype == torch.uint8 else found)
+    return parts[0], parts[1]
 
 
 def _scores(name: str, queries: Tensor, keys: Tensor, plan: DecodePlan, softcap: float | None) -> Tensor:
@@ -109,12 +131,12 @@ def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:
     return torch.softmax(scores, -1, out=plan.take("weights", tuple(scores.shape), scores, torch.float32))
 
 
-def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan) -> Tensor:
-    """weights [..., tokens] float32, values [batch, tokens, D] -> [batch, m, D]: bf16 where values are, else float32.
+def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan, dtype: torch.dtype) -> Tensor:
+    """weights [..., tokens] float32, values [batch, tokens, D] -> [batch, m, D]: bf16 in such a model, else float32.
 
     torch multiplies strided batches one matrix at a time, so the weights are laid out one after the other first.
     """
-    kind = torch.bfloat16 if values.dtype == torch.bfloat16 else torch.float32
+    kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, values.shape[1])
     return _product(flat, _as(kind, name + "_v", values, plan))
 

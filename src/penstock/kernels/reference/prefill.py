@@ -12,13 +12,14 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionKind, PrefillInputs
+from penstock.kernels.layer_kv import LayerKv, take_blocks
 
 PIECE = 64  # queries
 PIECE_SCORES = 1 << 19  # floats of scores of a piece: shorter pieces over long contexts
 
 
-def attend_chunks(q: Tensor, kv: Tensor, prefill: PrefillInputs, kind: AttentionKind, out: Tensor) -> None:
-    """q [tokens, H, D] of all chunks over kv [blocks, Hkv, 2, 16, D] into out [tokens, H, D]."""
+def attend_chunks(q: Tensor, kv: LayerKv, prefill: PrefillInputs, kind: AttentionKind, out: Tensor) -> None:
+    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, D]."""
     start = prefill.start.tolist()
     for chunk, context in enumerate(prefill.context.tolist()):
         first, last = start[chunk : chunk + 2]
@@ -26,17 +27,20 @@ def attend_chunks(q: Tensor, kv: Tensor, prefill: PrefillInputs, kind: Attention
             _chunk(q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last])
 
 
-def _chunk(q: Tensor, kv: Tensor, table: Tensor, context: int, kind: AttentionKind, out: Tensor) -> None:
+def _chunk(q: Tensor, kv: LayerKv, table: Tensor, context: int, kind: AttentionKind, out: Tensor) -> None:
     """q, out [n, H, D] at positions context .. context + n."""
     count, heads, width = q.shape
-    kv_heads, length, window = kv.shape[1], context + count, kind.window
+    kv_heads, length, window = kv.kv_heads, context + count, kind.window
     begin = 0 if window is None else max(0, context - window + 1) // BLOCK_SIZE
-    blocks = kv.index_select(0, table[begin : -(-length // BLOCK_SIZE)])
-    keys, values = blocks.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, -1, width)
+    table = table[begin : -(-length // BLOCK_SIZE)]
+    keys, values = (
+        take_blocks(part, table).transpose(0, 1).reshape(kv_heads, -1, width) for part in (kv.keys, kv.values)
+    )
     keys = keys.float()
-    if values.dtype != torch.bfloat16:
-        values = values.float()
+    values = values.to(torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32)
     wide = (q.float() * kind.scale).view(count, kv_heads, -1, width).permute(1, 2, 0, 3)
+    if kv.scales is not None:
+        wide = wide * kv.scales[0, :, None, None, None]
     held = begin * BLOCK_SIZE  # position of the first key
     piece = max(1, min(PIECE, PIECE_SCORES // (heads * keys.shape[1])))
     for first in range(0, count, piece):
@@ -50,6 +54,8 @@ def _chunk(q: Tensor, kv: Tensor, table: Tensor, context: int, kind: AttentionKi
         _hide(scores.view(heads, last - first, -1), context + first, held + low, window)
         weights = torch.softmax(scores, -1).to(values.dtype)
         mixed = torch.bmm(weights, values[:, low:high])
+        if kv.scales is not None:
+            mixed = mixed * kv.scales[1, :, None, None]
         out[first:last] = mixed.view(heads, last - first, width).transpose(0, 1)
 
 

@@ -4,14 +4,16 @@ qkv product. It knows heads, positions and slots; no layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference.norm import rms_norm
 
 
@@ -21,9 +23,20 @@ class RotaryPlan:
 
     cos: Tensor  # [T, 1, D / 2] float32
     sin: Tensor  # [T, 1, D / 2] float32
-    stores: Tensor  # [T * 2 * Hkv] int64: where k and v of a token and head go in KV seen as [blocks * Hkv * 2 * 16, D]
+    cell: Tensor  # [T, Hkv] int64: a token's block and head, in [blocks * Hkv]
+    offset: Tensor  # [T, 1] int64: its place in the block
     wide: Tensor  # [T, H + Hkv, 2, D / 2] float32, a buffer
     turned: Tensor  # the same
+    stores: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+
+    def rows_of(self, per_cell: int, keys: int, values: int) -> Tensor:
+        """[T * 2 * Hkv] int64: where k and v of a token and head go in a storage seen as rows of D numbers, of which a
+        block and head has `per_cell`, its keys from row `keys` on, its values from row `values` on."""
+        found = self.stores.get((per_cell, keys, values))
+        if found is None:
+            first = self.cell * per_cell + self.offset
+            found = self.stores[per_cell, keys, values] = torch.stack((first + keys, first + values), 1).flatten()
+        return found
 
 
 class HasRotary(Protocol):
@@ -36,7 +49,7 @@ def rotary_and_store(
     qkv: Tensor,
     cos_sin: Tensor,
     inputs: StepInputs,
-    kv: Tensor,
+    kv: LayerKv,
     kind: AttentionKind,
     plan: HasRotary,
     q_norm: Tensor | None = None,
@@ -51,7 +64,7 @@ def rotary_and_store(
     if k_norm is not None:
         parts[:, heads : heads + kv_heads] = rms_norm(parts[:, heads : heads + kv_heads], k_norm, eps)
     _rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
-    _store(parts[:, heads:].reshape(-1, width), kv, plan.rotary.stores)
+    _store(parts[:, heads:], kv, plan.rotary)
     return parts[:, :heads]
 
 
@@ -59,11 +72,9 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
     """Gathers what each token turns by, and where its K and V go, once for all layers of a kind."""
     cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
-    part = torch.arange(2, device=block.device)[:, None]
-    head = torch.arange(kv_heads, device=block.device)
-    stores = ((block[:, None, None] * kv_heads + head) * 2 + part) * BLOCK_SIZE + offset[:, None, None]
+    cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)
     wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
-    return RotaryPlan(cos, sin, stores.flatten(), wide, torch.empty_like(wide))
+    return RotaryPlan(cos, sin, cell, offset[:, None], wide, torch.empty_like(wide))
 
 
 def _rotate(x: Tensor, plan: RotaryPlan) -> None:
@@ -76,9 +87,35 @@ def _rotate(x: Tensor, plan: RotaryPlan) -> None:
     x.copy_(turned)
 
 
-def _store(rows: Tensor, kv: Tensor, stores: Tensor) -> None:
-    """rows [T * 2 * Hkv, D]. torch copies number by number: as 16-byte numbers it takes half the time."""
-    flat = kv.view(-1, kv.shape[-1])
-    if rows.shape[1] * rows.element_size() % 16 == 0 and kv.data_ptr() % 16 == 0 and kv.device.type == "cpu":
+def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
+    """parts [T, 2 * Hkv, D]: k's heads, then v's."""
+    width, both = parts.shape[2], 2 * BLOCK_SIZE
+    keys, values = parts.view(-1, 2, kv.kv_heads, width).unbind(1)
+    if kv.scales is not None:
+        values = _eight_bits(values, kv.scales[1])
+        if kv.eight == 2:
+            keys = _eight_bits(keys, kv.scales[0])
+    if kv.keys.dtype == kv.values.dtype:
+        rows = parts if kv.scales is None else torch.stack((keys, values), 1)
+        _put(rows.reshape(-1, width), kv.storage, kv.keys.dtype, plan.rows_of(both, 0, BLOCK_SIZE))
+        return
+    for part, like, first in ((keys, kv.keys, 0), (values, kv.values, kv.keys.itemsize * BLOCK_SIZE)):
+        per_cell = BLOCK_SIZE * (kv.keys.itemsize + kv.values.itemsize) // like.itemsize
+        where = plan.rows_of(per_cell, first, first).view(-1, 2, kv.kv_heads)[:, 0]
+        _put(part.reshape(-1, width), kv.storage, like.dtype, where.flatten())
+
+
+def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
+    """part [T, Hkv, D], scale [Hkv] -> e4m3."""
+    return (part.float() / scale[:, None]).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3)
+
+
+def _put(rows: Tensor, storage: Tensor, dtype: torch.dtype, where: Tensor) -> None:
+    """rows [n, D] into a storage seen as rows of D numbers of `dtype`. torch copies number by number: as 16-byte ones
+    it takes half the time."""
+    flat, rows = storage.view(dtype).view(-1, rows.shape[1]), rows.to(dtype)
+    if rows.shape[1] * rows.element_size() % 16 == 0 and storage.data_ptr() % 16 == 0 and storage.device.type == "cpu":
         flat, rows = flat.view(torch.complex128), rows.view(torch.complex128)
-    flat[stores] = rows
+    elif dtype == E4M3:
+        flat, rows = flat.view(torch.uint8), rows.view(torch.uint8)
+    flat[where] = rows

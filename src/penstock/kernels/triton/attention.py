@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.errors import UsageError
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.decode import attend_rows
 from penstock.kernels.triton.prefill import attend_chunks
 from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
@@ -43,8 +44,8 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     return KindPlan(decode, prefix)
 
 
-def attention(q: Tensor, kv: Tensor, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, D] over kv [blocks, Hkv, 2, 16, D] -> [T, H, D]. The contract is `ops.Attention`."""
+def attention(q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
+    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`."""
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()  # a view of a fused product has its heads side by side already
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, span, walk_row
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, scales_of, span, walk_row
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
 
 MOST_SPLITS = 64  # programs that share a row
@@ -37,9 +38,11 @@ def _extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWE
 )
 def _own(
     q,  # [S, H, D]
-    kv,  # [blocks, Hkv, 2, 16, D]
+    keys,  # [blocks, Hkv, 16, D], strided
+    values,  # the same
+    scales,  # [2, Hkv] float32, of what is in eight bits
     out,  # [S, H, D]
-    answer,  # [S, H, prefix_splits, D] float32: over the prefix alone
+    answer,  # [S, H, prefix_splits, D] float32: over the prefix alone, V's scale left out
     lse,  # [S, H, prefix_splits] float32
     part,  # [S, H, splits, D] float32
     part_lse,  # [S, H, splits] float32
@@ -69,6 +72,7 @@ def _own(
     WINDOWED: tl.constexpr,
     SPLIT: tl.constexpr,
     TOKENS: tl.constexpr,
+    EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
 ):
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -113,13 +117,16 @@ def _own(
                 state_sum = state_sum * shrink + share
                 mixed = mixed * shrink[:, None] + each * share[:, None]
                 state_max = larger
-        here = kv + head * (32 * WIDTH)
+        at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
+        scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
         table = blocks + row * stride_blocks
         state_max, state_sum, mixed = walk_row(
-            queries, state_max, state_sum, mixed, here, table, begin, last, first, scale, stride_block,
-            WINDOWED, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, begin, last, first, scale, stride_block,
+            stride_values, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         mixed = mixed / state_sum[:, None]
+        if EIGHT > 0:
+            mixed *= of_values
         if alone:
             tl.store(out + item * stride_out + cell, mixed.to(out.dtype.element_ty), mask=mask)
         elif SPLIT:
@@ -183,7 +190,7 @@ def _join(
 
 def attend_rows(
     q: Tensor,
-    kv: Tensor,
+    kv: LayerKv,
     rows: Tensor,
     block_table: Tensor,
     position: Tensor,
@@ -194,14 +201,14 @@ def attend_rows(
     max_tokens: int,
     out: Tensor,
 ) -> None:
-    """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into out [S, H, D]: item i is row rows[i] of the tables.
+    """q [S, H, D] over a layer's KV into out [S, H, D]: item i is row rows[i] of the tables.
 
     rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W * 16, less the
     first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
     max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.
     """
     count, heads, width = q.shape
-    kv_heads = kv.shape[1]
+    kv_heads = kv.kv_heads
     if window is not None:
         max_tokens = min(max_tokens, window + 15)
     splits, split_tokens = _splits(count * kv_heads, max_tokens)
@@ -216,10 +223,11 @@ def attend_rows(
     sizes = (block_table.shape[1] * 16, window or 0)
     pad = max(16, triton.next_power_of_2(width))
     _own[(count * kv_heads, splits)](
-        q, kv, out, answer, lse, part, part_lse, block_table, rows, *step, *sizes, scale * LOG2_E, splits, split_tokens,
-        prefix_splits, q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
+        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, out, answer, lse, part, part_lse, block_table,
+        rows, *step, *sizes, scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), out.stride(0),
+        kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
         max(16, triton.next_power_of_2(heads // kv_heads)), skips, 1 if prefix_splits == 1 else MOST_PARTS,
-        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens,
+        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, kv.eight,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:

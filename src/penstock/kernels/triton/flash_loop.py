@@ -14,12 +14,53 @@ LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.constexpr):
+    """The layer's K and V at a KV head, and what V's blocks lie apart: K's and V's own pointers, in their own numbers.
+
+    EIGHT: what is in eight bits, 0 nothing, 1 V, 2 K and V (kernels/layer_kv.py). Where K and V are of one dtype V is
+    reached from K, which `cells` does, and what is given of V here is not read.
+    """
+    at_keys, stride_values = keys + head * (32 * WIDTH), stride_block
+    if EIGHT == 1:
+        wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
+        apart: tl.constexpr = 16 * WIDTH * (wider + 1)  # numbers of V between its heads
+        at_keys = keys + head * (apart // wider)
+        values += head * apart
+        stride_values = stride_block * wider
+    return at_keys, values, stride_values
+
+
+@triton.jit
+def cells(
+    keys, values, block, where, stride_block, stride_values, lane, WIDTH: tl.constexpr, EIGHT: tl.constexpr
+):  # fmt: skip
+    """Pointers [tokens, lanes] to K and to V of tokens `where`, which lie in `block`; keys, values: `at_head`'s."""
+    cell = (keys + block.to(tl.int64) * stride_block + where % 16 * WIDTH)[:, None] + lane[None, :]
+    beside = cell + 16 * WIDTH
+    if EIGHT == 1:
+        beside = (values + block.to(tl.int64) * stride_values + where % 16 * WIDTH)[:, None] + lane[None, :]
+    return cell, beside
+
+
+@triton.jit
+def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
+    """What a KV head's scores, and its answers, are multiplied by. scales: [2, Hkv], LayerKv's."""
+    of_values = 1.0
+    if EIGHT > 0:
+        of_values = tl.load(scales + KV_HEADS + head)
+    if EIGHT == 2:
+        scale *= tl.load(scales + head)
+    return scale, of_values
+
+
+@triton.jit
 def walk(
     q,  # [M, D]
     state_max,  # [M] float32, powers of two
     state_sum,  # [M] float32
     mixed,  # [M, D] float32
-    kv,  # the layer's KV, at the KV head
+    at_keys,  # as `at_head` gives them
+    at_values,
     table,  # the sequence's block table
     begin,  # first token, any
     end,  # one past the last token
@@ -27,11 +68,13 @@ def walk(
     window,
     scale,
     stride_block,
+    stride_values,
     MASKED: tl.constexpr,  # False: every query sees every token, and TOKENS divides their number
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,  # a tile
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
+    EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     token = tl.arange(0, TOKENS)
@@ -44,17 +87,19 @@ def walk(
             block = tl.load(table + where // 16, mask=stored, other=0)
         else:
             block = tl.load(table + where // 16)
-        first = kv + block.to(tl.int64) * stride_block + where % 16 * WIDTH
-        cell = first[:, None] + lane[None, :]
+        cell, beside = cells(
+            at_keys, at_values, block, where, stride_block, stride_values, lane, WIDTH, EIGHT
+        )  # fmt: skip
         if MASKED:
             keys = tl.load(cell, mask=stored[:, None] & inside[None, :], other=0.0)
-            values = tl.load(cell + 16 * WIDTH, mask=stored[:, None] & inside[None, :], other=0.0)
+            values = tl.load(beside, mask=stored[:, None] & inside[None, :], other=0.0)
         elif WIDTH == WIDTH_PAD:
             keys = tl.load(cell)
-            values = tl.load(cell + 16 * WIDTH)
+            values = tl.load(beside)
         else:
             keys = tl.load(cell, mask=inside[None, :], other=0.0)
-            values = tl.load(cell + 16 * WIDTH, mask=inside[None, :], other=0.0)
+            values = tl.load(beside, mask=inside[None, :], other=0.0)
+        keys, values = keys.to(q.dtype), values.to(q.dtype)  # nothing, where they are plain
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = stored[None, :] & (where[None, :] <= position[:, None])
@@ -107,17 +152,20 @@ def walk_row(
     state_max,  # [M] float32, powers of two
     state_sum,  # [M] float32
     mixed,  # [M, D] float32
-    here,  # the layer's KV, at the KV head
+    at_keys,  # as `at_head` gives them
+    at_values,
     table,  # the row's block table
     begin,  # first token, of a block
     last,  # one past the last token
     first,  # with a window: the first token that is seen
     scale,
     stride_block,
+    stride_values,
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,  # a tile
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
+    EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Does what `walk` does for the query heads of one decode row, which all see the same tokens."""
@@ -128,12 +176,14 @@ def walk_row(
         where = at + token
         stored = where < last
         block = tl.load(table + where // 16, mask=stored, other=0)
-        start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
+        cell, beside = cells(
+            at_keys, at_values, block, where, stride_block, stride_values, lane, WIDTH, EIGHT
+        )  # fmt: skip
         if WINDOWED:
             stored &= where >= first
         held = stored[:, None] & inside[None, :]
-        keys = tl.load(start[:, None] + lane[None, :], mask=held, other=0.0)
-        values = tl.load(start[:, None] + lane[None, :] + 16 * WIDTH, mask=held, other=0.0)
+        keys = tl.load(cell, mask=held, other=0.0).to(queries.dtype)
+        values = tl.load(beside, mask=held, other=0.0).to(queries.dtype)
         scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
         scores = tl.where(stored[None, :], scores, -1e30)
         larger = tl.maximum(state_max, tl.max(scores, 1))

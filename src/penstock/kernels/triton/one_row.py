@@ -19,10 +19,12 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import wide
 from penstock.kernels.inputs import StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.linear_one import gate_one
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.norm import add_rms_norm, rms_norm
 from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.rotary import store_kv
 
 # Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
 # layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
@@ -110,10 +112,11 @@ def _norm_then_gate(
 
 @triton.jit
 def _norm_qkv(
-    x, residual, kept, norm, weight, scale, bias, cos_sin, positions, slots, kv, q, eps, kv_stride,
+    x, residual, kept, norm, weight, scale, bias, cos_sin, positions, slots, keys, values, kv_scales, q,
+    eps, kv_stride,
     PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
+    HAS_BIAS: tl.constexpr, EIGHT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A pair: the two outputs of a head that turn together."""
     release(EARLY)
@@ -153,14 +156,18 @@ def _norm_qkv(
         is_v = head >= HEADS + KV_HEADS
         one = tl.where(is_v, a, a * cos - b * sin).to(kind)
         other = tl.where(is_v, b, b * cos + a * sin).to(kind)
-        of_v = tl.where(is_v, 1, 0)
-        cell = ((head - HEADS - of_v * KV_HEADS) * 2 + of_v) * SLOTS + slot % SLOTS
-        stored = kv + (slot // SLOTS) * kv_stride + cell * WIDTH + lane
+        kv_head = head - HEADS - tl.where(is_v, 1, 0) * KV_HEADS
+        stored = real & (head >= HEADS)
         is_q = head < HEADS
         tl.store(q + at, one, mask=is_q)
         tl.store(q + at + HALF, other, mask=is_q)
-        tl.store(stored, one, mask=real & (head >= HEADS))
-        tl.store(stored + HALF, other, mask=real & (head >= HEADS))
+        store_kv(
+            keys, values, kv_scales, slot, kv_stride, kv_head, is_v, lane, one, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
+        )  # fmt: skip
+        store_kv(
+            keys, values, kv_scales, slot, kv_stride, kv_head, is_v, lane + HALF, other, stored, KV_HEADS, WIDTH,
+            SLOTS, EIGHT,
+        )  # fmt: skip
         of_a, of_b = more_a, more_b
 
 
@@ -173,13 +180,13 @@ def norm_qkv(
     bias: Tensor | None,
     cos_sin: Tensor,
     inputs: StepInputs,
-    kv: Tensor,
+    kv: LayerKv,
     heads: int,
     kv_heads: int,
     width: int,
 ) -> tuple[Tensor, Tensor]:
     """x, residual [1, K], norm [K], weight [(H + 2 Hkv) * D, K] prepared -> q [1, H, D], rotated, and the sum of x and
-    residual [1, K]. K and V go to `inputs.slots` of kv [blocks, Hkv, 2, 16, D]. What is turned: `rotary.py`."""
+    residual [1, K]. K and V go to `inputs.slots` of the layer's KV. What is turned: `rotary.py`."""
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)
@@ -187,10 +194,11 @@ def norm_qkv(
     _norm_qkv[(programs,)](
         x, x if residual is None else residual, kept, norm, weight.weight,
         x if weight.scale is None else weight.scale, x if bias is None else bias, cos_sin, inputs.positions,
-        inputs.slots, kv, q, eps, kv.stride(0), PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k,
+        inputs.slots, kv.keys, kv.values, cos_sin if kv.scales is None else kv.scales, q, eps, kv.keys.stride(0),
+        PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k,
         BK=triton.next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, SLOTS=BLOCK_SIZE,
-        ADD=residual is not None, SCALED=weight.scale is not None, HAS_BIAS=bias is not None, EARLY=early,
-        num_warps=_warps(k), launch_pdl=bool(early),
+        ADD=residual is not None, SCALED=weight.scale is not None, HAS_BIAS=bias is not None, EIGHT=kv.eight,
+        EARLY=early, num_warps=_warps(k), launch_pdl=bool(early),
     )  # fmt: skip
     return q, kept
 

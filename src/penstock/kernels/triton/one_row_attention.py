@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
-from penstock.kernels.triton.flash_loop import LOG2_E, walk_row
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.flash_loop import LOG2_E, at_head, cells, scales_of, walk_row
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
@@ -42,10 +43,10 @@ def _extent(rows, length, capacity, window, WINDOWED: tl.constexpr, TOKENS: tl.c
     do_not_specialize_on_alignment=["rows", "blocks", "length"],
 )
 def _parts(
-    q, kv, part, part_lse, blocks, rows, length, capacity, window, scale, stride_block, stride_blocks,
+    q, keys, values, scales, part, part_lse, blocks, rows, length, capacity, window, scale, stride_block, stride_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -56,38 +57,42 @@ def _parts(
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH
     token = tl.arange(0, TOKENS)
-    here, table = kv + head * (32 * WIDTH), blocks + row * stride_blocks
+    at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
+    scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
+    table = blocks + row * stride_blocks
     where = begin + token
     stored = where < last
     block = tl.load(table + where // 16, mask=stored, other=0)
-    start = here + block.to(tl.int64) * stride_block + where % 16 * WIDTH
+    cell, beside = cells(at_keys, at_values, block, where, stride_block, stride_values, lane, WIDTH, EIGHT)
     if WINDOWED:
         stored &= where >= first
-    cell = start[:, None] + lane[None, :]
     old = (stored & (where < end - 1))[:, None] & inside[None, :]
     new = (stored & (where == end - 1))[:, None] & inside[None, :]
-    keys = tl.load(cell, mask=old, other=0.0)
-    values = tl.load(cell + 16 * WIDTH, mask=old, other=0.0)
+    old_k = tl.load(cell, mask=old, other=0.0)
+    old_v = tl.load(beside, mask=old, other=0.0)
     wait(EARLY)
     if begin < end:
         query = tl.arange(0, RATIO_PAD)
         query_head = head * RATIO + query
         mask = (query < RATIO)[:, None] & inside[None, :]
         queries = tl.load(q + query_head[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
-        keys = tl.where(new, tl.load(cell, mask=new, other=0.0), keys)
-        values = tl.where(new, tl.load(cell + 16 * WIDTH, mask=new, other=0.0), values)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        k = tl.where(new, tl.load(cell, mask=new, other=0.0), old_k).to(queries.dtype)
+        v = tl.where(new, tl.load(beside, mask=new, other=0.0), old_v).to(queries.dtype)
+        scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION) * scale
         scores = tl.where(stored[None, :], scores, -1e30)
         state_max = tl.max(scores, 1)
         weights = tl.exp2(scores - state_max[:, None])
         state_sum = tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(values.dtype), values, input_precision=PRECISION)
+        mixed = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         state_max, state_sum, mixed = walk_row(
-            queries, state_max, state_sum, mixed, here, table, begin + TOKENS, last, first, scale, stride_block,
-            WINDOWED, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, begin + TOKENS, last, first, scale,
+            stride_block, stride_values, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
+        mixed = mixed / state_sum[:, None]
+        if EIGHT > 0:
+            mixed *= of_values
         to = query_head * PARTS + place
-        tl.store(part + to[:, None] * WIDTH + lane[None, :], mixed / state_sum[:, None], mask=mask)
+        tl.store(part + to[:, None] * WIDTH + lane[None, :], mixed, mask=mask)
         tl.store(part_lse + to, state_max + tl.log2(state_sum), mask=query < RATIO)
 
 
@@ -136,19 +141,19 @@ def _join_out(
 
 def attention_out(
     q: Tensor,
-    kv: Tensor,
+    kv: LayerKv,
     inputs: StepInputs,
     scale: float,
     window: int | None,
     weight: SmallWeight,
     bias: Tensor | None,
 ) -> Tensor:
-    """q [1, H, D] over kv [blocks, Hkv, 2, 16, D], times weight [N, H * D] prepared -> [1, N]. inputs.decode: the row,
+    """q [1, H, D] over a layer's KV, times weight [N, H * D] prepared -> [1, N]. inputs.decode: the row,
     which stands alone; it sees length + 1 tokens (its new one is stored), with a window the last `window` of them."""
     decode = inputs.decode
     assert decode is not None and decode.groups is None and q.is_contiguous()
     _, heads, width = q.shape
-    (n, k), kv_heads, device = weight.weight.shape, kv.shape[1], q.device
+    (n, k), kv_heads, device = weight.weight.shape, kv.kv_heads, q.device
     part = torch.empty((heads, PARTS, width), dtype=torch.float32, device=device)
     lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
     out = torch.empty((1, n), dtype=q.dtype, device=device)
@@ -156,11 +161,12 @@ def attention_out(
     capacity, windowed = decode.table.shape[1] * 16, window is not None
     tokens = TOKENS if width <= 128 else TOKENS // 2
     _parts[(kv_heads, PARTS)](
-        q, kv, part, lse, decode.table, decode.rows, decode.length, capacity, window or 0, scale * LOG2_E,
-        kv.stride(0), decode.table.stride(0), HEADS=heads, KV_HEADS=kv_heads, WIDTH=width,
-        WIDTH_PAD=max(16, triton.next_power_of_2(width)), RATIO_PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
-        WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        EARLY=PARTS_EARLY * can, num_warps=4, num_stages=2, launch_pdl=bool(can),
+        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, part, lse, decode.table, decode.rows,
+        decode.length, capacity, window or 0, scale * LOG2_E, kv.keys.stride(0), decode.table.stride(0), HEADS=heads,
+        KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=max(16, triton.next_power_of_2(width)),
+        RATIO_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, EIGHT=kv.eight,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=PARTS_EARLY * can, num_warps=4, num_stages=2,
+        launch_pdl=bool(can),
     )  # fmt: skip
     wide = triton.next_power_of_2(k)
     each = max(1, min(32, OUT_BYTES // weight.weight.element_size() // wide))

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, queries_of, walk
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, owner, queries_of, scales_of, walk
 
 
 @triton.jit(
@@ -20,7 +21,9 @@ from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, quer
 )
 def _prefill(
     q,  # [T, H, D]
-    kv,  # [blocks, Hkv, 2, 16, D]
+    keys,  # [blocks, Hkv, 16, D], strided
+    values,  # the same
+    scales,  # [2, Hkv] float32, of what is in eight bits
     out,  # [T, H, D]
     start,  # [chunks + 1]
     context,  # [chunks]
@@ -40,6 +43,7 @@ def _prefill(
     WINDOWED: tl.constexpr,
     QUERIES: tl.constexpr,
     TOKENS: tl.constexpr,
+    EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
 ):
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -59,7 +63,8 @@ def _prefill(
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
         position = tl.minimum(lowest + member - row, end - 1)
         state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
-        here = kv + head * (32 * WIDTH)
+        at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
+        scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
         table = blocks + chunk.to(tl.int64) * stride_blocks
         # [edge, clear) is cut by the window's edge, [clear, whole) is seen by all, [whole, end) by some.
         clear = 0
@@ -69,24 +74,27 @@ def _prefill(
             clear = tl.maximum(lowest + ROWS - window + TOKENS - 1, 0) // TOKENS * TOKENS
             clear = tl.minimum(clear, whole)
             state_max, state_sum, mixed = walk(
-                queries, state_max, state_sum, mixed, here, table, edge, clear, position, window, scale, stride_block,
-                True, True, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+                queries, state_max, state_sum, mixed, at_keys, at_values, table, edge, clear, position, window, scale,
+                stride_block, stride_values, True, True, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
             )  # fmt: skip
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, here, table, clear, whole, position, window, scale, stride_block,
-            False, False, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, clear, whole, position, window, scale,
+            stride_block, stride_values, False, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, here, table, whole, end, position, window, scale, stride_block,
-            True, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, whole, end, position, window, scale,
+            stride_block, stride_values, True, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         cell = member.to(tl.int64)[:, None] * stride_out + query_head[:, None] * WIDTH + lane[None, :]
-        tl.store(out + cell, (mixed / state_sum[:, None]).to(out.dtype.element_ty), mask=mask)
+        mixed = mixed / state_sum[:, None]
+        if EIGHT > 0:
+            mixed *= of_values
+        tl.store(out + cell, mixed.to(out.dtype.element_ty), mask=mask)
 
 
 def attend_chunks(
     q: Tensor,
-    kv: Tensor,
+    kv: LayerKv,
     start: Tensor,
     context: Tensor,
     block_table: Tensor,
@@ -94,20 +102,21 @@ def attend_chunks(
     window: int | None,
     out: Tensor,
 ) -> None:
-    """q [T, H, D] over kv [blocks, Hkv, 2, 16, D] into out [T, H, D]; tokens start[c] : start[c + 1] are chunk c's.
+    """q [T, H, D] over a layer's KV into out [T, H, D]; tokens start[c] : start[c + 1] are chunk c's.
 
     start [chunks + 1], context [chunks] (position of a chunk's first token), block_table [chunks, W]: int32. A token
     sees its prompt's tokens up to itself, with a window the last `window` of them. A chunk may be empty.
     """
     count, heads, width = q.shape
-    kv_heads, chunks = kv.shape[1], context.shape[0]
+    kv_heads, chunks = kv.kv_heads, context.shape[0]
     ratio = heads // kv_heads
     queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
     tiles = count // (queries // ratio) + chunks
     _prefill[(tiles * kv_heads,)](
-        q, kv, out, start, context, block_table, chunks, tiles, window or 0, scale * LOG2_E,
-        q.stride(0), out.stride(0), kv.stride(0), block_table.stride(0), heads, kv_heads, width,
-        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens,
+        q, kv.keys, kv.values, q if kv.scales is None else kv.scales, out, start, context, block_table, chunks,
+        tiles, window or 0, scale * LOG2_E,
+        q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
+        max(16, triton.next_power_of_2(width)), window is not None, queries, tokens, kv.eight,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.flash_loop import LOG2_E, nothing_seen, owner, queries_of, span, walk
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, owner, queries_of, scales_of, span, walk
 
 MOST_PARTS = 8  # programs that share a tile's prefix
 PART_TOKENS = 128  # of a prefix, that one of them takes at least
@@ -51,8 +52,10 @@ class PrefixState:
 )
 def _prefix(
     q,  # [S, H, D]
-    kv,  # [blocks, Hkv, 2, 16, D]
-    answer,  # [S, H, splits, D] float32
+    keys,  # [blocks, Hkv, 16, D], strided
+    values,  # the same
+    scales,  # [2, Hkv] float32, of what is in eight bits
+    answer,  # [S, H, splits, D] float32, V's scale left out
     lse,  # [S, H, splits] float32, powers of two
     start,  # [G + 1]
     blocks,  # [G, W]
@@ -73,6 +76,7 @@ def _prefix(
     PART_TOKENS: tl.constexpr,
     PART_TILE: tl.constexpr,
     EACH: tl.constexpr,
+    EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
 ):
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -95,17 +99,18 @@ def _prefix(
             q, row, row_end, head, stride_q, RATIO, QUERIES, WIDTH, WIDTH_PAD
         )
         state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
-        here = kv + head * (32 * WIDTH)
+        at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
+        scale, _ = scales_of(scale, scales, head, KV_HEADS, EIGHT)
         table = blocks + group.to(tl.int64) * stride_blocks
         last = tl.full([QUERIES], 2**30, tl.int32)
         whole = begin + (end - begin) // TOKENS * TOKENS
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, here, table, begin, whole, last, 0, scale, stride_block,
-            False, False, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, begin, whole, last, 0, scale,
+            stride_block, stride_values, False, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         state_max, state_sum, mixed = walk(
-            queries, state_max, state_sum, mixed, here, table, whole, end, last, 0, scale, stride_block,
-            True, False, TOKENS, WIDTH, WIDTH_PAD, PRECISION,
+            queries, state_max, state_sum, mixed, at_keys, at_values, table, whole, end, last, 0, scale,
+            stride_block, stride_values, True, False, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
         place = (member.to(tl.int64) * HEADS + query_head) * splits + split
         tl.store(answer + place[:, None] * WIDTH + lane[None, :], mixed / state_sum[:, None], mask=mask)
@@ -113,23 +118,24 @@ def _prefix(
 
 
 def attend_prefixes(
-    q: Tensor, kv: Tensor, start: Tensor, blocks: Tensor, length: Tensor, scale: float, state: PrefixState
+    q: Tensor, kv: LayerKv, start: Tensor, blocks: Tensor, length: Tensor, scale: float, state: PrefixState
 ) -> None:
-    """q [S, H, D] over kv [blocks, Hkv, 2, 16, D] into `state`.
+    """q [S, H, D] over a layer's KV into `state`.
 
     start [G + 1], blocks [G, W], length [G] int32: rows start[g] : start[g + 1] see the first length[g] tokens of
     blocks[g]; length is a multiple of 16. The launch depends on S and G alone: a group may be empty or of length 0.
     """
     rows, heads, width = q.shape
-    kv_heads, groups = kv.shape[1], start.shape[0] - 1
+    kv_heads, groups = kv.kv_heads, start.shape[0] - 1
     ratio = heads // kv_heads
     queries, tokens, warps, stages = _shape(ratio, width, q.dtype)
     tiles = _tiles(rows, ratio, groups, width, q.dtype)
     _prefix[(tiles * kv_heads, state.splits)](
-        q, kv, state.answer, state.lse, start, blocks, length, groups, state.splits, scale * LOG2_E,
-        q.stride(0), kv.stride(0), blocks.stride(0), heads, kv_heads, width,
+        q, kv.keys, kv.values, state.lse if kv.scales is None else kv.scales, state.answer, state.lse, start, blocks,
+        length, groups, state.splits, scale * LOG2_E,
+        q.stride(0), kv.keys.stride(0), blocks.stride(0), heads, kv_heads, width,
         max(16, triton.next_power_of_2(width)), queries, tokens, state.splits > 1, PART_TOKENS, PART_TILE, EACH,
-        "ieee" if q.dtype == torch.float32 else "tf32",
+        kv.eight, "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
 

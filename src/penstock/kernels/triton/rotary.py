@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
 _HEADS, _WARPS = 16, 4
@@ -29,10 +30,38 @@ def _by(x, scale, weight, dtype: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def store_kv(
+    keys, values, scales, slot, stride, head, is_v, lane, numbers, there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr, EIGHT: tl.constexpr,
+):  # fmt: skip
+    """Writes numbers of KV heads, rounded to the model's dtype, to a slot's K and, where is_v, its V, at `lane`.
+
+    EIGHT: what is in eight bits (kernels/layer_kv.py): 0 nothing, 1 V, 2 K and V."""
+    block, offset = slot // SLOTS, slot % SLOTS
+    part = tl.where(is_v, 1, 0)
+    if EIGHT > 0:
+        of_head = tl.minimum(tl.maximum(part * KV_HEADS + head, 0), 2 * KV_HEADS - 1)  # beside KV heads: any
+        eight = tl.div_rn(numbers.to(tl.float32), tl.load(scales + of_head))
+        eight = tl.clamp(eight, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+    if EIGHT == 1:
+        wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
+        apart: tl.constexpr = SLOTS * WIDTH * (wider + 1)  # numbers of V between its heads
+        cell = offset * WIDTH + lane
+        tl.store(keys + block * stride + head * (apart // wider) + cell, numbers, mask=there & (part == 0))
+        tl.store(values + block * (stride * wider) + head * apart + cell, eight, mask=there & (part == 1))
+    else:
+        target = keys + block * stride + ((head * 2 + part) * SLOTS + offset) * WIDTH + lane
+        if EIGHT == 2:
+            tl.store(target, eight, mask=there)
+        else:
+            tl.store(target, numbers.to(keys.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def _rotary_and_store(
-    qkv, cos_sin, positions, slots, kv, q_norm, k_norm, eps, kv_stride,
+    qkv, cos_sin, positions, slots, keys, values, scales, q_norm, k_norm, eps, kv_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
-    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    EIGHT: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     PIECE: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
@@ -68,18 +97,21 @@ def _rotary_and_store(
     tl.store(source, first, mask=there & is_q)
     tl.store(source + half, second, mask=there & is_q)
     slot = tl.load(slots + token).to(tl.int64)
-    part = tl.where(is_v, 1, 0)
-    kv_head = head - HEADS - part * KV_HEADS
-    target = kv + (slot // SLOTS) * kv_stride + ((kv_head * 2 + part) * SLOTS + slot % SLOTS) * WIDTH + lane
-    tl.store(target, first, mask=there & (head >= HEADS))
-    tl.store(target + half, second, mask=there & (head >= HEADS))
+    kv_head = head - HEADS - tl.where(is_v, 1, 0) * KV_HEADS
+    stored = there & (head >= HEADS)
+    store_kv(
+        keys, values, scales, slot, kv_stride, kv_head, is_v, lane, first, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
+    )  # fmt: skip
+    store_kv(
+        keys, values, scales, slot, kv_stride, kv_head, is_v, lane + half, second, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
+    )  # fmt: skip
 
 
 def rotary_and_store(
     qkv: Tensor,
     cos_sin: Tensor,
     inputs: StepInputs,
-    kv: Tensor,
+    kv: LayerKv,
     kind: AttentionKind,
     plan: object,
     q_norm: Tensor | None = None,
@@ -87,19 +119,21 @@ def rotary_and_store(
     eps: float = 1e-6,
 ) -> Tensor:
     """qkv [T, (H + 2 Hkv) * D], overwritten -> q [T, H, D], a view of it, normed and rotated; K and V go to
-    `inputs.slots` of kv [blocks, Hkv, 2, 16, D]. positions and slots are of any integer dtype; cos_sin is float32."""
+    `inputs.slots` of the layer's KV. positions and slots are of any integer dtype; cos_sin is float32."""
     heads, kv_heads, width = kind.heads, kind.kv_heads, kind.width
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
-    assert qkv.is_contiguous() and kv[:1].is_contiguous() and cos_sin.is_contiguous()
+    assert qkv.is_contiguous() and cos_sin.is_contiguous()
     if tokens:
         early = has_pdl(qkv.device)
         piece = min(_HEADS if tokens < _MANY else 64, triton.next_power_of_2(parts))
         half = triton.next_power_of_2(width // 2)
         _rotary_and_store[(tokens, triton.cdiv(parts, piece))](
-            qkv, cos_sin, inputs.positions, inputs.slots, kv,
-            qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps, kv.stride(0),
+            qkv, cos_sin, inputs.positions, inputs.slots, kv.keys, kv.values,
+            cos_sin if kv.scales is None else kv.scales,
+            qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, eps,
+            kv.keys.stride(0),
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
-            Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+            EIGHT=kv.eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,
             num_warps=max(1, min(_WARPS, piece * half // 128)), launch_pdl=bool(early),
         )  # fmt: skip

@@ -1,0 +1,100 @@
+"""LayerKv: K and V of one layer as kernels write and read them, and the numbers that they are stored in.
+
+    storage [blocks, kv_heads, bytes]      K and V of a block and KV head lie together
+        plain     | K 16 x width, the model's dtype      | V 16 x width, the same          |
+        values    | K 16 x width, the model's dtype      | V 16 x width, e4m3    |
+        both      | K 16 x width, e4m3  | V, e4m3        |
+
+A number in eight bits is worth scale * e4m3, a scale a KV head: what is written is e4m3(clamp(x / scale, -448, 448)) of
+the x that a plain layer would store, and what is read is widened to the queries' dtype before anything is computed, so
+all that read a token read the same numbers. Keys alone are never in eight bits. It knows heads and bytes; no tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import E4M3
+
+
+@dataclass(frozen=True, slots=True)
+class KvForm:
+    """What a layer's K and V are stored as.
+
+    scales: [2, kv_heads] float32, of K and of V, on the layer's device (1 for what is plain); None: nothing is in eight
+    bits.
+    """
+
+    kv_heads: int
+    width: int
+    keys: torch.dtype
+    values: torch.dtype
+    scales: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (self.values == E4M3) != (self.scales is not None) or (self.keys != self.values and not self.eight):
+            raise ValueError("numbers in eight bits have scales, plain ones have none; keys are never narrower alone")
+
+    @property
+    def eight(self) -> int:
+        """What is in eight bits: 0 nothing, 1 values, 2 keys and values."""
+        return (self.keys == E4M3) + (self.values == E4M3)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a block of one KV head."""
+        return BLOCK_SIZE * self.width * (self.keys.itemsize + self.values.itemsize)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, all heads."""
+        return self.kv_heads * self.head_bytes
+
+    def over(self, storage: Tensor) -> LayerKv:
+        """storage [blocks, kv_heads, head_bytes] uint8 -> its K and V."""
+        size = (BLOCK_SIZE, self.width)
+        key_bytes = BLOCK_SIZE * self.width * self.keys.itemsize
+        keys = storage[..., :key_bytes].view(self.keys).unflatten(2, size)
+        values = storage[..., key_bytes:].view(self.values).unflatten(2, size)
+        return LayerKv(keys, values, storage, self.scales)
+
+
+@dataclass(slots=True)
+class LayerKv:
+    """K and V over one storage. `storage` is for those that clear and copy whole blocks."""
+
+    keys: Tensor  # [blocks, kv_heads, 16, width], a view
+    values: Tensor  # the same, perhaps of another dtype
+    storage: Tensor  # [blocks, ...], contiguous
+    scales: Tensor | None = None  # [2, kv_heads] float32: KvForm's
+
+    @classmethod
+    def plain(cls, kv: Tensor) -> LayerKv:
+        """kv [blocks, kv_heads, 2, 16, width] of any float dtype, nothing in eight bits."""
+        return cls(kv[:, :, 0], kv[:, :, 1], kv)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def eight(self) -> int:
+        """What is in eight bits: as KvForm's."""
+        return (self.keys.dtype == E4M3) + (self.values.dtype == E4M3)
+
+    def worth(self, blocks: Tensor) -> Tensor:
+        """blocks [n] int64 -> what is stored there, scaled: [n, kv_heads, 2, 16, width] float32."""
+        parts = (take_blocks(part, blocks).float() for part in (self.keys, self.values))
+        both = torch.stack(tuple(parts), 2)
+        return both if self.scales is None else both * self.scales.T[:, :, None, None]
+
+
+def take_blocks(part: Tensor, index: Tensor) -> Tensor:
+    """Copies entries of K or V along its first dimension. torch has no float8 form of it: bytes are moved."""
+    if part.dtype != E4M3:
+        return part.index_select(0, index)
+    return part.view(torch.uint8).index_select(0, index).view(E4M3)

@@ -1,0 +1,41 @@
+"""KV in eight bits by the Triton column in its interpreter, float32 beside it; a GPU test sweeps it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton_interpreter  # noqa: F401  (before the kernels)
+import triton_kernel_cases_kv as cases
+
+pytestmark = pytest.mark.torch
+
+CPU, F32 = "cpu", torch.float32
+STEPS = ("rows alone", "one row, split", "groups and chunks", "ratio 7, width 80", "window 20")
+
+
+@pytest.fixture(params=[1, 2], ids=["values", "both"])
+def eight(request):
+    return request.param
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_attention(name, eight):
+    cases.check_attention(CPU, F32, name, eight)
+
+
+def test_a_prefix_in_parts():
+    cases.check_attention(CPU, F32, "long prefixes, in parts", 2)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 64), (7, 1, 80)], ids=str)
+def test_store(shape, eight):
+    cases.check_store(CPU, F32, 5, shape, eight)
+
+
+def test_one_row(eight, monkeypatch):
+    monkeypatch.setattr(cases.one_row, "QKV_PROGRAMS", 9)
+    cases.check_one_row(CPU, F32, (4, 2, 16), 40, eight)
+
+
+def test_copies(eight):
+    cases.check_copies(CPU, eight)

@@ -1,0 +1,117 @@
+"""What the Triton column is held to where KV lies in eight bits, on any device: attention, the store, one row, copies.
+Import the kernels' environment first; functions assert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from attention_cases import SMALL, of_columns, on
+from kernels_naive import assert_close, attend, in_form, make_case, rotate, stored_in, worth
+from triton_kernel_cases import drawn
+
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.reference import attention as plain_attention
+from penstock.kernels.triton import attention, blocks, linear_small, one_row, one_row_attention, rotary
+
+
+def check_attention(device: str, dtype: torch.dtype, name: str, eight: int, **shape: Any) -> None:
+    """A small step against fp64 of the stored numbers."""
+    told, window = SMALL[name]
+    case = make_case(**{**told, **shape}, dtype=dtype)
+    kv = stored_in(case.kv, eight)
+    want = replace(case, kv=worth(kv)).naive(window)
+    for step in (case, of_columns(case)) if told["lengths"] and shape == {} else (case,):
+        there = on(step, device)
+        got = attend(attention, there.q, moved(kv, device), there.inputs, there.scale, window)
+        assert_close(got.cpu(), want)
+
+
+def moved(kv: LayerKv, device: str) -> LayerKv:
+    """The same numbers on a device, K and V over one storage there."""
+    storage, width = kv.storage.to(device), kv.keys.shape[3]
+    size = 16 * width * kv.keys.element_size()
+    keys, values = (part.unflatten(2, (16, width)) for part in (
+        storage[..., :size].view(kv.keys.dtype), storage[..., size:].view(kv.values.dtype)
+    ))  # fmt: skip
+    return LayerKv(keys, values, storage, None if kv.scales is None else kv.scales.to(device))
+
+
+def check_store(device: str, dtype: torch.dtype, tokens: int, shape: tuple[int, int, int], eight: int) -> None:
+    """The store of many rows against plain torch's, number by number: a step of e4m3 where the rotation rounded."""
+    heads, kv_heads, width = shape
+    pool = tokens // 16 + 3
+    qkv = drawn(tokens, (heads + 2 * kv_heads) * width, dtype=dtype, by=3.0)
+    qkv[0, heads * width :: 7] = 100.0
+    slots = torch.randperm(pool * 16, generator=torch.Generator().manual_seed(2))[:tokens]
+    angles = drawn(90, width // 2, seed=3)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
+    positions = torch.randint(90, (tokens,), generator=torch.Generator().manual_seed(1))
+    made = [in_form(torch.zeros(pool, kv_heads, 2, 16, width, device=where), eight, dtype) for where in ("cpu", device)]
+    inputs = SimpleNamespace(positions=positions, slots=slots, rows=0, decode=None, prefill=None)
+    inputs.decode_for = lambda window: None
+    q = rotate(plain_column(), qkv.clone(), cos_sin, inputs, made[0], heads, kv_heads, width)
+    inputs = SimpleNamespace(positions=positions.to(device), slots=slots.to(device))
+    got = rotate(rotary, qkv.clone().to(device), cos_sin.to(device), inputs, made[1], heads, kv_heads, width)
+    assert_close(got.cpu(), q.double(), factor=2.0)
+    same_numbers(made[1], made[0])
+
+
+def plain_column() -> Any:
+    from penstock.kernels.reference import rotary as plain_rotary
+
+    return SimpleNamespace(plan=plain_attention.plan, rotary_and_store=plain_rotary.rotary_and_store)
+
+
+def same_numbers(got: LayerKv, wanted: LayerKv) -> None:
+    """V, which nothing turns, bit by bit; K within rounding, or at most a step of e4m3 apart and few of them at all."""
+    assert torch.equal(got.values.cpu().float(), wanted.values.float())
+    a, b = got.keys.cpu().float(), wanted.keys.float()
+    assert bool(a.any())
+    if got.eight == 1:
+        assert_close(got.keys.cpu(), wanted.keys.double(), factor=2.0)
+        return
+    assert ((a - b).abs() <= b.abs() * 2.0**-3 + 2.0**-8).all()
+    assert float((a != b).float().mean()) < 0.02
+
+
+def check_one_row(device: str, dtype: torch.dtype, shape: tuple[int, int, int], d: int, eight: int) -> None:
+    """The fused store against the one of many rows, and the fused attention against plain torch's."""
+    heads, kv_heads, width = shape
+    outputs = (heads + 2 * kv_heads) * width
+    x, weight = drawn(1, d, dtype=dtype), drawn(d, seed=1, dtype=dtype)
+    of_qkv = drawn(outputs, d, seed=2, by=3 * d**-0.5, dtype=dtype)
+    angles = drawn(400, width // 2, seed=3)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
+    for length in (3, 70, 300):
+        case = make_case([length], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
+        kv = moved(stored_in(case.kv, eight), device)
+        there = on(case, device)
+        normed = (x.float() * torch.rsqrt((x.float() ** 2).mean() + 1e-5)).to(dtype).float() * weight.float()
+        qkv = (normed.to(dtype).double() @ of_qkv.double().T).to(dtype)
+        wanted = moved(kv, "cpu")
+        rotate(plain_column(), qkv, cos_sin, case.inputs, wanted, heads, kv_heads, width)
+        q, _ = one_row.norm_qkv(
+            x.to(device), None, weight.to(device), 1e-5, linear_small.prepare_small(of_qkv.to(device)), None,
+            cos_sin.to(device), there.inputs, kv, heads, kv_heads, width,
+        )  # fmt: skip
+        a, b = worth(kv).cpu(), worth(wanted)
+        assert ((a - b).abs() <= b.abs() * 2.0**-3 + 1e-2).all() and float((a != b).double().mean()) < 0.02
+        eye = torch.eye(heads * width, dtype=dtype)
+        answer = one_row_attention.attention_out(
+            q, kv, there.inputs, case.scale, None, linear_small.prepare_small(eye.to(device)), None
+        )
+        naive = replace(case, q=q.cpu(), kv=worth(kv).cpu()).naive().flatten(1)
+        assert_close(answer.cpu(), naive)
+
+
+def check_copies(device: str, eight: int) -> None:
+    kv = moved(stored_in(make_case([90]).kv, eight), device)
+    before = kv.storage.clone()
+    pairs = torch.tensor([[2, 4], [-1, 1]], dtype=torch.int32, device=device)
+    blocks.BlockCopier([kv.storage]).copy(pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
+    before[4] = before[2]
+    assert torch.equal(kv.storage, before)

@@ -19,6 +19,7 @@ Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "reference"]
 Quantization = Literal["auto", "fp8"]
+KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 PrefixGroups = Literal["auto", "always", "off"]
 
 
@@ -38,6 +39,10 @@ class ModelOptions:
     quantization: Quantization = _knob(
         "auto",
         "Numbers of the layers' products. `auto`: as the checkpoint has them; `fp8`: made of wider ones.",
+    )
+    kv_cache_dtype: KvCacheDtype = _knob(
+        "auto",
+        "Numbers of keys and values. `auto`: the model's; `fp8`: eight bits, keys wide where that would move answers.",
     )
     device: Device = _knob("auto", "Where it runs. `auto`: a CUDA GPU if there is one, else the CPU.")
     load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")

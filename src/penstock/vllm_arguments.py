@@ -57,6 +57,7 @@ def named(names: str, taken: tuple[Any, ...] | type, note: str, *, told: bool = 
 SHARED = (
     "model", "revision", "dtype", "load_format", "skip_tokenizer_init", "seed", "max_model_len", "max_num_seqs",
     "max_num_batched_tokens", "gpu_memory_utilization", "enable_prefix_caching", "quantization",
+    "kv_cache_dtype",
 )  # fmt: skip
 SHARED_SERVE = (
     "host", "port", "served_model_name", "api_key", "api_server_count", "shutdown_timeout", "max_num_queued_reqs",
@@ -65,6 +66,7 @@ SPELLINGS = {  # vLLM's values of these -> ours
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "quantization": {"None": "auto"},
+    "kv_cache_dtype": {"fp8_e4m3": "fp8"},
 }
 
 SHORT = {  # vLLM's short options
@@ -131,9 +133,8 @@ ENGINE: dict[str, Argument] = {
     **named("ignore_patterns", (["original/**/*"],), "safetensors, JSON and templates alone are fetched"),
     **named("model_loader_extra_config", ({},), "safetensors are read without further settings"),
     **named("quantization_config", (), "the checkpoint's own config.json says it"),
-    **named("allow_deprecated_quantization calculate_kv_scales", (False,), "nothing is quantized"),
-    **named("kv_cache_dtype", ("auto", As("dtype")), "KV is held in the numbers of dtype"),
-    **named("kv_cache_dtype_skip_layers", ([],), "KV is held in the numbers of dtype"),
+    **named("allow_deprecated_quantization calculate_kv_scales", (False,), "KV has the checkpoint's scales, or measured ones"),
+    **named("kv_cache_dtype_skip_layers", ([],), "keys that must stay wide are found at the start"),
     **named("generation_config", ("auto",), "over HTTP the model's generation_config.json gives defaults"),
     **named("override_generation_config", ({},), "say it in requests, or in SamplingParams"),
     **named("chat_template", (), _TEMPLATE),

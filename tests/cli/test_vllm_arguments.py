@@ -83,7 +83,7 @@ def test_what_changes_nothing_is_told() -> None:
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not served (only 1): a process drives one GPU"),
         ({"tokenizer": "other"}, "tokenizer='other' is not served (only the same as model)"),
-        ({"kv_cache_dtype": "fp8"}, "(only 'auto' or the same as dtype)"),
+        ({"kv_cache_dtype_skip_layers": ["0"]}, "(only []): keys that must stay wide"),
         ({"task": "embed"}, "(only 'auto' or 'generate'): models generate text here"),
         ({"hf_overrides": {"x": "y" * 900}}, "..."),
         ({"trust_remote_code": "yes"}, "trust_remote_code='yes' is not served (only False): no code of a model"),

@@ -165,8 +165,8 @@ def check_one_row_attention(
         small = linear_small.prepare_small(weight.to(device))
         for more in (None, bias):
             got = one_row_attention.attention_out(
-                q.to(device), LayerKv.plain(spoiled.to(device)), SimpleNamespace(decode=decode), width**-0.5, window, small,
-                None if more is None else more.to(device),
+                q.to(device), LayerKv.plain(spoiled.to(device)), SimpleNamespace(decode=decode), width**-0.5, window,
+                small, None if more is None else more.to(device),
             )  # fmt: skip
             assert_close(got.cpu(), seen @ weight.double().T + (0 if more is None else more.double()))
 

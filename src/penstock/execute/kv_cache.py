@@ -68,6 +68,20 @@ def token_bytes(forms: list[KvForm]) -> int:
     return sum(form.block_bytes for form in forms) // BLOCK_SIZE + TOKEN_BYTES
 
 
+def kv_words(forms: list[KvForm]) -> str:
+    """Says what K and V are stored as."""
+    values = _name(forms[0].values)
+    wide = [str(number) for number, form in enumerate(forms) if form.keys != form.values]
+    if not wide:
+        return values
+    whose = "all layers" if len(wide) == len(forms) else f"layers {', '.join(wide)}"
+    return f"{values}, keys of {whose} {_name(next(form.keys for form in forms if form.keys != form.values))}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _past(tables: Int32, stored: Int32) -> Int32:
     """Entries of tables [k, width] past the blocks that hold `stored` tokens [k]; scratch among them is no harm."""
     full = -(-stored // BLOCK_SIZE)

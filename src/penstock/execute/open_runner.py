@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,8 @@ from penstock.config import Config, Dtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.kv_cache import token_bytes
-from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
+from penstock.execute.kv_fit import fit_kv
+from penstock.execute.limits import BatchLimits, Limits, batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
 from penstock.models.generation_config import end_ids, read_generation_defaults
@@ -71,6 +73,8 @@ def open_share(
         room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
     )
     with _named_failures(device):
+        meet = partial(_meet, agree, limits, config, device) if layout.size > 1 else lambda: None
+        fit_kv(model, config.model.kv_cache_dtype, ops, meet=meet)
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
         sharers = layout.size if device.type == "cpu" else 1
@@ -79,6 +83,11 @@ def open_share(
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
     return runner
+
+
+def _meet(agree: Callable[[Limits], Limits], limits: BatchLimits, config: Config, device: torch.device) -> None:
+    """All ranks have loaded their weights: from now on they may add up. What they agree on here is thrown away."""
+    agree(with_kv(limits, config, 1, device))
 
 
 @contextmanager

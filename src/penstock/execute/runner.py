@@ -14,7 +14,7 @@ import torch
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.executor import Executor, Outcome
 from penstock.execute.gpu_specs import rated
-from penstock.execute.kv_cache import KvCache
+from penstock.execute.kv_cache import KvCache, kv_words
 from penstock.execute.limits import BatchLimits, Limits, graph_bytes
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
@@ -67,6 +67,7 @@ class TorchRunner:
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": _device_name(device),
             "kernels": {op: f"{column}: {reason}" for op, (column, reason) in ops.why.items()},
+            "kv_cache_dtype": kv_words(model.kv_forms),
             "kv_tokens": limits.kv_tokens,
             "weights_bytes": model.weights_bytes,
         }

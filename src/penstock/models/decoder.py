@@ -58,9 +58,11 @@ class Decoder:
         self.blocks = [block.prepare(ops) for block in self.blocks]
         self.head.prepare(ops)
 
-    def forward(self, token_ids: Tensor, step: StepInputs, kv: list[LayerKv]) -> Tensor:
-        """token_ids `[T]` int64, kv: of `kv_forms`, one for each block -> normed hidden states `[T, hidden]`."""
-        ops = self.ops
+    def forward(self, token_ids: Tensor, step: StepInputs, kv: list[LayerKv], ops: Ops | None = None) -> Tensor:
+        """token_ids `[T]` int64, kv: of `kv_forms`, one for each block -> normed hidden states `[T, hidden]`.
+
+        ops: stand in for those that it was prepared with, where somebody looks on."""
+        ops = ops or self.ops
         step.plans = {kind: ops.plan(step, kind, cos_sin, self.dtype) for kind, cos_sin in self.kinds.items()}
         x: Tensor = self.embedding(ops, token_ids)
         residual: Tensor | None = None

@@ -28,7 +28,9 @@ class Collectives:
         self._group: Any = None
 
     def connect(self) -> None:
-        """Meets the other ranks, which come at about the same time. EngineError where one doesn't."""
+        """Meets the other ranks, which come at about the same time, unless it has. EngineError where one doesn't."""
+        if self._group is not None:
+            return
         gloo = _dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]

@@ -164,9 +164,9 @@ def attention_out(
         q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, part, lse, decode.table, decode.rows,
         decode.length, capacity, window or 0, scale * LOG2_E, kv.keys.stride(0), decode.table.stride(0), HEADS=heads,
         KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=max(16, triton.next_power_of_2(width)),
-        RATIO_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, EIGHT=kv.eight,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=PARTS_EARLY * can, num_warps=4, num_stages=2,
-        launch_pdl=bool(can),
+        RATIO_PAD=max(16, triton.next_power_of_2(heads // kv_heads)), WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS,
+        EIGHT=kv.eight, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=PARTS_EARLY * can, num_warps=4,
+        num_stages=2, launch_pdl=bool(can),
     )  # fmt: skip
     wide = triton.next_power_of_2(k)
     each = max(1, min(32, OUT_BYTES // weight.weight.element_size() // wide))

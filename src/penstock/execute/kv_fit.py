@@ -1,0 +1,168 @@
+"""fit_kv: what a model's K and V are stored as, settled once it is loaded and before memory is taken for them.
+
+Where they go to eight bits a short sample runs through the model with plain KV, and of each layer two things are seen:
+
+    scales   a KV head's largest |k| and |v|, as stored: they come to half of what e4m3 holds or less
+    check    by how much the layer's answers move when its keys alone are rounded; past KEY_ERROR its keys stay plain
+
+It knows a model and token ids; no rows, no scheduler. Why scales are powers of two: docs/design/eight_bits.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE, KvCacheDtype
+from penstock.errors import CheckpointError, UsageError
+from penstock.execute.kv_cache import KvCache
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
+from penstock.kernels.inputs import AttentionKind, PrefillInputs, StepInputs
+from penstock.kernels.layer_kv import KvForm, LayerKv
+from penstock.kernels.ops import Ops
+from penstock.models.decoder import Decoder
+
+PROMPTS, TOKENS = 4, 128  # of the built-in sample
+HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
+KEY_ERROR = 0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
+LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
+
+
+@dataclass(slots=True)
+class SeenKv:
+    """What the sample showed of one layer."""
+
+    largest: Tensor  # [2, kv_heads] float32: |k| and |v|
+    key_error: float  # |answer with rounded keys - answer| / |answer|, of the head where it is largest
+
+
+def fit_kv(
+    model: Decoder,
+    asked: KvCacheDtype,
+    ops: Ops,
+    sample: Tensor | None = None,
+    meet: Callable[[], None] = lambda: None,
+) -> None:
+    """Settles the `kv_form` of each layer. sample: [prompts, tokens] ids, None: the built-in one.
+
+    meet: called before the sample runs, where ranks must have loaded their weights before they add up their answers.
+    UsageError for a GPU that has no e4m3.
+    """
+    if asked == "auto":
+        return
+    if asked == "bfloat16":
+        for block in model.blocks:
+            block.attention.kv_form = replace(block.attention.kv_form, keys=torch.bfloat16, values=torch.bfloat16)
+        return
+    check_eight_bits(model.device, ops)
+    meet()
+    for block, layer in zip(model.blocks, look_at_kv(model, ops, sample), strict=True):
+        block.attention.kv_form = _form(block.attention.kv_form, layer)
+
+
+def check_eight_bits(device: torch.device, ops: Ops) -> None:
+    """Raises UsageError where the kernels of these ops can't read e4m3 on this GPU."""
+    if device.type != "cuda" or ops.why["attention"][0] == "reference":
+        return
+    has = torch.cuda.get_device_capability(device)
+    if has < LEAST_GPU:
+        raise UsageError(
+            "kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more (L4, L40S, H100, H200), and this one "
+            f"has {has[0]}.{has[1]}: leave it auto",
+            param="kv_cache_dtype",
+        )
+
+
+def built_in_sample(model: Decoder) -> Tensor:
+    """Returns ids drawn from the vocabulary [prompts, tokens], behind the first token where the model has one: the same
+    at each start."""
+    config, length = model.config, min(TOKENS, model.positions)
+    drawn = torch.randint(
+        config.vocab_size, (PROMPTS, length), generator=torch.Generator().manual_seed(0), dtype=torch.int64
+    )
+    if config.bos_id is not None and config.bos_id < config.vocab_size:
+        drawn[:, 0] = config.bos_id
+    return drawn
+
+
+@torch.inference_mode()
+def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None) -> list[SeenKv]:
+    """Runs the sample through a model whose KV is plain. CheckpointError where K or V are no finite numbers."""
+    sample = built_in_sample(model) if sample is None else sample
+    prompts, tokens = sample.shape
+    each = -(-tokens // BLOCK_SIZE)
+    cache = KvCache(model.kv_forms, prompts * each + 2, model.device)
+    look = _Look(ops, cache.layers, torch.arange(1, prompts * each + 1, device=model.device))
+    inputs = _chunks(prompts, tokens, look.blocks.view(prompts, each))
+    model.forward(sample.to(model.device).flatten(), inputs, cache.layers, replace(ops, attention=look.attention))
+    for number, layer in enumerate(look.seen):
+        if not layer.largest.isfinite().all():
+            raise CheckpointError(
+                f"keys or values of layer {number} are no finite numbers, for token ids drawn from the vocabulary: "
+                "download the model again, or leave kv_cache_dtype auto"
+            )
+    return look.seen
+
+
+class _Look:
+    """Stands in for attention, and sees what each layer stores and answers, one after the other."""
+
+    def __init__(self, ops: Ops, layers: list[LayerKv], blocks: Tensor) -> None:
+        self._attend, self._layers, self.blocks = ops.attention, layers, blocks
+        self.seen: list[SeenKv] = []
+
+    def attention(self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor:
+        assert kv is self._layers[len(self.seen)], "layers attend in their order"
+        answer = self._attend(q, kv, inputs, kind, plan)
+        held = kv.worth(self.blocks)
+        largest = held.abs().amax((0, 3, 4)).T.contiguous()
+        by = scales_for(largest)[0, :, None, None]
+        rounded = torch.zeros((len(kv.storage), *held.shape[1:]), dtype=kv.keys.dtype, device=q.device)
+        rounded[self.blocks, :, 0] = _through_e4m3(held[:, :, 0], by).to(rounded.dtype)
+        rounded[self.blocks, :, 1] = held[:, :, 1].to(rounded.dtype)
+        moved = self._attend(q, LayerKv.plain(rounded), inputs, kind, plan)
+        self.seen.append(SeenKv(largest, _most_moved(answer, moved, kv.kv_heads)))
+        return answer
+
+
+def scales_for(largest: Tensor) -> Tensor:
+    """largest [...] of what is stored -> scales: the least powers of two under which it is 448 / HEADROOM at most."""
+    least = largest.clamp(min=torch.finfo(torch.float32).tiny * 2.0**16) * (HEADROOM / E4M3_MOST)
+    return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(least))), 1.0)
+
+
+def _form(plain: KvForm, seen: SeenKv) -> KvForm:
+    scales, keys = scales_for(seen.largest), E4M3
+    if not seen.key_error <= KEY_ERROR:
+        scales[0], keys = 1.0, plain.keys
+    return replace(plain, keys=keys, values=E4M3, scales=scales)
+
+
+def _through_e4m3(numbers: Tensor, scale: Tensor) -> Tensor:
+    return (numbers / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3).float() * scale
+
+
+def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
+    """answer, moved [T, H, D] -> the largest relative distance of a KV head's answers."""
+    shape = (answer.shape[0], kv_heads, -1)
+    by_head = answer.float().reshape(shape)
+    off = (moved.float().reshape(shape) - by_head).pow(2).sum((0, 2))
+    return float((off / by_head.pow(2).sum((0, 2)).clamp(min=1e-30)).sqrt().max())
+
+
+def _chunks(prompts: int, tokens: int, tables: Tensor) -> StepInputs:
+    """A step of whole prompts; tables [prompts, blocks] int64."""
+    device = tables.device
+    position = torch.arange(tokens, device=device)
+    slots = tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+    prefill = PrefillInputs(
+        start=torch.arange(0, (prompts + 1) * tokens, tokens, dtype=torch.int32, device=device),
+        context=torch.zeros(prompts, dtype=torch.int32, device=device),
+        block_table=tables.to(torch.int32),
+        tokens=prompts * tokens,
+    )
+    return StepInputs(position.repeat(prompts), slots.flatten(), 0, None, prefill)

@@ -42,6 +42,7 @@ class Shape:
     ends: int
     max_model_len: int = 4096
     rope_scaling: dict[str, Any] | None = None
+    kv_share: float = 1.0  # bytes of a stored number of K and V, over a weight's
     products: tuple[tuple[int, int], ...] = field(init=False)  # (in, out) of a layer's matrix products
 
     def __post_init__(self) -> None:

@@ -133,7 +133,7 @@ ENGINE: dict[str, Argument] = {
     **named("ignore_patterns", (["original/**/*"],), "safetensors, JSON and templates alone are fetched"),
     **named("model_loader_extra_config", ({},), "safetensors are read without further settings"),
     **named("quantization_config", (), "the checkpoint's own config.json says it"),
-    **named("allow_deprecated_quantization calculate_kv_scales", (False,), "KV has the checkpoint's scales, or measured ones"),
+    **named("allow_deprecated_quantization calculate_kv_scales", (False,), "scales are found without being asked for"),
     **named("kv_cache_dtype_skip_layers", ([],), "keys that must stay wide are found at the start"),
     **named("generation_config", ("auto",), "over HTTP the model's generation_config.json gives defaults"),
     **named("override_generation_config", ({},), "say it in requests, or in SamplingParams"),

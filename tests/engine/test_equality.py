@@ -203,6 +203,40 @@ def test_drafts_change_no_token(knobs: dict[str, Any], folder: Path, twin: Twin,
             assert scheduler.counts["steps"] < 24, "no draft was taken"
 
 
+EIGHT: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "chunked, few rows": {"max_num_batched_tokens": 17, "max_num_seqs": 3},
+    "preempted, 3 ahead": {"preempt_every": 2, "steps_ahead": 3, "max_num_batched_tokens": 64},
+    "few blocks": {"kv_cache_tokens": CONTEXT + 32, "steps_ahead": 3},
+    "no cache, no groups": {"enable_prefix_caching": False, "prefix_groups": "off"},
+}
+
+
+@pytest.fixture(scope="module")
+def alone_in_eight_bits(folder: Path) -> dict[str, list[RequestOutput]]:
+    """Each prompt with its setting in a run of its own, and the samples of a fork one by one: KV in eight bits."""
+    with open_llm(folder, enable_prefix_caching=False, kv_cache_dtype="fp8") as llm:
+        assert llm.engine.runner.describe()["kv_cache_dtype"] == "float8_e4m3fn"
+        pairs = zip(prompts(), SETTINGS, strict=True)
+        alone = [llm.generate([prompt], params_of(name), use_tqdm=False)[0] for prompt, name in pairs]
+        forked = [one_sample(llm, HEADER, params_of("plain", n=24), index) for index in range(24)]
+    return {"alone": alone, "forked": forked}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("variant", EIGHT)
+def test_kv_in_eight_bits_gives_the_same_tokens_every_way(
+    variant: str, folder: Path, twin: Twin, alone_in_eight_bits: dict[str, list[Any]], alone: list[RequestOutput]
+) -> None:
+    with open_llm(folder, kv_cache_dtype="fp8", **EIGHT[variant]) as llm:
+        for run in ("first", "again, from the cache"):
+            outs = llm.generate(prompts(), [params_of(name) for name in SETTINGS], use_tqdm=False)
+            check_same(f"eight bits, {variant}, {run}", twin, alone_in_eight_bits["alone"], outs)
+        (fork,) = llm.generate([HEADER], params_of("plain", n=24), use_tqdm=False)
+        assert [output.token_ids for output in fork.outputs] == alone_in_eight_bits["forked"]
+    told = [(out.outputs[0].token_ids, plain.outputs[0].token_ids) for out, plain in zip(outs, alone, strict=True)]
+    assert any(a != b for a, b in told), "eight bits change no token: are they used?"
+
+
 def test_near_ties_are_told_from_faults(twin: Twin) -> None:
     greedy = SamplingParams(temperature=0.0)
     row = twin.adjusted(HEADER, [], greedy)

@@ -31,7 +31,7 @@ class Machine(Protocol):
 
     @property
     def item(self) -> int:
-        """Bytes of a number of weights, KV and logits."""
+        """Bytes of a number of weights, logits and plain KV."""
 
     @property
     def copy(self) -> float:
@@ -122,7 +122,7 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     for window, count in layers.items():
         read = read + count * (steps[f"own {window}"] + steps[f"chunk_context {window}"])
         pairs = pairs + count * steps[f"chunk_pairs {window}"]
-    kv = (read / sizes.layers + tokens) * sizes.kv_numbers * machine.item
+    kv = (read / sizes.layers + tokens) * sizes.kv_numbers * sizes.kv_share * machine.item
     attention = pairs * 4.0 * sizes.heads * sizes.head_dim / machine.best_rate(sizes.layer_weights)
     return float((products + head + attention + (kv + logits) / machine.copy).sum())
 

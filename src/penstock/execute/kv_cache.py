@@ -71,11 +71,11 @@ def token_bytes(forms: list[KvForm]) -> int:
 def kv_words(forms: list[KvForm]) -> str:
     """Says what K and V are stored as."""
     values = _name(forms[0].values)
-    wide = [str(number) for number, form in enumerate(forms) if form.keys != form.values]
+    wide = {number: form.keys for number, form in enumerate(forms) if form.keys != form.values}
     if not wide:
         return values
-    whose = "all layers" if len(wide) == len(forms) else f"layers {', '.join(wide)}"
-    return f"{values}, keys of {whose} {_name(next(form.keys for form in forms if form.keys != form.values))}"
+    whose = "all layers" if len(wide) == len(forms) else f"layers {', '.join(map(str, wide))}"
+    return f"{values}, keys of {whose} in {_name(next(iter(wide.values())))}"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -61,7 +61,7 @@ class TorchRunner:
         self.sampling_defaults = sampling_defaults
         self.model_sizes = ModelSizes.of(model)
         kind = next((kind for kind in model.kinds if kind.window is None), next(iter(model.kinds)))
-        times = prefix_cost_times(ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device)
+        times = prefix_cost_times(ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, model.kv_share)
         self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),

@@ -37,23 +37,27 @@ class MeasuredSharing:
     tile_byte: float  # seconds a byte that a tile reads
     step: float  # seconds
 
-    def times(self, kv_heads: int, width: int, tile_members: int) -> PrefixCostTimes:
+    def times(self, kv_heads: int, width: int, tile_members: int, kv_share: float = 1.0) -> PrefixCostTimes:
+        """kv_share: of bf16's bytes, that K and V take where fewer of them take less time to read."""
         kv_bytes = 4 * kv_heads * width  # of a token in a layer
+        read = kv_bytes * kv_share
         return PrefixCostTimes(
-            self.member_byte * kv_bytes, self.member * kv_bytes, self.tile_byte * kv_bytes, tile_members, self.step
+            self.member_byte * read, self.member * kv_bytes, self.tile_byte * read, tile_members, self.step
         )
 
 
 class PrefixCost(Protocol):
     """A column's times for a head shape on a device."""
 
-    def __call__(self, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> PrefixCostTimes: ...
+    def __call__(
+        self, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float
+    ) -> PrefixCostTimes: ...
 
 
 def prefix_cost_times(
-    ops: Ops, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: torch.device
+    ops: Ops, heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: torch.device, kv_share: float = 1.0
 ) -> PrefixCostTimes:
     """Returns the times of the column that these ops attend by."""
     found: PrefixCost = import_module(f"penstock.kernels.{ops.why['attention'][0]}.prefix_cost").prefix_cost
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return found(heads, kv_heads, width, dtype, name)
+    return found(heads, kv_heads, width, dtype, name, kv_share)

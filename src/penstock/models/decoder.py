@@ -7,6 +7,7 @@ groups, sampling or files. Callers enter torch.inference_mode.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -88,6 +89,13 @@ class Decoder:
     def kv_forms(self) -> list[KvForm]:
         """What each block's K and V are stored as."""
         return [block.attention.kv_form for block in self.blocks]
+
+    @property
+    def kv_share(self) -> float:
+        """What K and V take of the bytes that they would take in the model's dtype."""
+        stored = sum(form.block_bytes for form in self.kv_forms)
+        plain = (replace(form, keys=self.dtype, values=self.dtype, scales=None) for form in self.kv_forms)
+        return stored / sum(form.block_bytes for form in plain)
 
     @property
     def ops(self) -> Ops:

@@ -14,6 +14,7 @@ class ModelSizes:
     """Sizes of a model whose layers differ in their windows alone.
 
     layer_weights: numbers in the matrices of one layer.   kv_numbers: of K and V that a token stores, all layers.
+    kv_share: bytes of a stored number of K and V, over those of a number of the model's dtype.
     windows: of the layers that have one.
     """
 
@@ -24,6 +25,7 @@ class ModelSizes:
     vocab: int
     layer_weights: int
     kv_numbers: int
+    kv_share: float = 1.0
     windows: tuple[int, ...] = ()
 
     @classmethod
@@ -42,5 +44,6 @@ class ModelSizes:
             vocab=model.config.vocab_size,
             layer_weights=numbers,
             kv_numbers=2 * len(kinds) * kv_heads * width,
+            kv_share=model.kv_share,
             windows=tuple(kind.window for kind in kinds if kind.window is not None),
         )

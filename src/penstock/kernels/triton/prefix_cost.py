@@ -13,7 +13,10 @@ from penstock.kernels.triton.prefix import tile_members
 MEASURED = (MeasuredSharing("NVIDIA H200", member_byte=1.17e-13, member=5.4e-12, tile_byte=1.92e-13, step=5.8e-6),)
 
 
-def prefix_cost(heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str) -> PrefixCostTimes:
+def prefix_cost(
+    heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float = 1.0
+) -> PrefixCostTimes:
     """Returns the costs that `kernels.prefix_cost.PrefixCost` asks for."""
     found = [measured for measured in MEASURED if measured.device == device]
-    return (found or MEASURED)[0].times(kv_heads, width, tile_members(heads // kv_heads, width, dtype))
+    members = tile_members(heads // kv_heads, width, dtype)
+    return (found or MEASURED)[0].times(kv_heads, width, members, kv_share)

@@ -1,0 +1,165 @@
+"""What K and V are stored as: scales from the sample, keys kept wide by the check, memory, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_model import make_folder
+
+from penstock.config import Config
+from penstock.errors import CheckpointError, UsageError
+from penstock.execute.kv_cache import KvCache, kv_words, token_bytes
+from penstock.execute.kv_fit import HEADROOM, KEY_ERROR, check_eight_bits, fit_kv, look_at_kv, scales_for
+from penstock.execute.open_runner import open_runner
+from penstock.kernels.choose import choose
+from penstock.models.decoder import Decoder
+from penstock.weights.load import load_model
+
+pytestmark = pytest.mark.torch
+
+CPU, F32, E4M3 = torch.device("cpu"), torch.float32, torch.float8_e4m3fn
+OPS = choose(CPU, F32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model"))
+
+
+def loaded(folder: Path) -> Decoder:
+    return load_model(folder, load_format="auto", dtype=F32, device=CPU, ops=OPS, seed=0)
+
+
+def with_key_biases(folder: Path, size: float) -> Decoder:
+    """A Qwen2 of two layers, the first with key biases of `size` on a few dimensions, as Qwen2.5 has in its first."""
+    import transformers
+
+    config = transformers.Qwen2Config(
+        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=160, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    model = transformers.Qwen2ForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, 1.0 if "embed" in name else 1.4 / weight.shape[1] ** 0.5)
+            elif "norm" not in name:
+                weight.normal_(0.0, 0.3)
+        bias = model.model.layers[0].self_attn.k_proj.bias
+        bias[[14, 30]] += -0.7 * size
+        bias[[15, 31]] += size
+    model.save_pretrained(folder)
+    return loaded(folder)
+
+
+def test_scales_leave_room_and_are_powers_of_two() -> None:
+    largest = torch.tensor([448.0, 449.0, 224.0, 1.0, 0.0, 1e-37, 3e38])
+    scales = scales_for(largest)
+    assert torch.equal(scales[:5], torch.tensor([2.0, 4.0, 1.0, 2.0**-7, 1.0]))
+    assert torch.equal(scales.log2(), scales.log2().round()) and scales.isfinite().all() and (scales > 0).all()
+    assert (largest / scales <= 448 / HEADROOM).all()
+
+
+def test_the_sample_is_what_scales_are_of(folder: Path) -> None:
+    model = loaded(folder)
+    sample = torch.randint(300, (3, 40), generator=torch.Generator().manual_seed(5))
+    seen = look_at_kv(model, OPS, sample)
+    cache = KvCache(model.kv_forms, 11, CPU)
+    from penstock.execute import kv_fit
+
+    inputs = kv_fit._chunks(3, 40, torch.arange(1, 10).view(3, 3))
+    with torch.inference_mode():
+        model.forward(sample.flatten(), inputs, cache.layers)
+    for layer, found in zip(cache.layers, seen, strict=True):
+        assert torch.equal(found.largest[0], layer.keys.abs().amax((0, 2, 3)))
+        assert torch.equal(found.largest[1], layer.values.abs().amax((0, 2, 3)))
+        assert 0 < found.key_error < KEY_ERROR
+    fit_kv(model, "fp8", OPS, sample)
+    for form, found in zip(model.kv_forms, seen, strict=True):
+        assert (form.keys, form.values) == (E4M3, E4M3)
+        assert form.scales is not None and torch.equal(form.scales, scales_for(found.largest))
+
+
+def test_the_same_at_each_start(folder: Path) -> None:
+    first, second = loaded(folder), loaded(folder)
+    fit_kv(first, "fp8", OPS)
+    fit_kv(second, "fp8", OPS)
+    for a, b in zip(first.kv_forms, second.kv_forms, strict=True):
+        assert a.scales is not None and b.scales is not None and torch.equal(a.scales, b.scales)
+
+
+def test_planted_key_biases_keep_that_layers_keys_wide(tmp_path: Path) -> None:
+    model = with_key_biases(tmp_path, 100.0)
+    errors = [layer.key_error for layer in look_at_kv(model, OPS)]
+    assert errors[0] > 2 * KEY_ERROR and errors[1] < KEY_ERROR / 2
+    fit_kv(model, "fp8", OPS)
+    wide, narrow = model.kv_forms
+    assert (wide.keys, wide.values, wide.eight) == (F32, E4M3, 1) and narrow.eight == 2
+    assert wide.scales is not None and (wide.scales[0] == 1).all()
+    assert kv_words(model.kv_forms) == "float8_e4m3fn, keys of layers 0 in float32"
+
+
+def test_without_them_all_keys_go_to_eight_bits(tmp_path: Path) -> None:
+    model = with_key_biases(tmp_path, 0.0)
+    fit_kv(model, "fp8", OPS)
+    assert [form.eight for form in model.kv_forms] == [2, 2] and kv_words(model.kv_forms) == "float8_e4m3fn"
+
+
+def test_numbers_that_are_none_are_told_of(folder: Path) -> None:
+    model = loaded(folder)
+    for weight in model.blocks[1].weights():
+        if weight.parts[0].name.endswith("layers.1.input_layernorm.weight"):
+            weight.value[3] = torch.nan
+    with pytest.raises(CheckpointError, match="layer 1 are no finite numbers"):
+        fit_kv(model, "fp8", OPS)
+
+
+def open_with(folder: Path, **knobs: Any) -> tuple[dict[str, Any], list[int]]:
+    runner = open_runner(Config.of(device="cpu", max_num_seqs=8, **knobs), folder)
+    try:
+        assert runner._state is not None
+        return runner.describe(), [form.eight for form in runner._state.model.kv_forms]
+    finally:
+        runner.close()
+
+
+def test_what_the_runner_says(folder: Path) -> None:
+    told, eight = open_with(folder, kv_cache_dtype="fp8", kv_cache_tokens=512, dtype="bfloat16")
+    assert told["kv_cache_dtype"] == "float8_e4m3fn" and eight == [2, 2]
+    told, eight = open_with(folder, kv_cache_tokens=512, dtype="float16")
+    assert told["kv_cache_dtype"] == "float16" and eight == [0, 0]
+    told, eight = open_with(folder, kv_cache_dtype="bfloat16", kv_cache_tokens=512, dtype="float32")
+    assert told["kv_cache_dtype"] == "bfloat16" and eight == [0, 0]
+
+
+def test_twice_the_tokens_in_the_same_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.execute.limits.free_memory", lambda device: 1 << 18)
+    wide, _ = open_with(folder, dtype="bfloat16", max_model_len=64, max_num_batched_tokens=64)
+    narrow, _ = open_with(folder, dtype="bfloat16", max_model_len=64, max_num_batched_tokens=64, kv_cache_dtype="fp8")
+    model = loaded(folder)
+    half = token_bytes(model.kv_forms) - 4
+    fit_kv(model, "fp8", OPS)
+    assert (token_bytes(model.kv_forms) - 4) * 4 == half
+    assert 1.9 * wide["kv_tokens"] < narrow["kv_tokens"] < 8 * 64
+
+
+def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    compiled = replace(OPS, why={**OPS.why, "attention": ("triton", "")})
+    with pytest.raises(UsageError, match=r"8\.9 or more .* has 8\.0: leave it auto"):
+        check_eight_bits(torch.device("cuda", 0), compiled)
+    check_eight_bits(torch.device("cuda", 0), OPS)
+    check_eight_bits(CPU, compiled)
+
+
+def test_spellings_and_values() -> None:
+    from penstock.vllm_arguments import engine_knobs
+
+    assert engine_knobs("m", {"kv_cache_dtype": "fp8_e4m3"})[0]["kv_cache_dtype"] == "fp8"
+    with pytest.raises(UsageError, match="one of auto, bfloat16, fp8, not 'fp8_e5m2'"):
+        Config.of(**engine_knobs("m", {"kv_cache_dtype": "fp8_e5m2"})[0])

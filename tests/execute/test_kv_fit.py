@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from penstock.execute.kv_fit import HEADROOM, KEY_ERROR, check_eight_bits, fit_k
 from penstock.execute.open_runner import open_runner
 from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
+from penstock.parallel.layout import Layout
+from penstock.weights.kv_scales import asks_for_eight_bits, read_kv_scales
 from penstock.weights.load import load_model
 
 pytestmark = pytest.mark.torch
@@ -79,7 +82,7 @@ def test_the_sample_is_what_scales_are_of(folder: Path) -> None:
         assert torch.equal(found.largest[0], layer.keys.abs().amax((0, 2, 3)))
         assert torch.equal(found.largest[1], layer.values.abs().amax((0, 2, 3)))
         assert 0 < found.key_error < KEY_ERROR
-    fit_kv(model, "fp8", OPS, sample)
+    fit_kv(model, "fp8", OPS, sample=sample)
     for form, found in zip(model.kv_forms, seen, strict=True):
         assert (form.keys, form.values) == (E4M3, E4M3)
         assert form.scales is not None and torch.equal(form.scales, scales_for(found.largest))
@@ -163,3 +166,61 @@ def test_spellings_and_values() -> None:
     assert engine_knobs("m", {"kv_cache_dtype": "fp8_e4m3"})[0]["kv_cache_dtype"] == "fp8"
     with pytest.raises(UsageError, match="one of auto, bfloat16, fp8, not 'fp8_e5m2'"):
         Config.of(**engine_knobs("m", {"kv_cache_dtype": "fp8_e5m2"})[0])
+
+
+def store_scales(folder: Path, **tensors: torch.Tensor) -> Path:
+    """Adds `model.layers.N.self_attn.k_scale` and the like, told as `k0`, to the folder's safetensors."""
+    from safetensors.torch import load_file, save_file
+
+    (shard,) = folder.glob("*.safetensors")
+    named = {f"model.layers.{name[1:]}.self_attn.{name[0]}_scale": tensor for name, tensor in tensors.items()}
+    save_file(load_file(shard) | named, shard, metadata={"format": "pt"})
+    return folder
+
+
+def test_the_checkpoints_scales_are_taken_and_what_it_lacks_is_measured(tmp_path: Path) -> None:
+    one, two = torch.tensor([0.05]), torch.tensor([0.03, 0.07])
+    folder = store_scales(make_folder(tmp_path), k0=one, v0=two.bfloat16())
+    runner = open_runner(Config.of(model=str(folder), device="cpu", kv_cache_dtype="fp8", kv_cache_tokens=512), folder)
+    assert runner._state is not None
+    first, second = runner._state.model.kv_forms
+    runner.close()
+    want = torch.stack([one.expand(2), two.bfloat16().float()])
+    assert first.scales is not None and torch.equal(first.scales, want) and first.eight == 2
+    assert second.scales is not None and torch.equal(second.scales.log2(), second.scales.log2().round())
+    told, eight = open_with(folder, kv_cache_tokens=512, dtype="float32")  # no scheme: they are not read
+    assert told["kv_cache_dtype"] == "float32" and eight == [0, 0]
+
+
+def test_each_rank_has_the_scales_of_its_heads(tmp_path: Path) -> None:
+    folder = store_scales(make_folder(tmp_path), k0=torch.tensor([1.0, 2.0]), v0=torch.tensor([3.0]))
+    names = [f"model.layers.{layer}.self_attn" for layer in range(2)]
+    for rank, key in ((0, 1.0), (1, 2.0)):
+        first, second = read_kv_scales(folder, names, [1, 1], Layout(rank, 2))
+        assert second is None and first is not None and first.tolist() == [[key], [3.0]]
+    first, _ = read_kv_scales(folder, names, [1, 1], Layout(3, 4))
+    assert first is not None and first.tolist() == [[2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"),
+    [([0.0], "positive"), ([torch.nan, 1.0], "positive"), ([1.0, 1.0, 1.0], "3 scales, .* 2 KV heads")],
+)
+def test_broken_scales_are_told_of(tmp_path: Path, scale: list[float], says: str) -> None:
+    folder = store_scales(make_folder(tmp_path), k0=torch.tensor(scale), v0=torch.tensor([3.0]))
+    with pytest.raises(CheckpointError, match=says):
+        read_kv_scales(folder, ["model.layers.0.self_attn"], [2])
+
+
+def test_what_a_checkpoint_says_of_its_cache(tmp_path: Path) -> None:
+    def says(scheme: Any) -> bool:
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"kv_cache_scheme": scheme}}))
+        return asks_for_eight_bits(tmp_path)
+
+    whole = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    assert says(whole) and says({"num_bits": 8}) and not says(None)
+    for wrong in (whole | {"num_bits": 4}, whole | {"type": "int"}, whole | {"dynamic": True}, "fp8"):
+        with pytest.raises(CheckpointError, match="kv_cache_scheme is not served"):
+            says(wrong)
+    (tmp_path / "config.json").write_text("{}")
+    assert not asks_for_eight_bits(tmp_path)

@@ -171,6 +171,23 @@ def two(folder: Path) -> Iterator[RankRunner]:
     assert not other._thread.is_alive()
 
 
+def test_kv_in_eight_bits_has_the_scales_of_a_ranks_own_heads(folder: Path) -> None:
+    """They meet before they measure: the sample runs over all ranks."""
+    asks = [Ask(temperature=1.0, seed=1), Ask()]
+    told, scales = [], []
+    for ranks in (1, 2):
+        config = Config.of(**KNOBS, kv_cache_dtype="fp8")
+        runner = open_ranks(config, folder, 2) if ranks == 2 else opening.open_runner(config, folder)
+        assert runner._state is not None and runner.describe()["kv_cache_dtype"] == "float8_e4m3fn"
+        scales.append([form.scales for form in runner._state.model.kv_forms])
+        host = Host(runner)
+        told.append(host.run([host.row(i, prompt(20, i), 100, ask) for i, ask in enumerate(asks)], 12).tolist())
+        runner.close()
+    assert told[0] == told[1] and told[0][0] != told[0][1]
+    for whole, own in zip(*scales, strict=True):
+        assert whole is not None and own is not None and torch.equal(whole[:, :1], own)
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [

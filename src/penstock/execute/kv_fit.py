@@ -29,6 +29,7 @@ from penstock.models.decoder import Decoder
 PROMPTS, TOKENS = 4, 128  # of the built-in sample
 HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
 KEY_ERROR = 0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
+Given = list[Tensor | None]
 LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
 
 
@@ -37,6 +38,7 @@ class SeenKv:
     """What the sample showed of one layer."""
 
     largest: Tensor  # [2, kv_heads] float32: |k| and |v|
+    scales: Tensor  # [2, kv_heads] float32: its checkpoint's, or what the largest ask for
     key_error: float  # |answer with rounded keys - answer| / |answer|, of the head where it is largest
 
 
@@ -44,13 +46,16 @@ def fit_kv(
     model: Decoder,
     asked: KvCacheDtype,
     ops: Ops,
+    *,
+    given: Given | None = None,
     sample: Tensor | None = None,
     meet: Callable[[], None] = lambda: None,
 ) -> None:
-    """Settles the `kv_form` of each layer. sample: [prompts, tokens] ids, None: the built-in one.
+    """Settles the `kv_form` of each layer.
 
-    meet: called before the sample runs, where ranks must have loaded their weights before they add up their answers.
-    UsageError for a GPU that has no e4m3.
+    given: a layer's scales [2, kv_heads] as its checkpoint has them, None: they are measured.   sample: [prompts,
+    tokens] ids, None: the built-in one.   meet: called before the sample runs, where ranks must have loaded their
+    weights before they add up their answers.   UsageError for a GPU that has no e4m3.
     """
     if asked == "auto":
         return
@@ -60,16 +65,20 @@ def fit_kv(
         return
     check_eight_bits(model.device, ops)
     meet()
-    for block, layer in zip(model.blocks, look_at_kv(model, ops, sample), strict=True):
+    for block, layer in zip(model.blocks, look_at_kv(model, ops, sample, given), strict=True):
         block.attention.kv_form = _form(block.attention.kv_form, layer)
 
 
+def reads_eight_bits(device: torch.device, ops: Ops) -> bool:
+    """Whether the kernels of these ops read e4m3 on this device."""
+    compiled = device.type == "cuda" and ops.why["attention"][0] != "reference"
+    return not compiled or torch.cuda.get_device_capability(device) >= LEAST_GPU
+
+
 def check_eight_bits(device: torch.device, ops: Ops) -> None:
-    """Raises UsageError where the kernels of these ops can't read e4m3 on this GPU."""
-    if device.type != "cuda" or ops.why["attention"][0] == "reference":
-        return
-    has = torch.cuda.get_device_capability(device)
-    if has < LEAST_GPU:
+    """Raises UsageError where they don't."""
+    if not reads_eight_bits(device, ops):
+        has = torch.cuda.get_device_capability(device)
         raise UsageError(
             "kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more (L4, L40S, H100, H200), and this one "
             f"has {has[0]}.{has[1]}: leave it auto",
@@ -90,13 +99,16 @@ def built_in_sample(model: Decoder) -> Tensor:
 
 
 @torch.inference_mode()
-def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None) -> list[SeenKv]:
-    """Runs the sample through a model whose KV is plain. CheckpointError where K or V are no finite numbers."""
+def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Given | None = None) -> list[SeenKv]:
+    """Runs the sample through a model whose KV is plain. given: `fit_kv`'s. CheckpointError where K or V are no finite
+    numbers."""
     sample = built_in_sample(model) if sample is None else sample
     prompts, tokens = sample.shape
     each = -(-tokens // BLOCK_SIZE)
     cache = KvCache(model.kv_forms, prompts * each + 2, model.device)
-    look = _Look(ops, cache.layers, torch.arange(1, prompts * each + 1, device=model.device))
+    look = _Look(
+        ops, cache.layers, given or [None] * len(cache.layers), torch.arange(1, prompts * each + 1, device=model.device)
+    )
     inputs = _chunks(prompts, tokens, look.blocks.view(prompts, each))
     model.forward(sample.to(model.device).flatten(), inputs, cache.layers, replace(ops, attention=look.attention))
     for number, layer in enumerate(look.seen):
@@ -111,8 +123,8 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None) -> list[S
 class _Look:
     """Stands in for attention, and sees what each layer stores and answers, one after the other."""
 
-    def __init__(self, ops: Ops, layers: list[LayerKv], blocks: Tensor) -> None:
-        self._attend, self._layers, self.blocks = ops.attention, layers, blocks
+    def __init__(self, ops: Ops, layers: list[LayerKv], given: Given, blocks: Tensor) -> None:
+        self._attend, self._layers, self._given, self.blocks = ops.attention, layers, given, blocks
         self.seen: list[SeenKv] = []
 
     def attention(self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any) -> Tensor:
@@ -120,12 +132,14 @@ class _Look:
         answer = self._attend(q, kv, inputs, kind, plan)
         held = kv.worth(self.blocks)
         largest = held.abs().amax((0, 3, 4)).T.contiguous()
-        by = scales_for(largest)[0, :, None, None]
+        given = self._given[len(self.seen)]
+        scales = scales_for(largest) if given is None else given.to(q.device)
+        by = scales[0, :, None, None]
         rounded = torch.zeros((len(kv.storage), *held.shape[1:]), dtype=kv.keys.dtype, device=q.device)
         rounded[self.blocks, :, 0] = _through_e4m3(held[:, :, 0], by).to(rounded.dtype)
         rounded[self.blocks, :, 1] = held[:, :, 1].to(rounded.dtype)
         moved = self._attend(q, LayerKv.plain(rounded), inputs, kind, plan)
-        self.seen.append(SeenKv(largest, _most_moved(answer, moved, kv.kv_heads)))
+        self.seen.append(SeenKv(largest, scales, _most_moved(answer, moved, kv.kv_heads)))
         return answer
 
 
@@ -136,7 +150,7 @@ def scales_for(largest: Tensor) -> Tensor:
 
 
 def _form(plain: KvForm, seen: SeenKv) -> KvForm:
-    scales, keys = scales_for(seen.largest), E4M3
+    scales, keys = seen.scales.clone(), E4M3
     if not seen.key_error <= KEY_ERROR:
         scales[0], keys = 1.0, plain.keys
     return replace(plain, keys=keys, values=E4M3, scales=scales)

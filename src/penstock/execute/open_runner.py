@@ -17,13 +17,16 @@ from penstock.config import Config, Dtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.kv_cache import token_bytes
-from penstock.execute.kv_fit import fit_kv
+from penstock.execute.kv_fit import fit_kv, reads_eight_bits
 from penstock.execute.limits import BatchLimits, Limits, batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
+from penstock.kernels.ops import Ops
+from penstock.models.decoder import Decoder
 from penstock.models.generation_config import end_ids, read_generation_defaults
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import ALONE, Layout
+from penstock.weights.kv_scales import asks_for_eight_bits, read_kv_scales
 from penstock.weights.load import load_model
 
 
@@ -74,7 +77,7 @@ def open_share(
     )
     with _named_failures(device):
         meet = partial(_meet, agree, limits, config, device) if layout.size > 1 else lambda: None
-        fit_kv(model, config.model.kv_cache_dtype, ops, meet=meet)
+        _settle_kv(config, folder, model, ops, layout, meet)
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
         sharers = layout.size if device.type == "cpu" else 1
@@ -83,6 +86,20 @@ def open_share(
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
     return runner
+
+
+def _settle_kv(
+    config: Config, folder: Path, model: Decoder, ops: Ops, layout: Layout, meet: Callable[[], None]
+) -> None:
+    """`auto` is what the checkpoint says: eight bits by its kv_cache_scheme where this device reads them."""
+    asked, given = config.model.kv_cache_dtype, None
+    if asked == "auto" and asks_for_eight_bits(folder) and reads_eight_bits(model.device, ops):
+        asked = "fp8"
+    if asked == "fp8" and config.model.load_format != "dummy":
+        attentions = [block.attention for block in model.blocks]
+        names, heads = [a.name for a in attentions], [a.kind.kv_heads for a in attentions]
+        given = read_kv_scales(folder, names, heads, layout)
+    fit_kv(model, asked, ops, given=given, meet=meet)
 
 
 def _meet(agree: Callable[[Limits], Limits], limits: BatchLimits, config: Config, device: torch.device) -> None:

@@ -25,6 +25,7 @@ class Attention:
     """Grouped-query attention (arXiv:2305.13245) with rotary positions. `kv_form` may be another once the model is
     loaded and before its KV is made."""
 
+    name: str  # in a checkpoint, before `.q_proj`
     kind: AttentionKind
     kv_form: KvForm
     cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers

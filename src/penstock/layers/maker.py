@@ -102,6 +102,7 @@ class Maker:
         ]
         q_norm, k_norm = norms or (None, None)
         return Attention(
+            at,
             kind,
             KvForm(kind.kv_heads, width, self.dtype, self.dtype),
             self.rope_tables[rope, width],

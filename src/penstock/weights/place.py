@@ -18,7 +18,9 @@ from penstock.quant.fp8 import MadeFp8
 from penstock.quant.weight import FLOATS, Part, Weight
 from penstock.weights.checkpoint import AGAIN, Entry, read_entries, read_tensors, shown
 
-UNREAD_SUFFIX = ".rotary_emb.inv_freq"  # early Llama checkpoints store the rope's frequencies; the config gives them
+# Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
+# eight bits (kv_scales.py).
+UNREAD = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 DUMMY_RANGE = 1e-3
 
 
@@ -80,7 +82,7 @@ def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:
     for name, entry in entries.items():
         if name in wanted or name in again:
             _check_entry(entry, *(wanted.get(name) or again[name]))
-        elif not name.endswith(UNREAD_SUFFIX):
+        elif not name.endswith(UNREAD):
             raise CheckpointError(
                 f"{entry.shard} holds tensor {shown(name)}, which a {config.architecture} with this config.json "
                 "doesn't have: config.json and weights must be of one model"

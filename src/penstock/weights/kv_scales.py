@@ -1,0 +1,79 @@
+"""What a checkpoint says of its KV cache: whether it is meant to be in eight bits, and its scales, where it has them.
+
+    config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...}, as compressed-tensors writes it
+    safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices: [1] or [kv_heads], stored = x / scale
+
+It knows a folder and names of attentions; what becomes of it is settled where the model is opened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError
+from penstock.models.keys import read_json
+from penstock.parallel.layout import ALONE, Layout
+from penstock.weights.checkpoint import Entry, read_entries, read_tensors
+
+SUFFIXES = (".k_scale", ".v_scale")
+_FLOATS = ("F64", "F32", "BF16", "F16")
+
+
+def asks_for_eight_bits(folder: Path) -> bool:
+    """Whether config.json has a `kv_cache_scheme`. CheckpointError for one that isn't e4m3 with stored scales."""
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    quantized: Any = config.get("quantization_config")
+    scheme = quantized.get("kv_cache_scheme") if isinstance(quantized, dict) else None
+    if scheme is None:
+        return False
+    wanted = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+    if isinstance(scheme, dict) and all(scheme.get(key, value) == value for key, value in wanted.items()):
+        return True
+    raise CheckpointError(
+        f"{path}: kv_cache_scheme is not served, only such of 8 bits of type float, symmetric and not dynamic: "
+        "set it to null to have KV in the model's numbers"
+    )
+
+
+def read_kv_scales(folder: Path, names: list[str], kv_heads: list[int], layout: Layout = ALONE) -> list[Tensor | None]:
+    """names: of attentions in the checkpoint; kv_heads: of this rank's -> scales of each [2, kv_heads] float32, None
+    where the checkpoint has none. CheckpointError for scales that are no positive numbers, or for other heads."""
+    entries = read_entries(folder)
+    wanted = {f"{name}{suffix}" for name in names for suffix in SUFFIXES} & entries.keys()
+    held = {entry.name: _checked(entry, tensor) for entry, tensor in read_tensors([entries[name] for name in wanted])}
+    return [_of_attention(name, heads, held, layout) for name, heads in zip(names, kv_heads, strict=True)]
+
+
+def _of_attention(name: str, kv_heads: int, held: dict[str, Tensor], layout: Layout) -> Tensor | None:
+    parts = [f"{name}{suffix}" for suffix in SUFFIXES]
+    if not held.keys() >= set(parts):
+        return None
+    return torch.stack([_own(part, held[part], kv_heads, layout) for part in parts])
+
+
+def _checked(entry: Entry, tensor: Tensor) -> Tensor:
+    scale = tensor.float().flatten()
+    if entry.dtype not in _FLOATS or not (scale.isfinite() & (scale > 0)).all():
+        raise CheckpointError(
+            f"{entry.shard}: tensor {entry.name!r} must hold positive numbers, the scales of a KV cache: download it "
+            "again, or have them measured on a copy of the folder without it"
+        )
+    return scale
+
+
+def _own(name: str, scale: Tensor, kv_heads: int, layout: Layout) -> Tensor:
+    """This rank's heads of a scale [1] or [all KV heads]."""
+    if scale.numel() == 1:
+        return scale.expand(kv_heads)
+    shares, share = layout.share(scale.numel(), name, repeats=True)
+    if scale.numel() != shares * kv_heads:
+        raise CheckpointError(
+            f"tensor {name!r} has {scale.numel()} scales, and the model {shares * kv_heads} KV heads: config.json and "
+            "weights must be of one model"
+        )
+    return scale.view(shares, kv_heads)[share]

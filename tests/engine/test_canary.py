@@ -23,7 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("canary"))
 
 
-@pytest.mark.parametrize("knobs", [{"steps_ahead": 1}, {"prefix_groups": "off", "steps_ahead": 2}], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [{"steps_ahead": 1}, {"prefix_groups": "off", "steps_ahead": 2}, {"kv_cache_dtype": "fp8"}], ids=str
+)
 def test_no_foreign_token(folder: Path, knobs: dict[str, object]) -> None:
     """Few blocks, rows preempted all the time, one request in six cancelled on the way."""
     flock = Flock.of(70, seed=1)

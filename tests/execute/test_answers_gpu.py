@@ -105,9 +105,32 @@ def _same(found: list[list[int]], expected: list[list[int]], what: str) -> None:
     assert found and parted <= max(1, len(found) // 100)
 
 
-def test_bf16_batched_is_bf16_alone_up_to_near_ties() -> None:
-    together = _tokens(PROMPTS[:32], GREEDY, dtype="bfloat16")
-    alone = _tokens(PROMPTS[:32], GREEDY, dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=512)
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"max_num_seqs": 1, "max_num_batched_tokens": 512},
+        {"max_num_seqs": 24, "max_num_batched_tokens": 40},
+        {"prefix_groups": "off", "preempt_every": 3},
+        {"kernels": "reference"},
+    ],
+    ids=str,
+)
+def test_kv_in_eight_bits_is_the_same_however_steps_are_made_up(knobs: Any) -> None:
+    """A sum's last bit may round a stored number the other way, by a sixteenth of it: more samples part than at plain
+    KV's near-ties, and most don't."""
+    prompts = [HEADER + prompt for prompt in PROMPTS[: 8 if knobs.get("max_num_seqs") == 1 else 64]]
+    eight = {"kv_cache_dtype": "fp8"}
+    whole, found = _tokens(prompts, GREEDY, **eight), _tokens(prompts, GREEDY, **eight, **knobs)
+    parted = sum(a != b for a, b in zip(found, whole, strict=True))
+    print(f"KV in eight bits, {knobs}: {parted} of {len(found)} samples part")
+    assert parted <= max(1, len(found) // 10)
+
+
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_bf16_batched_is_bf16_alone_up_to_near_ties(kv: str) -> None:
+    told = {"dtype": "bfloat16", "kv_cache_dtype": kv}
+    together = _tokens(PROMPTS[:32], GREEDY, **told)
+    alone = _tokens(PROMPTS[:32], GREEDY, **told, max_num_seqs=1, max_num_batched_tokens=512)
     same = np.mean([a == b for a, b in zip(together, alone, strict=True)])
     begun = np.mean([a[:8] == b[:8] for a, b in zip(together, alone, strict=True)])
     print(f"bf16 alone and together: {same:.0%} of samples are the same to the end, {begun:.0%} in 8 tokens")

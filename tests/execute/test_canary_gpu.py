@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1},  # all of them run at once
         {"dtype": "float32", "max_num_seqs": 2048, "kv_cache_tokens": 40_000, "preempt_every": 2, "steps_ahead": 3},
         {"dtype": "bfloat16", "max_num_seqs": 512, "prefix_groups": "off", "preempt_every": 3},
+        {"dtype": "bfloat16", "max_num_seqs": 1024, "kv_cache_dtype": "fp8", "preempt_every": 2, "steps_ahead": 2},
     ],
     ids=str,
 )

@@ -107,6 +107,23 @@ def test_groups_and_copied_blocks_are_the_plain_steps(request: pytest.FixtureReq
     runner.close()
 
 
+def test_kv_in_eight_bits_is_the_plain_steps(request: pytest.FixtureRequest) -> None:
+    """Prompts, rows with a shared prefix and copied blocks, then one row in the fused operations."""
+
+    def driven() -> tuple[list[list[int]], list[list[int]]]:
+        runner = tiny_runner(kv_dtype="fp8")
+        try:
+            assert runner.describe()["kv_cache_dtype"] == "float8_e4m3fn"
+            prefix = 2 if runner._state is not None and runner._state.ops.compiled else 0
+            return _tails(runner, prefix), [step.tokens.tolist() for step in _steps(runner, ASKS[:1], 2)]
+        finally:
+            runner.close()
+
+    want = driven()
+    request.getfixturevalue("by_triton")
+    assert driven() == want
+
+
 def test_groups_past_the_capacity_go_alone(by_triton: None) -> None:
     """Of two groups a step of four rows has room for one: the others' rows are attended each by itself."""
     tokens = []

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.config import BLOCK_SIZE
+from penstock.config import BLOCK_SIZE, KvCacheDtype
 from penstock.execute.executor import open_executor
+from penstock.execute.kv_fit import fit_kv
 from penstock.execute.limits import Limits
 from penstock.execute.padding import graph_sizes
 from penstock.execute.runner import TorchRunner
@@ -50,9 +51,11 @@ def tiny_model(poison: int | None = None, device: str = "cpu", layout: Layout = 
 
 
 def tiny_runner(
-    max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu", layout: Layout = ALONE
-) -> TorchRunner:
+    max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu", layout: Layout = ALONE,
+    kv_dtype: KvCacheDtype = "auto",
+) -> TorchRunner:  # fmt: skip
     model = tiny_model(poison, device, layout)
+    fit_kv(model, kv_dtype, model.ops, sample=torch.arange(9, 29)[None])
     sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
     limits = Limits(max_rows, 512, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks, graph_sizes=sizes)
     return TorchRunner(model, model.ops, limits, (END,), {}, open_executor(model.device))

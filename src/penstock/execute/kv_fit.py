@@ -28,6 +28,7 @@ from penstock.models.decoder import Decoder
 
 PROMPTS, TOKENS = 4, 128  # of the built-in sample
 HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
+LEAST_SCALE = 2.0**-40
 KEY_ERROR = 0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
 Given = list[Tensor | None]
 LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
@@ -60,13 +61,22 @@ def fit_kv(
     if asked == "auto":
         return
     if asked == "bfloat16":
-        for block in model.blocks:
-            block.attention.kv_form = replace(block.attention.kv_form, keys=torch.bfloat16, values=torch.bfloat16)
+        for block, form in zip(model.blocks, narrowest(model.kv_forms, asked), strict=True):
+            block.attention.kv_form = form
         return
     check_eight_bits(model.device, ops)
     meet()
     for block, layer in zip(model.blocks, look_at_kv(model, ops, sample, given), strict=True):
         block.attention.kv_form = _form(block.attention.kv_form, layer)
+
+
+def narrowest(forms: list[KvForm], asked: KvCacheDtype) -> list[KvForm]:
+    """Returns what plain KV becomes at best: all keys in eight bits, where they are asked for. Its scales are ones."""
+    if asked == "auto":
+        return forms
+    if asked == "bfloat16":
+        return [replace(form, keys=torch.bfloat16, values=torch.bfloat16) for form in forms]
+    return [replace(form, keys=E4M3, values=E4M3, scales=torch.ones(2, form.kv_heads)) for form in forms]
 
 
 def reads_eight_bits(device: torch.device, ops: Ops) -> bool:
@@ -144,8 +154,10 @@ class _Look:
 
 
 def scales_for(largest: Tensor) -> Tensor:
-    """largest [...] of what is stored -> scales: the least powers of two under which it is 448 / HEADROOM at most."""
-    least = largest.clamp(min=torch.finfo(torch.float32).tiny * 2.0**16) * (HEADROOM / E4M3_MOST)
+    """largest [...] of what is stored -> scales: the least powers of two under which it is 448 / HEADROOM at most.
+    Numbers so small that nothing would be seen of them get LEAST_SCALE: kernels mask scores by a large number, which
+    is scaled too."""
+    least = (largest * (HEADROOM / E4M3_MOST)).clamp(min=LEAST_SCALE)
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(least))), 1.0)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import Config, Dtype
+from penstock.config import Config, Dtype, KvCacheDtype
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.kv_cache import token_bytes
-from penstock.execute.kv_fit import fit_kv, reads_eight_bits
+from penstock.execute.kv_fit import check_eight_bits, fit_kv, reads_eight_bits
 from penstock.execute.limits import BatchLimits, Limits, batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
 from penstock.kernels.choose import choose
@@ -88,13 +88,21 @@ def open_share(
     return runner
 
 
+def find_kv_dtype(asked: KvCacheDtype, folder: Path, device: torch.device, ops: Ops) -> KvCacheDtype:
+    """`auto` is what the checkpoint says: eight bits by its kv_cache_scheme where this device reads them. UsageError
+    for eight bits where it doesn't and they are asked for."""
+    if asked == "auto" and asks_for_eight_bits(folder) and reads_eight_bits(device, ops):
+        return "fp8"
+    if asked == "fp8":
+        check_eight_bits(device, ops)
+    return asked
+
+
 def _settle_kv(
     config: Config, folder: Path, model: Decoder, ops: Ops, layout: Layout, meet: Callable[[], None]
 ) -> None:
-    """`auto` is what the checkpoint says: eight bits by its kv_cache_scheme where this device reads them."""
-    asked, given = config.model.kv_cache_dtype, None
-    if asked == "auto" and asks_for_eight_bits(folder) and reads_eight_bits(model.device, ops):
-        asked = "fp8"
+    """What K and V are stored as, from here on."""
+    asked, given = find_kv_dtype(config.model.kv_cache_dtype, folder, model.device, ops), None
     if asked == "fp8" and config.model.load_format != "dummy":
         attentions = [block.attention for block in model.blocks]
         names, heads = [a.name for a in attentions], [a.kind.kv_heads for a in attentions]

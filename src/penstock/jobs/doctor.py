@@ -95,8 +95,11 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     import torch
 
     from penstock.engine.build_engine import model_folder
-    from penstock.execute.kv_cache import TOKEN_BYTES, token_bytes
+    from penstock.execute.kv_cache import TOKEN_BYTES, kv_words, token_bytes
+    from penstock.execute.kv_fit import narrowest
     from penstock.execute.limits import batch_limits, free_memory, with_kv
+    from penstock.execute.open_runner import find_kv_dtype
+    from penstock.kernels.choose import choose
     from penstock.models.build_model import build_model
     from penstock.models.read_config import read_model_config
     from penstock.weights.load import check_room
@@ -108,7 +111,10 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     decoder = build_model(model_config, dtype, torch.device("meta"), limits.max_model_len)
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
-    token = token_bytes(decoder.kv_forms)
+    ops = choose(device, dtype, config.schedule.kernels)
+    kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, folder, device, ops)
+    forms = narrowest(decoder.kv_forms, kv_dtype)
+    token, wider = token_bytes(forms), "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8")
     check_room(decoder, folder, device, free_memory(device))
     to_come = decoder.weights_bytes + decoder.rope_bytes
     sized = with_kv(limits, config, token, device, to_come)
@@ -118,7 +124,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
         ("weights", f"{_size(decoder.weights_bytes)} in {_name(dtype)}"),
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
-        ("a token of KV", f"{token - TOKEN_BYTES:,} bytes"),
+        ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len)),
         *_unserved(folder),
     ]

@@ -1,9 +1,10 @@
 """The Triton column's attention on a GPU: time of a layer, beside what the bytes or the products allow.
 
-    python benchmarks/kernels_gpu_attention.py [--json]
+    python benchmarks/kernels_gpu_attention.py [--eight 0|1|2] [--json]
 
 Random data, scattered blocks, lengths and tables on the device. Small steps are captured ten times in one CUDA graph,
-so that the gaps between launches count as in a step. "copy" is the K and V that must be read at the copy speed of this
+so that the gaps between launches count as in a step. --eight: 1 V in eight bits, 2 K and V.
+"copy" is the K and V that must be read at the copy speed of this
 machine; "TFLOP/s" counts the products of queries, keys and values that are seen. Asserts nothing.
 """
 
@@ -22,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.testing import do_bench
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cpu"))
-from kernels_naive import attend
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from kernels_naive import attend, in_form
 
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton import attention as column
 
 
@@ -49,11 +51,20 @@ def copy_rate() -> float:
     return 2 * source.numel() / median(lambda: target.copy_(source))
 
 
-def pool(blocks: int, kv_heads: int, width: int) -> Tensor:
-    kv = torch.empty(blocks, kv_heads, 2, 16, width, dtype=torch.bfloat16, device="cuda")
-    for part in kv.split(65536):
-        part.normal_()
+EIGHT = 0  # what is in eight bits: --eight
+
+
+def pool(blocks: int, kv_heads: int, width: int) -> LayerKv:
+    kv = in_form(torch.empty(blocks, kv_heads, 2, 16, width, device="meta"), EIGHT, torch.bfloat16, "cuda")
+    for part in (kv.keys, kv.values):
+        for piece in part.split(65536):
+            piece.copy_(torch.randn(piece.shape, device="cuda"))
     return kv
+
+
+def token_bytes(kv: LayerKv) -> int:
+    """Of a token's K and V."""
+    return kv.storage[0].numel() // 16
 
 
 def tables(rows: int, lengths: Tensor, wide: int, first: int = 1) -> Tensor:
@@ -97,7 +108,7 @@ def decode_row(
     q = queries(len(lengths), heads, kv_heads, width)
     inputs = decode_step(lengths, table, bound)
     ms = step_ms(lambda: attend(column, q, kv, inputs, width**-0.5), graph)
-    return Row(what, ms, copy_ms=int(lengths.sum()) * kv_heads * width * 4 / rate)
+    return Row(what, ms, copy_ms=int(lengths.sum()) * token_bytes(kv) / rate)
 
 
 def step_ms(work: Callable[[], Any], graph: bool) -> float:
@@ -122,16 +133,16 @@ def monkeys_row(rate: float, grouped: bool) -> Row:
     if not grouped:
         inputs = decode_step(lengths, table, 752)
         ms = median(lambda: attend(column, q, kv, inputs, 0.125))
-        return Row("8,192 rows x 752, alone", ms, copy_ms=rows * 752 * kv_heads * width * 4 / rate)
+        return Row("8,192 rows x 752, alone", ms, copy_ms=rows * 752 * token_bytes(kv) / rate)
     start = torch.full((65,), rows, dtype=torch.int32, device="cuda")
     start[:9] = torch.arange(9) * members
     length = torch.zeros(64, dtype=torch.int32, device="cuda")
     length[:8] = prefix
-    groups = GroupInputs(start, table[:64].contiguous(), length, [], [])
+    groups = GroupInputs(start, table[:64].contiguous(), length)
     skip = torch.full((rows,), prefix, dtype=torch.int32, device="cuda")
     inputs = decode_step(lengths, table, 752, groups, skip)
     ms = median(lambda: attend(column, q, kv, inputs, 0.125))
-    return Row("8,192 rows, 656 shared by 1,024 + 96 own", ms, copy_ms=rows * 96 * kv_heads * width * 4 / rate)
+    return Row("8,192 rows, 656 shared by 1,024 + 96 own", ms, copy_ms=rows * 96 * token_bytes(kv) / rate)
 
 
 def prefill_row(prompts: int, tokens: int, heads: int, kv_heads: int, width: int, window: int | None = None) -> Row:
@@ -140,7 +151,7 @@ def prefill_row(prompts: int, tokens: int, heads: int, kv_heads: int, width: int
     kv = pool(prompts * tokens // 16 + 1, kv_heads, width)
     q = queries(prompts * tokens, heads, kv_heads, width)
     start = (torch.arange(prompts + 1, device="cuda") * tokens).to(torch.int32)
-    prefill = PrefillInputs(start, torch.zeros_like(lengths), table, [], [])
+    prefill = PrefillInputs(start, torch.zeros_like(lengths), table, prompts * tokens)
     inputs = StepInputs(start, start, 0, None, prefill)
     ms = median(lambda: attend(column, q, kv, inputs, width**-0.5, window))
     seen = tokens * tokens / 2 if window is None else window * (tokens - window / 2)
@@ -188,7 +199,10 @@ def measure() -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON alone")
+    parser.add_argument("--eight", type=int, choices=(0, 1, 2), default=0)
     asked = parser.parse_args()
+    global EIGHT
+    EIGHT = asked.eight
     torch.manual_seed(0)
     rows = measure()
     if asked.json:

@@ -148,6 +148,8 @@ class Bench:
     """An open LLM and what its works are measured with."""
 
     def __init__(self, llm: LLM, shape: Shape, machine: Machine, options: argparse.Namespace) -> None:
+        sizes = llm.engine.runner.model_sizes
+        shape = replace(shape, kv_share=1.0 if sizes is None else sizes.kv_share)
         self.llm, self.shape, self.machine, self.options = llm, shape, machine, options
         self.cuda = machine.device == "cuda"
         self.stop = rare_pair(llm.get_tokenizer().token_bytes, STOP_SHARE)

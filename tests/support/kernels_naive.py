@@ -61,17 +61,18 @@ def naive_attention_one(
     return torch.stack(out)
 
 
-def in_form(kv: Tensor, eight: int, dtype: torch.dtype) -> LayerKv:
+def in_form(kv: Tensor, eight: int, dtype: torch.dtype, device: str | None = None) -> LayerKv:
     """Empty KV of kv's shape [blocks, Hkv, 2, 16, D] with 0 nothing, 1 V, 2 K and V in eight bits, the rest of `dtype`.
     No two scales are alike, and none is a power of two."""
     blocks, kv_heads, _, _, width = kv.shape
-    scales = 0.013 * (1 + torch.arange(2 * kv_heads, dtype=torch.float32, device=kv.device).view(2, -1) / 3)
+    at = device or kv.device
+    scales = 0.013 * (1 + torch.arange(2 * kv_heads, dtype=torch.float32, device=at).view(2, -1) / 3)
     scales[0] = scales[0] if eight == 2 else 1.0
     e4m3 = torch.float8_e4m3fn
     form = KvForm(
         kv_heads, width, e4m3 if eight == 2 else dtype, e4m3 if eight else dtype, scales if eight else None
     )  # fmt: skip
-    return form.over(torch.zeros(blocks, kv_heads, form.head_bytes, dtype=torch.uint8, device=kv.device))
+    return form.over(torch.zeros(blocks, kv_heads, form.head_bytes, dtype=torch.uint8, device=at))
 
 
 def stored_in(kv: Tensor, eight: int) -> LayerKv:

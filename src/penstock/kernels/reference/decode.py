@@ -20,7 +20,7 @@ from penstock.kernels.inputs import AttentionKind, DecodeInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference.tiles import Tile, cut
 
-Flat = tuple[Tensor, Tensor]  # K and V as `_flat` gives them
+Flat = Tensor | tuple[Tensor, Tensor]  # K and V as `_flat` gives them
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ def plan_decode(decode: DecodeInputs, kind: AttentionKind, dtype: torch.dtype) -
 def attend_rows(q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, out: Tensor) -> None:
     """q [S, H, D] over a layer's KV into out [S, H, D]."""
     kv_heads = kv.kv_heads
-    flat = _flat(kv.keys), _flat(kv.values)
+    flat = _flat(kv)
     key_scale, value_scale = (None, None) if kv.scales is None else kv.scales[:, :, None, None, None]
     ordered = q if plan.order is None else q.index_select(0, plan.order)
     mixed = out if plan.order is None else plan.take("mixed", tuple(ordered.shape), q, q.dtype)
@@ -77,11 +77,14 @@ def attend_rows(q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, o
         torch.index_select(mixed, 0, plan.back, out=out)
 
 
-def _flat(part: Tensor) -> Tensor:
-    """K or V [blocks, Hkv, 16, D] -> [blocks * Hkv, 16 * D], a view; eight bits as bytes, as torch can move them."""
-    if part.dtype == E4M3:
-        part = part.view(torch.uint8)
-    return part.view(part.shape[0] * part.shape[1], -1)
+def _flat(kv: LayerKv) -> Flat:
+    """Views: of one dtype [blocks * Hkv * 2, 16 * D], K and V taking turns; of two dtypes K and V apart [blocks * Hkv,
+    16 * D]. Eight bits are bytes, as torch can move them."""
+    blocks, heads, size, width = kv.keys.shape
+    if kv.keys.dtype == kv.values.dtype:
+        dtype = torch.uint8 if kv.keys.dtype == E4M3 else kv.keys.dtype
+        return kv.storage.view(dtype).view(blocks * heads * 2, size * width)
+    return kv.keys.view(blocks * heads, -1), kv.values.view(torch.uint8).view(blocks * heads, -1)
 
 
 def _attend(
@@ -110,13 +113,17 @@ def _attend(
 def _gather(
     name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
 ) -> tuple[Tensor, Tensor]:
-    """K and V, each of `shape`."""
-    parts = []
-    for part, letter in zip(flat, "kv", strict=True):
-        held = plan.take(f"{name}_{letter}_held", (index.numel(), part.shape[1]), part, part.dtype)
-        found = torch.index_select(part, 0, index, out=held).view(shape)
-        parts.append(found.view(E4M3) if part.dtype == torch.uint8 else found)
-    return parts[0], parts[1]
+    """K and V, each of `shape`. index: `Tile`'s, of both."""
+    if isinstance(flat, Tensor):
+        held = plan.take(name, (index.numel(), flat.shape[1]), flat, flat.dtype)
+        keys, values = torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
+        return (keys, values) if flat.dtype != torch.uint8 else (keys.view(E4M3), values.view(E4M3))
+    apart = index.view(2, -1)[0] // 2
+    keys, values = (
+        torch.index_select(part, 0, apart, out=plan.take(name, (apart.numel(), part.shape[1]), part, part.dtype))
+        for part in flat
+    )
+    return keys.view(shape), values.view(E4M3).view(shape)
 
 
 def _scores(name: str, queries: Tensor, keys: Tensor, plan: DecodePlan, softcap: float | None) -> Tensor:

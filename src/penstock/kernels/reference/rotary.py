@@ -89,16 +89,14 @@ def _rotate(x: Tensor, plan: RotaryPlan) -> None:
 
 def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
     """parts [T, 2 * Hkv, D]: k's heads, then v's."""
-    width, both = parts.shape[2], 2 * BLOCK_SIZE
-    keys, values = parts.view(-1, 2, kv.kv_heads, width).unbind(1)
-    if kv.scales is not None:
-        values = _eight_bits(values, kv.scales[1])
-        if kv.eight == 2:
-            keys = _eight_bits(keys, kv.scales[0])
-    if kv.keys.dtype == kv.values.dtype:
-        rows = parts if kv.scales is None else torch.stack((keys, values), 1)
-        _put(rows.reshape(-1, width), kv.storage, kv.keys.dtype, plan.rows_of(both, 0, BLOCK_SIZE))
+    width = parts.shape[2]
+    if kv.scales is None or kv.eight == 2:
+        rows = parts if kv.scales is None else _eight_bits(parts, kv.scales.flatten())
+        both = plan.rows_of(2 * BLOCK_SIZE, 0, BLOCK_SIZE)
+        _put(rows.reshape(-1, width), kv.storage, kv.keys.dtype, both)
         return
+    keys, values = parts.view(-1, 2, kv.kv_heads, width).unbind(1)
+    values = _eight_bits(values, kv.scales[1])
     for part, like, first in ((keys, kv.keys, 0), (values, kv.values, kv.keys.itemsize * BLOCK_SIZE)):
         per_cell = BLOCK_SIZE * (kv.keys.itemsize + kv.values.itemsize) // like.itemsize
         where = plan.rows_of(per_cell, first, first).view(-1, 2, kv.kv_heads)[:, 0]
@@ -106,7 +104,7 @@ def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
 
 
 def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
-    """part [T, Hkv, D], scale [Hkv] -> e4m3."""
+    """part [T, heads, D], scale [heads] -> e4m3."""
     return (part.float() / scale[:, None]).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3)
 
 

@@ -30,15 +30,15 @@ TILE_SCORES = 1 << 21  # floats of scores of a tile
 
 @dataclass(slots=True)
 class Tile:
-    """n x M rows. Indices point into K or V seen as [blocks * kv_heads, 16 * width]; biases are 0 or -inf."""
+    """n x M rows. Indices point into KV seen as [blocks * kv_heads * 2, 16 * width]; biases are 0 or -inf."""
 
     rows: Int  # [R] of the step: R = n * M; a padded member repeats a row of its group
     groups: int  # n
     members: int  # M
     prefix: int  # L, tokens
     own: int  # N, tokens
-    prefix_index: Tensor | None  # [kv_heads * n * L / 16]
-    own_index: Tensor  # [kv_heads * R * N / 16]
+    prefix_index: Tensor | None  # [2 * kv_heads * n * L / 16]
+    own_index: Tensor  # [2 * kv_heads * R * N / 16]
     prefix_bias: Tensor | None  # [n, 1, L]
     own_bias: Tensor | None  # [R, 1, N - own_clear]
     own_clear: int  # own tokens that every row sees
@@ -173,9 +173,10 @@ def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) ->
 
 
 def _index(table: Tensor, kv_heads: int) -> Tensor:
-    """table [n, blocks] -> indices by KV head, then by row: [kv_heads * n * blocks]."""
+    """table [n, blocks] -> indices of K, then of V, by KV head, then by row: [2 * kv_heads * n * blocks]."""
+    part = torch.arange(2, device=table.device)[:, None, None, None]
     head = torch.arange(kv_heads, device=table.device)[:, None, None]
-    return (table.long() * kv_heads + head).flatten()
+    return (table.long() * (2 * kv_heads) + 2 * head + part).flatten()
 
 
 def _bias(begin: Int, end: Int, clear: int, width: int, device: torch.device) -> Tensor:

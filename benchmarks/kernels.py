@@ -29,7 +29,7 @@ from torch import Tensor
 from penstock.kernels.choose import choose
 from penstock.kernels.ops import Ops
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cpu"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from kernels_naive import Case, attend, make_case, rotate
 
 WEIGHT_BYTES = 200_000_000

@@ -1,7 +1,7 @@
 """Times of the Triton column on a GPU, attention aside: each kernel at a few sizes, beside torch's and the copy speed.
 
     PYTHONPATH=src python benchmarks/gpu_timing/rows.py [--sweep] [--warm I/N]
-        [--only small,elementwise,sampler,linear,chain,rotary]
+        [--only small,elementwise,sampler,linear,fp8,chain,rotary]
 
 A time is the median of replays of a CUDA graph that holds the call several times, over buffers that together exceed the
 L2 (so weights and rows come from memory, as in a step). "share" is of the copy speed measured first: bytes that must
@@ -24,18 +24,19 @@ import torch
 import torch.nn.functional as F
 import triton
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cpu"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from kernels_naive import rotate
 
 from penstock.kernels.inputs import Queries
-from penstock.kernels.triton import activation, blocks, embedding, logprobs, norm, penalties, rotary
+from penstock.kernels.triton import activation, blocks, embedding, fp8, linear_fp8, logprobs, norm, penalties, rotary
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
 from penstock.kernels.triton.linear import linear as linear_op
 from penstock.kernels.triton.linear import prepare_linear
 from penstock.kernels.triton.linear_small import Cut, linear_small, prepare_small
+from penstock.quant.fp8 import to_fp8
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 COPY = [4.2e12]  # bytes/s, measured by main
@@ -253,6 +254,34 @@ def linear(sweep: bool) -> None:
             torch.cuda.empty_cache()
 
 
+def float8() -> None:
+    """An 8B's products in the form that so many rows take, beside the library's; rows in eight bits."""
+    for n, k in SHAPES["8b"][:-1]:
+        made = [to_fp8(torch.randn(n, k, device=GPU)) for _ in range(copies_of(n * k))]
+        ready = [linear_fp8.prepare_linear_fp8(numbers, scale[:, 0], B) for numbers, scale in made]
+        for m in (1, 16, 17, 64, 128, 256, 1024):
+            x = torch.randn(m, k, device=GPU, dtype=B)
+            form, eight = ready[0].form(m), fp8.quantize_rows(x)
+            rows = x if form == "wide" else fp8.quantize_rows(x, form)
+            plain = timed([lambda w=w: linear_fp8.by_library(eight, w, None) for w in ready])
+            ms = timed([lambda w=w: linear_fp8.linear_fp8(rows, w) for w in ready])
+            tell(f"linear_fp8 8b {m} ({form}) x {n} x {k}", ms, n * k, plain)
+        del made, ready
+        torch.cuda.empty_cache()
+    d, inner, w = 4096, 14336, torch.ones(4096, device=GPU, dtype=B)
+    for count in (16, 128, 1024, 8192):
+        form = "pair" if count <= linear_fp8.MOST_PAIRED else "eight"
+        xs = [torch.randn(count, d, device=GPU, dtype=B) for _ in range(copies_of(count * d * 2))]
+        gs = [torch.randn(count, 2 * inner, device=GPU, dtype=B) for _ in range(copies_of(count * inner * 4))]
+        size = 2 if form == "pair" else 1
+        tell(f"quantize_rows {count} x {d}, {form}", timed([lambda x=x: fp8.quantize_rows(x, form) for x in xs]),
+             count * d * (2 + size))  # fmt: skip
+        norms = [lambda x=x: norm.add_rms_norm(x, x, w, 1e-5, form) for x in xs]
+        tell(f"add_rms_norm {count} x {d}, {form}", timed(norms), count * d * (6 + size))
+        gates = [lambda g=g: activation.silu_mul(g, form) for g in gs]
+        tell(f"silu_mul {count} x {inner}, {form}", timed(gates), count * inner * (4 + size))
+
+
 def chain() -> None:
     """16 layers of a 1B model but for attention, and its head, for few rows: what a small step is made of."""
     d, inner, heads, kv_heads, width = 2048, 8192, 32, 8, 64
@@ -345,7 +374,8 @@ def main() -> None:
     print(f"copy {COPY[0] / 1e12:.2f} TB/s on {torch.cuda.get_device_name()}")
     for name in args.only.split(","):
         {"small": small, "elementwise": elementwise, "sampler": lambda: sampling(args.sweep),
-         "linear": lambda: linear(args.sweep), "chain": chain, "rotary": rotary_sweep}[name]()  # fmt: skip
+         "linear": lambda: linear(args.sweep), "fp8": float8, "chain": chain,
+         "rotary": rotary_sweep}[name]()  # fmt: skip
 
 
 if __name__ == "__main__":

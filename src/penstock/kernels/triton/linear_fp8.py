@@ -136,7 +136,7 @@ def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor
         return linear_one(x, matrix.streamed.weight, bias, scale=matrix.streamed.scale)
     if x.numbers.shape[0] <= MOST_STREAMED or not matrix.by_library:
         return streamed_fp8(x, matrix, bias)
-    return _by_library(x, matrix, bias)
+    return by_library(x, matrix, bias)
 
 
 def streamed_fp8(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tiles: Tiles | None = None) -> Tensor:
@@ -160,7 +160,7 @@ def streamed_fp8(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tile
     return out
 
 
-def _by_library(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None) -> Tensor:
+def by_library(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None) -> Tensor:
     """torch's row-wise product. It writes bfloat16 alone."""
     scale = matrix.streamed.scale
     assert scale is not None

@@ -18,7 +18,7 @@ Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
 LoadFormat = Literal["auto", "dummy"]
 Kernels = Literal["auto", "reference"]
-Quantization = Literal["auto", "fp8"]
+Quantization = Literal["auto", "fp8", "int8", "int4", "compressed-tensors", "awq", "gptq"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
 PrefixGroups = Literal["auto", "always", "off"]
 
@@ -38,7 +38,8 @@ class ModelOptions:
     )
     quantization: Quantization = _knob(
         "auto",
-        "Numbers of the layers' products. `auto`: as the checkpoint has them; `fp8`: made of wider ones.",
+        "Numbers of the layers' products. `auto`: the checkpoint's; `fp8`, `int8`, `int4`: made of wider ones. "
+        "The others name what a quantized checkpoint has.",
     )
     kv_cache_dtype: KvCacheDtype = _knob(
         "auto",

@@ -65,9 +65,11 @@ SHARED_SERVE = (
 SPELLINGS = {  # vLLM's values of these -> ours
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
-    "quantization": {"None": "auto"},
+    "quantization": {
+        "None": "auto", "awq_marlin": "awq", "auto_awq": "awq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
+    },
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
-}
+}  # fmt: skip
 
 SHORT = {  # vLLM's short options
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",

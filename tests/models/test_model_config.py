@@ -207,7 +207,7 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
         ),
         ({"model_type": REMOVE}, "key 'model_type' is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config' is not supported"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method 'hqq' is not read"),
         ({"hidden_size": REMOVE}, "key 'hidden_size' is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number"),

@@ -19,6 +19,9 @@ from penstock.config import Config
 if TYPE_CHECKING:
     import torch
 
+    from penstock.models.decoder import Decoder
+    from penstock.models.model_config import ModelConfig
+
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
 Facts = list[tuple[str, str]]
 
@@ -102,13 +105,15 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.kernels.choose import choose
     from penstock.models.build_model import build_model
     from penstock.models.read_config import read_model_config
+    from penstock.quant.choose import choose_schemes
     from penstock.weights.load import check_room
     from penstock.weights.place import find_weights
 
     folder = model_folder(config)
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
-    decoder = build_model(model_config, dtype, torch.device("meta"), limits.max_model_len)
+    schemes = choose_schemes(config.model.quantization, model_config.quantization)
+    decoder = build_model(model_config, dtype, torch.device("meta"), limits.max_model_len, scheme_of=schemes)
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
     ops = choose(device, dtype, config.schedule.kernels)
@@ -120,14 +125,27 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     sized = with_kv(limits, config, token, device, to_come)
     return [
         ("folder", str(folder)),
-        ("architecture", f"{decoder.config.architecture}, {decoder.weights_bytes // dtype.itemsize:,} parameters"),
-        ("weights", f"{_size(decoder.weights_bytes)} in {_name(dtype)}"),
+        ("architecture", f"{decoder.config.architecture}, {_parameters(decoder):,} parameters"),
+        ("weights", f"{_size(decoder.weights_bytes)} in {_numbers(config, model_config, dtype)}"),
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len)),
         *_unserved(folder),
     ]
+
+
+def _parameters(decoder: Decoder) -> int:
+    return sum(weight.numbers for weight in decoder.weights())
+
+
+def _numbers(config: Config, model_config: ModelConfig, dtype: torch.dtype) -> str:
+    """The dtype, and what the matrices are stored in or made into."""
+    stored = model_config.quantization
+    if stored is not None:
+        return f"{', '.join(sorted(stored.kinds))} ({stored.method}) and {_name(dtype)}"
+    asked = config.model.quantization
+    return _name(dtype) if asked == "auto" else f"{asked} and {_name(dtype)}"
 
 
 def _unserved(folder: Path) -> Facts:

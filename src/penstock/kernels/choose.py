@@ -44,6 +44,7 @@ def _triton(module: str, reason: str) -> tuple[Candidate, ...]:
 
 
 WIDENED = "plain torch: the weight is widened for each product"
+INTEGERS = "plain torch; on a CPU with VNNI eight bits a row are multiplied as integers, all else is widened"
 PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4.6 times F.linear"
 
 
@@ -67,6 +68,10 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "linear": _linear(),
     "prepare_linear_fp8": _fp8(),
     "linear_fp8": _fp8(),
+    "prepare_linear_fp8_groups": _reference("fp8_groups", WIDENED),
+    "linear_fp8_groups": _reference("fp8_groups", WIDENED),
+    "prepare_linear_int": _reference("linear_int", INTEGERS),
+    "linear_int": _reference("linear_int", INTEGERS),
     "quantize_rows": _triton("fp8", "one launch"),
     "rms_norm": _triton("norm", "one launch"),
     "add_rms_norm": _triton("norm", "sum and norm in one launch"),

@@ -81,6 +81,14 @@ class Ops:
     # it wants so many rows (`form`), and what the fused operations take of it (`streamed`)
     prepare_linear_fp8: Callable[[Tensor, Tensor, torch.dtype], Any]
     linear_fp8: Callable[[Rows, Any, Tensor | None], Tensor]  # as linear, x in any form
+    # weight [out, in] e4m3, scale [out, ceil(in / 128)] float32: one for each 128 neighbours of a row (the last may be
+    # short), the model's dtype -> what `linear_fp8_groups` takes
+    prepare_linear_fp8_groups: Callable[[Tensor, Tensor, torch.dtype], Any]
+    linear_fp8_groups: Callable[[Tensor, Any, Tensor | None], Tensor]  # as linear
+    # numbers, scales and zeros (or None) in the one layout of kernels/int_matrix.py, the model's dtype -> what
+    # `linear_int` takes: an object with `form` and `streamed`, as above
+    prepare_linear_int: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Any]
+    linear_int: Callable[[Tensor, Any, Tensor | None], Tensor]  # as linear
     quantize_rows: Callable[[Tensor, Form], Fp8Rows]  # x [T, K]
     # x [T, d], weight [d], eps, the form wanted -> [T, d]. A float32 weight is multiplied by before the answer is
     # rounded to x's dtype.

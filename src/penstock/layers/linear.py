@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Rows
@@ -68,4 +67,4 @@ class Linear:
     @property
     def numbers(self) -> int:
         """Numbers of the matrix, on this rank."""
-        return torch.Size(self.loaded["weight"].shape).numel()
+        return self.loaded["weight"].numbers

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.errors import UsageError
+from penstock.errors import CheckpointError, UsageError
 from penstock.kernels.inputs import AttentionKind
 from penstock.kernels.layer_kv import KvForm
 from penstock.layers.attention import Attention
@@ -121,7 +121,10 @@ class Maker:
         """at: the name before `.gate` (the router's) and `.experts`."""
         names = [f"{at}.experts.{number}" for number in range(experts)]
         if self.scheme_of(f"{names[0]}.gate_proj") is not PLAIN:
-            raise UsageError("experts are not quantized yet: leave --quantization out", param="quantization")
+            raise UsageError(
+                "experts are not quantized yet: take the model's unquantized checkpoint and leave --quantization out",
+                param="quantization",
+            )
         gate_up = [Part(f"{name}.{n}_proj.weight", (middle, hidden)) for name in names for n in ("gate", "up")]
         down = [Part(f"{name}.down_proj.weight", (hidden, middle)) for name in names]
         return Moe(
@@ -141,7 +144,11 @@ class Maker:
     def _linear(self, parts: list[Part], bias: bool, summed: Layout | None = None) -> Linear:
         schemes = {self.scheme_of(part.name) for part in parts}
         if len(schemes) > 1:
-            raise ValueError(f"{', '.join(p.name for p in parts)} are multiplied together and must have one scheme")
+            names = ", ".join(part.name for part in parts)
+            raise CheckpointError(
+                f"{names} are multiplied together and must have one scheme, and the checkpoint has them in several: "
+                "take another quantization of this model"
+            )
         (scheme,) = schemes
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from penstock.models.keys import MOST, REQUIRED, Keys
+from penstock.quant.stored_quantization import StoredQuantization
 
 # The most that a size may be: ten times and more what any model has. No one of them alone makes lists or tables that
 # fill a memory, nor a product that no integer holds, before the weights or the memory that there is refuse the model.
@@ -39,6 +40,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     dtype: ConfigDtype | None = None  # what the checkpoint is meant to be run in
     bos_id: int | None = None
+    quantization: StoredQuantization | None = None  # how the checkpoint's matrices are stored; None: in floats
     eos_ids: tuple[int, ...] = ()  # config.json's; generation_config.json's come first: see `end_ids`
 
 

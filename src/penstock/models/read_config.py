@@ -6,6 +6,7 @@ It reads what transformers 4 and 5 write (`rope_scaling` and `rope_theta`, or `r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.errors import CheckpointError
 from penstock.models.families import families, find_family
 from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
+from penstock.quant.read_quantization import read_quantization
 
 # Keys that change no number of a forward pass: key -> the value that changes nothing, or ANYTHING.
 NOTHING: dict[str, Any] = {
@@ -102,11 +104,11 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
     named = keys.take("architectures", [family.ARCHITECTURE])
     if named != [family.ARCHITECTURE]:
         raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{family.ARCHITECTURE!r}] is")
-    if keys.take("quantization_config", None) is not None:
-        raise keys.fail("key 'quantization_config' is not supported yet: take the model's unquantized checkpoint")
+    quantized = keys.take("quantization_config", None)
+    stored = None if quantized is None else read_quantization(quantized, where)
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
     keys.refuse_rest(NOTHING, f"model_type {model_type!r}")
     outside = [i for i in config.eos_ids if i >= config.vocab_size]
     if outside:
         raise keys.fail(f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}")
-    return config
+    return replace(config, quantization=stored)

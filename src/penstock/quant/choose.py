@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from penstock.config import Quantization
-from penstock.quant.fp8 import Fp8FromFloats
+from penstock.errors import UsageError
+from penstock.quant.fp8 import Fp8, Fp8Blocks, Fp8FromFloats
+from penstock.quant.integers import IntFromFloats, IntStored
 from penstock.quant.scheme import PLAIN, Scheme
+from penstock.quant.stored_quantization import StoredForm, StoredQuantization
 
 SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without `.weight` -> how it lies there
 
 # What stays as it is when a wide checkpoint is quantized at load: the head, whose errors nothing evens out, and the
 # router of experts, which is small and decides much.
 KEPT = ("lm_head", ".gate")
+MADE: dict[str, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
 
 
 def all_plain(name: str) -> Scheme:
@@ -20,9 +25,44 @@ def all_plain(name: str) -> Scheme:
     return PLAIN
 
 
-def choose_schemes(quantization: Quantization) -> SchemeOf:
-    """Returns the scheme of each matrix of an unquantized checkpoint."""
+def choose_schemes(quantization: Quantization, stored: StoredQuantization | None = None) -> SchemeOf:
+    """Returns the scheme of each matrix. stored: what config.json says of its checkpoint, None: it is unquantized.
+
+    UsageError where `quantization` asks for another than a quantized checkpoint has.
+    """
+    if stored is not None:
+        _check_named(quantization, stored)
+        return _stored(stored)
     if quantization == "auto":
         return all_plain
-    made = Fp8FromFloats()
+    if quantization not in MADE:
+        raise UsageError(
+            f"quantization {quantization!r} is for a checkpoint that has it, and this one is wide: leave it out, "
+            f"or have it made by {', '.join(MADE)}",
+            param="quantization",
+        )
+    made = MADE[quantization]
     return lambda name: PLAIN if name.endswith(KEPT) else made
+
+
+def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:
+    """vLLM's scripts name what the checkpoint has, by its method; we take its numbers' name too."""
+    if quantization not in ("auto", stored.method, *stored.kinds):
+        raise UsageError(
+            f"quantization {quantization!r} is not what this checkpoint has: its config.json says {stored.method}: "
+            "leave it out, or take the model's unquantized checkpoint",
+            param="quantization",
+        )
+
+
+def _stored(stored: StoredQuantization) -> SchemeOf:
+    scheme_of_form = cache(_scheme)  # matrices of one form have the same scheme, and may be fused
+    return lambda name: scheme_of_form(stored.form_of(name))
+
+
+def _scheme(form: StoredForm | None) -> Scheme:
+    if form is None:
+        return PLAIN
+    if form.kind != "fp8":
+        return IntStored(form)
+    return Fp8Blocks(form.scale) if form.scales == "block" else Fp8(form.scales)

@@ -2,6 +2,7 @@
 
     channel   a scale a row [out]: `weight_scale` [out, 1], as compressed-tensors stores it
     tensor    one scale: `weight_scale` [1]
+    block     one for 128 x 128, less at the edges: `weight_scale` (HF: `weight_scale_inv`) [out / 128, in / 128]
     made      `weight` in a float dtype: the numbers are made while it is loaded, a scale a row
 
 Made numbers are those that llm-compressor writes for the same weights, bit for bit: scale = the row's largest magnitude
@@ -12,14 +13,20 @@ Made numbers are those that llm-compressor writes for the same weights, bit for 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from penstock.errors import UsageError
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.ops import Ops
+from penstock.quant.beside import no_zeros, read_past
+from penstock.quant.read_compressed import BLOCK
 from penstock.quant.scheme import Product, named
-from penstock.quant.weight import Part, Weight
+from penstock.quant.weight import FLOATS, Arranged, Part, Weight
+
+SCALES = (1e-6, 2e-6)  # dummy ones: numbers go to 448
 
 
 class Fp8:
@@ -32,9 +39,11 @@ class Fp8:
 
     def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
         numbers = [named(part, "weight") for part in parts]
-        e4m3 = Weight(numbers, E4M3, device, stored=frozenset({"F8_E4M3"}))
-        scale = Weight([self._scale(part) for part in parts], torch.float32, device)
-        return {"weight": e4m3, "scale": scale}
+        scales = [self._scale(part) for part in parts]
+        scale = Weight(scales, torch.float32, device, counts=0, drawn=SCALES)
+        zeros = [Part(part.name.replace("weight_scale", "weight_zero_point"), part.shape) for part in scales]
+        kept = {"weight": _numbers(numbers, device), "scale": scale, "zeros": no_zeros(zeros, device)}
+        return kept | read_past(parts, device)
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
         matrix, scale = weights["weight"].take(), weights["scale"]
@@ -51,6 +60,48 @@ class Fp8:
             return Part(name, (1,))
         rows = part.shape[0]
         return Part(name, (rows, 1), 0, part.shares, part.share) if part.cut == 0 else Part(name, (rows, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Blocks:
+    """Float8 on disk, with a scale a block. In memory a row has its own for every 128 inputs, so that matrices whose
+    rows no 128 divides are fused, and cut by rows anywhere; a cut by inputs has to go between blocks."""
+
+    suffix: str = "weight_scale"
+
+    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+        on_disk, arrays = [], []
+        for part in parts:
+            _check_cut(part)
+            rows, groups = (-(-size // BLOCK) for size in part.shape)
+            on_disk.append(Part(f"{part.name}.{self.suffix}", (rows, groups)))
+            cut = None if groups == 1 and part.cut == 1 else part.cut
+            arrays.append(Part(part.name, (part.shape[0], groups), cut, part.shares, part.share))
+        scale = Arranged(on_disk, arrays, torch.float32, device, stored=FLOATS, arrange=_rows_of_blocks, drawn=SCALES)
+        numbers = _numbers([named(part, "weight") for part in parts], device)
+        return {"weight": numbers, "scale": scale} | read_past(parts, device)
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        matrix, scale = weights["weight"].take(), weights["scale"].take()
+        prepared = ops.prepare_linear_fp8_groups(matrix, scale, ops.dtype)
+        return Product(ops.linear_fp8_groups, prepared, prepared.form, prepared.streamed)
+
+
+def _rows_of_blocks(scale: Tensor, array: Part) -> Tensor:
+    """scale [out / 128, in / 128] -> a row's own [out, in / 128]."""
+    return scale.float().repeat_interleave(BLOCK, 0)[: array.shape[0]]
+
+
+def _check_cut(part: Part) -> None:
+    if part.cut == 1 and part.shares > 1 and part.shape[1] % (BLOCK * part.shares):
+        raise UsageError(
+            f"{part.name} has {part.shape[1]} inputs in blocks of {BLOCK}, and {part.shares} ranks would cut "
+            "through one: take fewer, or the model's unquantized checkpoint"
+        )
+
+
+def _numbers(parts: Sequence[Part], device: torch.device) -> Weight:
+    return Weight(parts, E4M3, device, stored=frozenset({"F8_E4M3"}), drawn=(-E4M3_MOST, E4M3_MOST))
 
 
 class Fp8FromFloats:
@@ -75,6 +126,11 @@ class MadeFp8(Weight):
     @property
     def nbytes(self) -> int:
         return super().nbytes + 4 * self.shape[0]
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        for part, place in self.places():
+            drawn = torch.empty(part.shape, dtype=wide, device=place.device)
+            self.fill(part, place, drawn.uniform_(*self._drawn, generator=generator))
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         """A row's scale is that of the whole row, also where ranks have a piece of it each."""

@@ -5,13 +5,17 @@ It knows names, shapes and numbers; no files, no layers, no kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from penstock.errors import CheckpointError
+
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})  # safetensors' names
+DUMMY_RANGE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,12 @@ class Weight:
 
     parts: those tensors, in order.   stored: the dtypes that they may have on disk.   transform: float32 -> float32,
     done to each before it is rounded (Gemma's norms are stored as w and used as 1 + w).   again: names under which a
-    checkpoint may hold the same numbers a second time (a tied head).
+    checkpoint may hold the same numbers a second time (a tied head).   counts: how many of the model's numbers an
+    element stands for (a scale for none, a packed byte for two).   drawn: between what dummy numbers are drawn.
+    optional: a checkpoint may lack it.
     """
+
+    optional = False
 
     def __init__(
         self,
@@ -57,11 +65,14 @@ class Weight:
         stored: frozenset[str] = FLOATS,
         transform: Callable[[Tensor], Tensor] | None = None,
         again: tuple[str, ...] = (),
+        counts: int = 1,
+        drawn: tuple[float, float] = (-DUMMY_RANGE, DUMMY_RANGE),
     ) -> None:
         self.parts, self.stored, self.transform, self.again = tuple(parts), stored, transform, again
+        self._counts, self._drawn = counts, drawn
         shapes = [part.local_shape for part in self.parts]
-        rows = sum(s[0] if s else 1 for s in shapes)
-        self._flat_shape = (rows, *shapes[0][1:])
+        self._rows = [shape[0] if shape else 1 for shape in shapes]
+        self._flat_shape = (sum(self._rows), *shapes[0][1:])
         self.shape = shape or self._flat_shape  # as the layer sees it
         self.dtype = dtype
         self._value: Tensor | None = torch.empty(self.shape, dtype=dtype, device=device)
@@ -74,10 +85,12 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        size = self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of the model that it holds."""
+        return self._counts * math.prod(self.shape)
 
     def take(self) -> Tensor:
         """Returns the numbers and lets go of them: a kernel's arrangement takes their place."""
@@ -87,12 +100,99 @@ class Weight:
     def places(self) -> Iterator[tuple[Part, Tensor]]:
         """Yields each part with the view of the numbers that it fills."""
         flat, first = self.value.view(self._flat_shape), 0
-        for part in self.parts:
-            last = first + (part.local_shape[0] if part.local_shape else 1)
-            yield part, flat[first:last]
-            first = last
+        for part, rows in zip(self.parts, self._rows, strict=True):
+            yield part, flat[first : first + rows]
+            first += rows
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         """Writes a checkpoint's tensor into its place, cut, transformed and rounded."""
         local = part.local(tensor)
         place.copy_((local if self.transform is None else self.transform(local.float())).view(place.shape))
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        """Fills it with dummy numbers, the same for the same generator: a rank draws the whole and takes its share.
+
+        wide: the dtype of the model, in which numbers are drawn that no generator draws as they are.
+        """
+        dtype = self.dtype if self.dtype in (torch.float32, torch.bfloat16, torch.float16) else wide
+        if dtype == self.dtype and all(part.shares == 1 for part in self.parts):
+            self.value.uniform_(*self._drawn, generator=generator)
+            return
+        rows = sum(part.shape[0] for part in self.parts)
+        device = self.value.device
+        whole = torch.empty((rows, *self.parts[0].shape[1:]), dtype=dtype, device=device)
+        whole.uniform_(*self._drawn, generator=generator)
+        first = 0
+        for part, place in self.places():
+            place.copy_(part.local(whole.narrow(0, first, part.shape[0])))
+            first += part.shape[0]
+
+
+class Arranged(Weight):
+    """An array [out, ...] that is made of tensors which lie otherwise on disk: transposed, packed, by blocks.
+
+    stored_parts: those tensors, whole.   parts: the arrays that `arrange` makes of each, and this rank's share of them.
+    A tensor is arranged whole, and cut then.
+    """
+
+    def __init__(
+        self,
+        stored_parts: Sequence[Part],
+        parts: Sequence[Part],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        stored: frozenset[str],
+        arrange: Callable[[Tensor, Part], Tensor],
+        counts: int = 0,
+        drawn: tuple[float, float] = (-DUMMY_RANGE, DUMMY_RANGE),
+    ) -> None:
+        super().__init__(parts, dtype, device, stored=stored, counts=counts, drawn=drawn)
+        self.arrays = dict(zip(stored_parts, self.parts, strict=True))
+        self.parts, self._arrange = tuple(stored_parts), arrange
+
+    def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
+        array = self.arrays[part]
+        place.copy_(array.local(self._arrange(tensor.to(place.device), array)))
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        """Draws the tensors as a checkpoint would have them: any bits of a word are numbers."""
+        device = self.value.device
+        for part, place in self.places():
+            if "I32" in self.stored:
+                word = torch.iinfo(torch.int32)
+                drawn = torch.empty(part.shape, dtype=torch.int32, device=device)
+                drawn.random_(word.min, word.max, generator=generator)
+            else:
+                drawn = torch.empty(part.shape, dtype=torch.float32, device=device)
+                drawn.uniform_(*self._drawn, generator=generator)
+            self.fill(part, place, drawn)
+
+
+class Expected(Weight):
+    """What a checkpoint has beside the numbers and must say what we take for granted: nothing is kept of it.
+
+    right: a tensor -> whether it says so; None: it may say anything.   wrong: the rest of the error where it doesn't.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        device: torch.device,
+        *,
+        stored: frozenset[str] | None = None,
+        right: Callable[[Tensor, Part], bool] | None = None,
+        wrong: str = "",
+        optional: bool = False,
+    ) -> None:
+        empty = [Part(part.name, (0,)) for part in parts]
+        super().__init__(empty, torch.uint8, device, stored=stored or frozenset(), counts=0)
+        self.parts, self._right, self._wrong = tuple(parts), right, wrong
+        self.optional, self.unread = optional, right is None
+
+    def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
+        if self._right is not None and not self._right(tensor, part):
+            raise CheckpointError(f"tensor {part.name!r} {self._wrong}")
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        """There is nothing to draw."""

@@ -25,7 +25,7 @@ MAX_HEADER = 100_000_000  # bytes; the format's own limit
 MOST_DIMS = 16  # of a tensor: the product of a shape of millions takes hours
 LONGEST_FILE = 255  # bytes of a file's name
 LONGEST_SHOWN = 200  # characters of a name that an error repeats
-ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
+ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
 
 @dataclass(frozen=True, slots=True)

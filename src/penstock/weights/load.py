@@ -39,7 +39,7 @@ def load_model(
     doesn't fit the device: both before memory is taken, as far as that can be told.
     """
     config = config or read_model_config(folder)
-    schemes = choose_schemes(quantization)
+    schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
     entries = {} if load_format == "dummy" else find_weights(shape, folder)
     if room is not None:

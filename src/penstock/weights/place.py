@@ -14,14 +14,12 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
-from penstock.quant.fp8 import MadeFp8
-from penstock.quant.weight import FLOATS, Part, Weight
+from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.checkpoint import AGAIN, Entry, read_entries, read_tensors, shown
 
 # Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
 # eight bits (kv_scales.py).
 UNREAD = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
-DUMMY_RANGE = 1e-3
 
 
 def find_weights(model: Decoder, folder: Path) -> dict[str, Entry]:
@@ -53,26 +51,11 @@ def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
 
 @torch.inference_mode()
 def dummy_weights(model: Decoder, seed: int) -> None:
-    """Draws every weight from U(-1e-3, 1e-3): the same for the same seed, config, dtype and kind of device.
-
-    A rank draws the whole and takes its share."""
+    """Draws every weight from U(-1e-3, 1e-3), or as its scheme says: the same for the same seed, config, dtype and
+    kind of device."""
     generator = torch.Generator(device=model.device).manual_seed(seed)
     for weight in model.weights():
-        if isinstance(weight, MadeFp8):
-            for part, place in weight.places():
-                drawn = torch.empty(part.shape, dtype=model.dtype, device=model.device)
-                weight.fill(part, place, drawn.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator))
-            continue
-        if all(part.shares == 1 for part in weight.parts):
-            weight.value.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
-            continue
-        rows = sum(part.shape[0] for part in weight.parts)
-        whole = torch.empty((rows, *weight.parts[0].shape[1:]), dtype=weight.dtype, device=model.device)
-        whole.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
-        first = 0
-        for part, place in weight.places():
-            place.copy_(part.local(whole.narrow(0, first, part.shape[0])))
-            first += part.shape[0]
+        weight.draw(generator, model.dtype)
 
 
 def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:
@@ -87,7 +70,7 @@ def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:
                 f"{entry.shard} holds tensor {shown(name)}, which a {config.architecture} with this config.json "
                 "doesn't have: config.json and weights must be of one model"
             )
-    missing = [name for name in wanted if name not in entries]
+    missing = [name for name, (_, weight) in wanted.items() if name not in entries and not weight.optional]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(
@@ -97,6 +80,8 @@ def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:
 
 
 def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
+    if isinstance(weight, Expected) and weight.unread:
+        return
     if entry.dtype not in weight.stored:
         which = "only unquantized weights are read" if weight.stored == FLOATS else "this checkpoint's scheme has"
         raise CheckpointError(

@@ -1,0 +1,254 @@
+"""Integers as checkpoints store them -> the weights that are loaded of a matrix, in the one layout of ours.
+
+    awq      qweight [K, N / 8] int32, a word eight outputs, ordered 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits;
+             qzeros [G, N / 8] alike; scales [G, N]
+    gptq     qweight [K / 8, N] int32 (8 bits: K / 4), a word eight inputs in their order; qzeros [G, N / 8], a word
+             eight outputs in their order, each the zero minus one (gptq_v2: the zero); scales [G, N]; g_idx [K]
+    packed   weight_packed [N, K / 8] int32 (8 bits: K / 4), a word eight inputs in their order, plus 8 (128);
+             weight_zero_point [N / 8, G] alike along the outputs; weight_scale [N, G]; weight_shape [2]
+    plain    weight [N, K] int8; weight_scale [N, G] or one; weight_zero_point alike
+
+N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear and GPTQModel's second
+format, compressed-tensors' pack_to_int32. A tensor is arranged whole and cut for ranks then: no cut goes through
+a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError, UsageError
+from penstock.kernels.int_matrix import SPAN, pack_four
+from penstock.quant.beside import no_zeros, read_past
+from penstock.quant.stored_quantization import StoredForm
+from penstock.quant.weight import FLOATS, Arranged, Expected, Part, Weight
+
+WORDS = frozenset({"I32"})
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where outputs 0 to 7 lie in a word, in fours of bits from the lowest up
+SCALES = (1e-5, 2e-5)  # dummy ones
+Unpack = Callable[[Tensor, Part], Tensor]  # what lies on disk, the array that is made of it -> unsigned numbers
+
+
+# --- shapes and cuts
+
+
+def at(part: Part, suffix: str, shape: tuple[int, ...]) -> Part:
+    """A tensor of the checkpoint that belongs to a matrix, whole."""
+    return Part(f"{part.name}.{suffix}", shape)
+
+
+def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
+    return (shape[0], shape[1] * bits // 8)
+
+
+def array(part: Part, shape: tuple[int, ...]) -> Part:
+    """The array [out, ...] that is made of it, cut as the matrix is: what has one column is every rank's."""
+    if part.cut == 1 and shape[1] == 1:
+        return Part(part.name, shape)
+    return Part(part.name, shape, part.cut, part.shares, part.share)
+
+
+def cut_groups(part: Part, group: int) -> int:
+    """How many groups of a row this rank has."""
+    into = part.shape[1]
+    if part.cut != 1 or group == into:
+        return into // group
+    if into % (part.shares * group):
+        raise UsageError(
+            f"{part.name} has {into // group} groups of {group} inputs, which {part.shares} ranks cannot divide: "
+            "take fewer, or the model's unquantized checkpoint"
+        )
+    return into // part.shares // group
+
+
+def check_form(part: Part, form: StoredForm) -> None:
+    """Refuses what packs and groups don't divide."""
+    out, into = part.shape
+    group = form.group or into
+    per_word = 32 // form.bits
+    if into % group or (form.bits == 4 and group % SPAN):
+        raise CheckpointError(
+            f"{part.name} has {into} inputs, in groups of {group}: read are groups that divide them, and of four bits "
+            "multiples of 32: take another quantization of this model"
+        )
+    if form.packing in ("awq", "gptq", "gptq_v2") and (out % per_word or into % per_word):
+        raise CheckpointError(
+            f"{part.name} has {out} outputs and {into} inputs, and a word of {form.packing} holds {per_word} of them: "
+            "take another quantization of this model"
+        )
+    cut_groups(part, group)
+    if part.cut == 1 and form.bits == 4 and into % (part.shares * SPAN):
+        raise UsageError(f"{part.name} has {into} inputs in spans of 32, which {part.shares} ranks cannot divide")
+
+
+# --- words and what is in them
+
+
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """words [rows, n] int32 -> the numbers in them from the lowest bits up, [rows, n * 32 / bits] uint8."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    return torch.stack((octets & 15, octets >> 4), -1).flatten(1)
+
+
+def _laid_out(numbers: Tensor, bits: int) -> Tensor:
+    """numbers [N, K] uint8, unsigned, in the layout of kernels/int_matrix.py."""
+    if bits == 4:
+        return pack_four(numbers.contiguous())
+    return (numbers ^ 0x80).view(torch.int8)  # less 128
+
+
+def _middle(bits: int) -> int:
+    """The unsigned number that stands for nothing where there are no zeros."""
+    return 1 << (bits - 1)
+
+
+def _numbers(
+    form: StoredForm, parts: Sequence[Part], stored: list[Part], device: torch.device, unpack: Unpack
+) -> Arranged:
+    """The matrix. unpack: words as on disk -> unsigned numbers [N, K]."""
+    arrays = [array(part, packed_shape(part.shape, form.bits)) for part in parts]
+    dtype = torch.int8 if form.bits == 8 else torch.uint8
+    return Arranged(
+        stored, arrays, dtype, device, stored=WORDS, counts=8 // form.bits,
+        arrange=lambda words, array: _laid_out(unpack(words, array), form.bits),
+    )  # fmt: skip
+
+
+def _groups(form: StoredForm, part: Part) -> int:
+    return part.shape[1] // (form.group or part.shape[1])
+
+
+def _scales(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: torch.dtype, device: torch.device,
+            transposed: bool) -> Arranged:  # fmt: skip
+    arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
+
+    def arrange(scales: Tensor, array: Part) -> Tensor:
+        found = scales.t() if transposed else scales
+        return found.reshape(-1, array.shape[1]).expand(array.shape[0], -1)
+
+    return Arranged(stored, arrays, dtype, device, stored=FLOATS, arrange=arrange, drawn=SCALES)
+
+
+def _zeros(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: torch.dtype, device: torch.device,
+           zeros_of: Unpack) -> Arranged:  # fmt: skip
+    """zeros_of: words as on disk -> unsigned zeros [N, G], as integers."""
+    arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
+    below = 128 if form.bits == 8 else 0
+
+    def arrange(words: Tensor, array: Part) -> Tensor:
+        found: Tensor = zeros_of(words, array)
+        return (found.int() - below).to(dtype)
+
+    return Arranged(stored, arrays, dtype, device, stored=WORDS, arrange=arrange)
+
+
+# --- the forms
+
+
+def _awq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def in_order(words: Tensor, array: Part) -> Tensor:
+        """words [rows, N / 8] -> [N, rows]."""
+        numbers = unpack_words(words, 4).view(words.shape[0], -1, 8)
+        return numbers[:, :, list(AWQ_ORDER)].flatten(1).t()
+
+    groups = [_groups(form, part) for part in parts]
+    each = list(zip(parts, groups, strict=True))
+    weights: dict[str, Weight] = {
+        "weight": _numbers(
+            form, parts, [at(p, "qweight", (p.shape[1], p.shape[0] // 8)) for p in parts], device, in_order
+        ),
+        "scale": _scales(form, parts, [at(p, "scales", (g, p.shape[0])) for p, g in each], dtype, device, True),
+    }
+    if form.zeros:
+        stored = [at(p, "qzeros", (g, p.shape[0] // 8)) for p, g in each]
+        weights["zero"] = _zeros(form, parts, stored, dtype, device, in_order)
+    return weights
+
+
+def _gptq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    per_word, added = 32 // form.bits, 1 if form.packing == "gptq" else 0
+
+    def zeros_of(words: Tensor, array: Part | None = None) -> Tensor:
+        """words [G, N / 8] -> [N, G], of which four bits and one more go to 16."""
+        return unpack_words(words, form.bits).t().int() + added
+
+    def trivial(order: Tensor, part: Part) -> bool:
+        size = form.group or part.shape[0]
+        return torch.equal(order, torch.arange(part.shape[0], dtype=order.dtype) // size)
+
+    each = [(part, _groups(form, part)) for part in parts]
+    qweight = [at(p, "qweight", (p.shape[1] // per_word, p.shape[0])) for p in parts]
+    qzeros = [at(p, "qzeros", (g, p.shape[0] // per_word)) for p, g in each]
+    weights: dict[str, Weight] = {
+        "weight": _numbers(form, parts, qweight, device, lambda words, _: unpack_words(words.t(), form.bits)),
+        "scale": _scales(form, parts, [at(p, "scales", (g, p.shape[0])) for p, g in each], dtype, device, True),
+        "order": Expected(
+            [at(p, "g_idx", (p.shape[1],)) for p in parts], device, stored=WORDS, right=trivial, optional=True,
+            wrong="has its groups in another order (act-order), not read: take a checkpoint with desc_act false",
+        ),
+    }  # fmt: skip
+    if form.zeros:
+        weights["zero"] = _zeros(form, parts, qzeros, dtype, device, zeros_of)
+    else:
+        weights["zeros"] = Expected(
+            qzeros, device, stored=WORDS, right=lambda words, _: bool((zeros_of(words) == _middle(form.bits)).all()),
+            wrong="has zeros that are not the middle, and config.json says sym: set sym to false",
+        )  # fmt: skip
+    return weights
+
+
+def _packed(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    per_word = 32 // form.bits
+
+    def zeros_of(words: Tensor, array: Part) -> Tensor:
+        """words [ceil(N / 8), G] -> [N, G]."""
+        return unpack_words(words.t(), form.bits).t()[: array.shape[0]]
+
+    each = [(part, _groups(form, part)) for part in parts]
+    packed = [at(p, "weight_packed", (p.shape[0], -(-p.shape[1] // per_word))) for p in parts]
+    into = parts[0].shape[1]
+    shapes = {f"{part.name}.weight_shape": list(part.shape) for part in parts}
+    weights: dict[str, Weight] = {
+        "weight": _numbers(form, parts, packed, device, lambda words, _: unpack_words(words, form.bits)[:, :into]),
+        "scale": _scales(form, parts, [at(p, "weight_scale", (p.shape[0], g)) for p, g in each], dtype, device, False),
+        "shape": Expected(
+            [at(p, "weight_shape", (2,)) for p in parts], device, stored=frozenset({"I64", "I32"}),
+            right=lambda told, part: told.tolist() == shapes[part.name],
+            wrong="is not the shape that config.json asks for: config.json and weights must be of one model",
+        ),
+    }  # fmt: skip
+    if form.zeros:
+        stored = [at(p, "weight_zero_point", (-(-p.shape[0] // per_word), g)) for p, g in each]
+        weights["zero"] = _zeros(form, parts, stored, dtype, device, zeros_of)
+    return weights | read_past(parts, device)
+
+
+def _plain(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    whole = form.scales == "tensor"
+    each = [(part, _groups(form, part)) for part in parts]
+    arrays = [array(part, part.shape) for part in parts]
+    beside = [at(p, "weight_scale", (1,) if whole else (p.shape[0], g)) for p, g in each]
+    zeros = [Part(scale.name.replace("weight_scale", "weight_zero_point"), scale.shape) for scale in beside]
+    weights: dict[str, Weight] = {
+        "weight": Arranged(
+            [at(p, "weight", p.shape) for p in parts], arrays, torch.int8, device,
+            stored=frozenset({"I8"}), arrange=lambda numbers, _: numbers.to(torch.int8),
+            counts=1, drawn=(-127.0, 127.0),
+        ),
+        "scale": _scales(form, parts, beside, dtype, device, False),
+    }  # fmt: skip
+    if form.zeros:
+        found = _scales(form, parts, zeros, dtype, device, False)
+        found.stored, found._drawn = frozenset({"I8"}), (-8.0, 8.0)
+        weights["zero"] = found
+    else:
+        weights["zeros"] = no_zeros(zeros, device)
+    return weights | read_past(parts, device)
+
+
+FORMS = {"awq": _awq, "gptq": _gptq, "gptq_v2": _gptq, "packed": _packed, "plain": _plain}

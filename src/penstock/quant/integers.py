@@ -1,0 +1,124 @@
+"""Integer weights: read from a checkpoint that has them, or made from wide numbers at load, in the one layout that the
+products take (kernels/int_matrix.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.errors import UsageError
+from penstock.kernels.int_matrix import ZERO_OF_FOUR, pack_four
+from penstock.kernels.ops import Ops
+from penstock.quant.int_forms import FORMS, at, check_form, cut_groups, packed_shape
+from penstock.quant.scheme import Product
+from penstock.quant.stored_quantization import StoredForm
+from penstock.quant.weight import Part, Weight
+
+MADE_GROUPS = (128, 64, 32)  # of four bits: the first that divides a row
+
+
+@dataclass(frozen=True, slots=True)
+class IntStored:
+    """Integers on disk, in one of the forms above."""
+
+    form: StoredForm
+
+    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+        for part in parts:
+            check_form(part, self.form)
+        return FORMS[self.form.packing](self.form, parts, dtype, device)
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        zero = weights["zero"].take() if "zero" in weights else None
+        return int_product(ops, weights["weight"].take(), weights["scale"].take(), zero)
+
+
+@dataclass(frozen=True, slots=True)
+class IntFromFloats:
+    """Wide numbers on disk, integers in memory: 8 bits with a scale a row, 4 bits with one a group."""
+
+    bits: int
+
+    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+        return {"weight": MadeInt(parts, self.bits, dtype, device)}
+
+    def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
+        made = weights["weight"]
+        assert isinstance(made, MadeInt)
+        return int_product(ops, made.take(), made.scale, None)
+
+
+class MadeInt(Weight):
+    """Integers and `scale` [rows, groups] of the model's dtype, filled from wide numbers."""
+
+    def __init__(self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.bits, into = bits, parts[0].shape[1]
+        self.group = into if bits == 8 else _made_group(parts[0])
+        stored = [at(part, "weight", part.shape) for part in parts]
+        self._wide = dict(zip(stored, parts, strict=True))
+        packed = [Part(p.name, packed_shape(p.shape, bits), p.cut, p.shares, p.share) for p in parts]
+        super().__init__(packed, torch.int8 if bits == 8 else torch.uint8, device, counts=8 // bits)
+        self.parts = tuple(stored)
+        starts = [sum(self._rows[:number]) for number in range(len(stored))]
+        self._starts = dict(zip(stored, starts, strict=True))
+        groups = cut_groups(parts[0], self.group)
+        self.scale = torch.empty((self.shape[0], groups), dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.scale.nbytes
+
+    def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
+        """A scale is that of its whole group, also where ranks have a piece of a row each."""
+        wide = self._wide[part]
+        numbers, scale = to_int(tensor.to(place.device), self.bits, self.group, self.scale.dtype)
+        packed = numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
+        place.copy_(_share(wide, packed))
+        own = scale if wide.cut == 1 and scale.shape[1] == 1 else _share(wide, scale)
+        self.scale.narrow(0, self._starts[part], own.shape[0]).copy_(own)
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        for part, place in self.places():
+            drawn = torch.empty(part.shape, dtype=wide, device=place.device)
+            self.fill(part, place, drawn.uniform_(*self._drawn, generator=generator))
+
+
+def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """matrix [out, in] in a float dtype -> its numbers [out, in] int8 of so many bits, and scales [out, in / group] of
+    the model's dtype: the nearest numbers, with the same range on both sides of nothing.
+
+    They are those that llm-compressor writes for the same weights, where the model's dtype is the checkpoint's
+    (compressed-tensors, `calculate_qparams` and `_quantize`): scale = the group's largest number * 2 / (2**bits - 1).
+    """
+    groups = matrix.view(matrix.shape[0], -1, group)
+    scale = (groups.abs().amax(2) / ((2**bits - 1) / 2)).to(dtype)
+    scale = scale.masked_fill(scale == 0, torch.finfo(dtype).eps)
+    most = 2 ** (bits - 1)
+    rounded = (groups / scale[..., None].to(matrix.dtype)).round_().clamp_(-most, most - 1)
+    return rounded.to(torch.int8).flatten(1), scale
+
+
+def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None) -> Product:
+    """Returns the product by integers in the layout of kernels/int_matrix.py."""
+    prepared = ops.prepare_linear_int(numbers, scale, zero, ops.dtype)
+    return Product(ops.linear_int, prepared, prepared.form, prepared.streamed)
+
+
+def _made_group(part: Part) -> int:
+    into = part.shape[1]
+    group = next((group for group in MADE_GROUPS if into % group == 0), None)
+    if group is None:
+        raise UsageError(
+            f"{part.name} has {into} inputs, which groups of 32 don't divide: four bits cannot be made of it, take "
+            "--quantization int8",
+            param="quantization",
+        )
+    return group
+
+
+def _share(part: Part, array: Tensor) -> Tensor:
+    return Part(part.name, tuple(array.shape), part.cut, part.shares, part.share).local(array)

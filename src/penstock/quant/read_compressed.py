@@ -1,0 +1,96 @@
+"""read_compressed: compressed-tensors' `quantization_config` (llm-compressor's) -> StoredQuantization. No torch."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from penstock.errors import CheckpointError
+from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
+from penstock.quant.told import INSTEAD, REFUSED, Told, shown
+
+BLOCK = 128
+GROUPS = (32, 64, 128)
+
+
+def read_compressed(told: Told) -> StoredQuantization:
+    told.past("quantization_status", "global_compression_ratio", "version", "kv_cache_scheme")  # KV's: where KV is read
+    form_name = told.text("format", "")
+    sparse = told.take("sparsity_config", {})
+    if isinstance(sparse, dict) and sparse.get("format", "dense") != "dense":
+        raise told.fail(f"sparsity_config {shown(sparse.get('format'))} is not read: take a dense checkpoint")
+    groups = told.take("config_groups", {})
+    if not isinstance(groups, dict) or not groups:
+        raise told.fail("config_groups has no group that says how matrices are stored: take the complete config.json")
+    targets = tuple(
+        _group(group, f"{told.where}: config_groups {shown(name)}", form_name) for name, group in groups.items()
+    )
+    return StoredQuantization("compressed-tensors", targets, told.names("ignore"))
+
+
+def _group(raw: Any, where: str, form_name: str) -> Targets:
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{where}: must be an object, not {shown(raw)}")
+    told = Told(raw, where)
+    own = told.text("format", "") or form_name
+    weights = told.take("weights")
+    if not isinstance(weights, dict):
+        raise told.fail(f"weights must be an object, not {shown(weights)}: {INSTEAD}")
+    _activations(told, told.take("input_activations"))
+    if told.take("output_activations") is not None:
+        raise told.fail(f"output_activations are not rounded here: {INSTEAD}")
+    named = told.names("targets")
+    told.refuse_rest()
+    return Targets(named, _form(Told(weights, f"{where} weights"), own))
+
+
+def _activations(told: Told, raw: Any) -> None:
+    """Activations of eight bits are allowed, and not made so by what the checkpoint says: each row gets a scale of its
+    own where products take it in float8, and stays wide otherwise. Both are finer than a scale that was measured
+    ahead."""
+    if raw is None:
+        return
+    if not isinstance(raw, dict) or raw.get("num_bits", 8) != 8:
+        raise told.fail(f"input_activations {shown(raw)} are not served, only such of 8 bits: {INSTEAD}")
+
+
+def _form(told: Told, form_name: str) -> StoredForm:
+    if form_name in REFUSED:
+        raise told.fail(f"format {form_name!r} is not read: {REFUSED[form_name]}")
+    known = ("float-quantized", "naive-quantized", "pack-quantized", "int-quantized")
+    told.one_of("format", form_name, known)
+    bits, numbers = told.number("num_bits", 8), told.text("type", "int")
+    strategy = told.text("strategy", "group" if told.raw.get("group_size") not in (None, -1) else "tensor")
+    symmetric, group, block = told.flag("symmetric", True), told.take("group_size"), told.take("block_structure")
+    if told.take("actorder") not in (None, False, "weight", "static"):
+        raise told.fail("actorder 'group' (act-order) is not read: take a checkpoint without it")
+    if told.flag("dynamic", False):
+        raise told.fail(f"weights are dynamic, and so not stored: {INSTEAD}")
+    told.past("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    told.refuse_rest()
+    if numbers == "float":
+        told.one_of("num_bits", bits, (8,))
+        told.one_of("format", form_name, ("float-quantized", "naive-quantized"))
+        return _float_form(told, strategy, symmetric, block)
+    told.one_of("type", numbers, ("int",))
+    return _int_form(told, form_name, bits, strategy, symmetric, group)
+
+
+def _float_form(told: Told, strategy: str, symmetric: bool, block: Any) -> StoredForm:
+    told.one_of("strategy", strategy, ("channel", "tensor", "block"))
+    if not symmetric:
+        raise told.fail(f"float8 with zero points is not read: {INSTEAD}")
+    if strategy == "block" and block != [BLOCK, BLOCK]:
+        raise told.fail(f"block_structure {shown(block)} is not read, only [128, 128]: {INSTEAD}")
+    return StoredForm("fp8", cast(Scales, strategy), BLOCK if strategy == "block" else None)
+
+
+def _int_form(told: Told, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any) -> StoredForm:
+    packed = form_name == "pack-quantized"
+    told.one_of("num_bits", bits, (4, 8) if packed else (8,))
+    told.one_of("format", form_name, ("pack-quantized", "int-quantized", "naive-quantized"))
+    told.one_of("strategy", strategy, ("group", "channel") if packed else ("group", "channel", "tensor"))
+    if strategy == "group":
+        told.one_of("group_size", group, GROUPS)
+    kind: Kind = "int4" if bits == 4 else "int8"
+    size = group if strategy == "group" else None
+    return StoredForm(kind, cast(Scales, strategy), size, not symmetric, "packed" if packed else "plain")

@@ -1,0 +1,119 @@
+"""read_quantization: `quantization_config` of a config.json, parsed -> StoredQuantization; what is not read is refused
+by name, with what to take instead. No torch, no files.
+
+Here are HF's fp8 (blocks of 128 x 128), AWQ (gemm) and GPTQ (no act-order); compressed-tensors has a file of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from penstock.errors import CheckpointError
+from penstock.quant.read_compressed import BLOCK, GROUPS, read_compressed
+from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
+from penstock.quant.told import INSTEAD, REFUSED, Told, shown
+
+
+def read_quantization(raw: Any, where: str) -> StoredQuantization:
+    """Returns what `quantization_config` says; `where` opens the errors."""
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
+    told = Told(raw, f"{where}: quantization_config")
+    method = told.text("quant_method", "")
+    readers = {"compressed-tensors": read_compressed, "fp8": _blocks, "awq": _awq, "gptq": _gptq}
+    if method not in readers:
+        if not method and ("load_in_4bit" in raw or "load_in_8bit" in raw):
+            method = "bitsandbytes"
+        raise told.fail(f"quant_method {method!r} is not read: {REFUSED.get(method, INSTEAD)}")
+    found = readers[method](told)
+    told.refuse_rest()
+    return found
+
+
+# --- HF's fp8, AWQ, GPTQ
+
+
+def _blocks(told: Told) -> StoredQuantization:
+    told.one_of(
+        "fmt",
+        told.text("fmt", "e4m3"),
+        ("e4m3", "float8_e4m3fn"),
+        "numbers with 5 bits of exponent are not: " + INSTEAD,
+    )
+    told.one_of("activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic",))
+    size = told.take("weight_block_size")
+    if size != [BLOCK, BLOCK]:
+        raise told.fail(f"weight_block_size {shown(size)} is not read, only [128, 128]: {INSTEAD}")
+    told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")  # scale_fmt: of activations
+    ignored = told.names("modules_to_not_convert", "ignored_layers")
+    form = StoredForm("fp8", "block", BLOCK, scale="weight_scale_inv")
+    return StoredQuantization("fp8", (Targets(("Linear",), form),), (*ignored, "lm_head"), by_part=True)
+
+
+def _awq(told: Told) -> StoredQuantization:
+    told.one_of("version", told.text("version", "gemm").lower(), ("gemm",), "take a checkpoint of version gemm")
+    bits, group = told.take("bits", told.take("w_bit")), told.take("group_size", told.take("q_group_size"))
+    told.past(
+        "w_bit", "q_group_size", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "kernel"
+    )
+    told.one_of("bits", bits, (4,))
+    form = StoredForm("int4", *_grouped(told, group), zeros=told.flag("zero_point", True), packing="awq")
+    ignored = told.names("modules_to_not_convert")
+    return StoredQuantization("awq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True)
+
+
+def _gptq(told: Told) -> StoredQuantization:
+    bits = told.one_of("bits", told.number("bits"), (4, 8))
+    if told.flag("desc_act", False):
+        raise told.fail("desc_act true (act-order) is not read: take a checkpoint with desc_act false, or an AWQ one")
+    form_name = told.text("checkpoint_format", "gptq")
+    if form_name == "marlin" or told.flag("is_marlin_format", False):
+        raise told.fail(f"marlin's format is not read: {REFUSED['marlin']}")
+    told.one_of("checkpoint_format", form_name, ("gptq", "gptq_v2"))
+    told.past(
+        "damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "model_name_or_path",
+        "model_file_base_name", "dataset", "tokenizer", "use_exllama", "disable_exllama", "exllama_config", "backend",
+        "use_cuda_fp16", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
+        "pad_token_id", "max_input_length", "cache_block_outputs", "meta", "quantizer", "hyb_act", "mse",
+        "act_group_aware", "offload_to_disk", "offload_to_disk_path", "format",
+    )  # fmt: skip
+    told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
+    ignored = _dynamic(told)
+    zeros, kind = not told.flag("sym", True), cast(Kind, f"int{bits}")
+    form = StoredForm(kind, *_grouped(told, told.take("group_size", -1)), zeros=zeros, packing=form_name)
+    only = tuple(f".{name}" for name in _flat(told, told.take("modules_in_block_to_quantize", [])))
+    return StoredQuantization("gptq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True, only=only)
+
+
+def _dynamic(told: Told) -> tuple[str, ...]:
+    """GPTQModel's rules for single modules: `-:` and a pattern leaves them as they are; others change their form."""
+    rules = told.take("dynamic", {})
+    if not isinstance(rules, dict):
+        raise told.fail(f"dynamic must be an object, not {shown(rules)}")
+    for rule in rules:
+        if not rule.startswith("-:"):
+            raise told.fail(f"dynamic has {shown(rule)}: matrices with settings of their own are not read: {INSTEAD}")
+    told.raw["dynamic_patterns"] = [f"re:.*{rule[2:]}" for rule in rules]
+    return told.names("dynamic_patterns")
+
+
+def _flat(told: Told, names: Any) -> list[str]:
+    """modules_in_block_to_quantize: a list of lists of names, or of names."""
+    if not isinstance(names, list):
+        raise told.fail(f"modules_in_block_to_quantize must be a list, not {shown(names)}")
+    flat = [name for each in names for name in (each if isinstance(each, list) else [each])]
+    if not all(isinstance(name, str) for name in flat):
+        raise told.fail(f"modules_in_block_to_quantize must hold names, not {shown(names)}")
+    return flat
+
+
+def _with_head(told: Told, ignored: tuple[str, ...]) -> tuple[str, ...]:
+    """AWQ and GPTQ leave the head, unless they say otherwise."""
+    return ignored if told.flag("lm_head", False) else (*ignored, "lm_head")
+
+
+def _grouped(told: Told, group: Any) -> tuple[Scales, int | None]:
+    if group == -1:
+        return "channel", None
+    told.one_of("group_size", group, GROUPS)
+    return "group", group

@@ -1,0 +1,100 @@
+"""Told: an object of `quantization_config`, read key by key, and the refusals of what is not read. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import CheckpointError
+
+LONGEST = 200  # characters of a value that an error repeats
+INSTEAD = "take the model's unquantized checkpoint, or one in compressed-tensors, fp8, AWQ or GPTQ"
+
+# Known methods and formats that are not read: why, where there is more to say than that.
+REFUSED = {
+    "bitsandbytes": "its own library makes them: take the unquantized checkpoint with --quantization int4 or int8",
+    "gguf": "take the folder that it was made from, with config.json and safetensors",
+    "mxfp4": "four-bit floats are not read yet: take an fp8 or int4 checkpoint",
+    "mxfp4-pack-quantized": "four-bit floats are not read yet: take an fp8 or int4 checkpoint",
+    "nvfp4-pack-quantized": "four-bit floats are not read: take an fp8 or int4 checkpoint",
+    "modelopt": "take an fp8 checkpoint of compressed-tensors' or HF's",
+    "modelopt_fp4": "four-bit floats are not read: take an fp8 or int4 checkpoint",
+    "marlin": "its numbers are laid out for one kernel: take the GPTQ checkpoint that it was made from",
+    "marlin-24": "sparse matrices are not read: take a dense int4 checkpoint",
+    "sparse-24-bitmask": "sparse matrices are not read: take a dense checkpoint",
+    "sparse-bitmask": "sparse matrices are not read: take a dense checkpoint",
+    "gptq_marlin_24": "sparse matrices are not read: take a dense int4 checkpoint",
+}
+
+
+@dataclass(slots=True)
+class Told:
+    """An object that is read key by key, so that no key is left unread. A null counts as not given."""
+
+    raw: dict[str, Any]
+    where: str
+    read: set[str] = field(default_factory=set)
+
+    def fail(self, text: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: {text}")
+
+    def take(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def past(self, *names: str) -> None:
+        """Passes over what changes no number."""
+        self.read.update(names)
+
+    def text(self, name: str, default: str) -> str:
+        value = self.take(name, default)
+        if not isinstance(value, str):
+            raise self.fail(f"{name} must be a string, not {shown(value)}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.take(name, default)
+        if not isinstance(value, bool):
+            raise self.fail(f"{name} must be true or false, not {shown(value)}")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self.take(name, default)
+        if type(value) is not int:
+            raise self.fail(f"{name} must be a whole number, not {shown(value)}")
+        return value
+
+    def names(self, *spellings: str) -> tuple[str, ...]:
+        """A list of names or patterns under any of these spellings."""
+        found: list[str] = []
+        for name in spellings:
+            value = self.take(name, [])
+            if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+                raise self.fail(f"{name} must be a list of names, not {shown(value)}")
+            found += value
+        for entry in found:
+            if entry.startswith("re:"):
+                try:
+                    re.compile(entry[3:])
+                except (re.error, RecursionError, OverflowError) as error:
+                    raise self.fail(f"{shown(entry)} is no pattern ({error})") from error
+        return tuple(found)
+
+    def refuse_rest(self) -> None:
+        for name, value in self.raw.items():
+            if name not in self.read and value not in (None, [], {}, False):
+                raise self.fail(f"key {shown(name)} ({shown(value)}) is not known, and may change numbers: {INSTEAD}")
+
+    def one_of(self, name: str, value: Any, known: Collection[Any], instead: str = INSTEAD) -> Any:
+        if value not in known:
+            listed = ", ".join(repr(each) for each in known)
+            raise self.fail(f"{name} {shown(value)} is not read, only {listed}: {instead}")
+        return value
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "..."

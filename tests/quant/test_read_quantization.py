@@ -1,0 +1,134 @@
+"""quantization_config: what is read of each method, and what is refused by name, with what to take instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from quantized_forms import AWQ, FORMS, GPTQ, HF_FP8, TOKENS, compressed, floats, ints
+
+from penstock.errors import CheckpointError
+from penstock.quant.read_quantization import read_quantization
+from penstock.quant.stored_quantization import StoredForm, StoredQuantization
+
+pytestmark = pytest.mark.torch  # the forms by hand
+
+AT = "model.layers.3.mlp.down_proj"
+
+
+def read(config: Any) -> StoredQuantization:
+    return read_quantization(config, "config.json")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_read_and_leaves_the_head(name: str) -> None:
+    found = read(FORMS[name][0])
+    assert found.form_of(AT) is not None and found.form_of("lm_head") is None
+
+
+def test_what_is_read() -> None:
+    assert read(compressed(floats("channel"), "float-quantized")).form_of(AT) == StoredForm("fp8", "channel")
+    assert read(HF_FP8).form_of(AT) == StoredForm("fp8", "block", 128, scale="weight_scale_inv")
+    assert read({**AWQ, "group_size": 128}).form_of(AT) == StoredForm("int4", "group", 128, True, "awq")
+    assert read({**GPTQ, "group_size": -1}).form_of(AT) == StoredForm("int4", "channel", None, False, "gptq")
+    form = StoredForm("int4", "group", 64, True, "packed")
+    assert read(compressed(ints(4, 64, False), "pack-quantized")).form_of(AT) == form
+
+
+@pytest.mark.parametrize(
+    "config, plain, quantized",
+    [
+        ({**HF_FP8, "modules_to_not_convert": ["mlp.gate", "model.layers.2"]}, "a.mlp.gate", "a.mlp.gate_proj"),
+        ({**HF_FP8, "modules_to_not_convert": ["layers.2"]}, "layers.2.mlp.up_proj", "layers.20.mlp.up_proj"),
+        ({**HF_FP8, "ignored_layers": ["model.layers.0.mlp.up_proj"]}, "model.layers.0.mlp.up_proj", AT),
+        ({**AWQ, "group_size": 64, "modules_to_not_convert": ["self_attn"]}, "model.layers.0.self_attn.q_proj", AT),
+        ({**GPTQ, "group_size": 64, "dynamic": {r"-:.*self_attn.*": {}}}, "model.layers.0.self_attn.q_proj", AT),
+        ({**GPTQ, "group_size": 64, "modules_in_block_to_quantize": [["mlp.down_proj"]]}, "a.mlp.up_proj", AT),
+        (compressed(ints(4, 64), "pack-quantized", ignore=["re:.*self_attn.*"]), "model.layers.0.self_attn.q_proj", AT),
+        (compressed(ints(4, 64), "pack-quantized", ignore=[AT]), AT, "model.layers.4.mlp.down_proj"),
+    ],
+)  # fmt: skip
+def test_ignored_matrices_stay_as_they_were(config: dict[str, Any], plain: str, quantized: str) -> None:
+    found = read(config)
+    assert found.form_of(plain) is None and found.form_of(quantized) is not None
+
+
+def test_targets_are_class_names_whole_names_or_patterns() -> None:
+    config = compressed(ints(4, 64), "pack-quantized", ignore=[])
+    group = config["config_groups"]["group_0"]  # type: ignore[index]
+    group["targets"] = ["re:.*down_proj", "model.layers.0.mlp.up_proj"]
+    found = read(config)
+    assert found.form_of(AT) and found.form_of("model.layers.0.mlp.up_proj")
+    assert found.form_of("model.layers.1.mlp.up_proj") is None
+
+
+def test_groups_of_several_forms() -> None:
+    config = compressed(ints(4, 64), "pack-quantized", ignore=[])
+    groups: Any = config["config_groups"]
+    groups["group_0"]["targets"] = ["re:.*mlp.*"]
+    groups["group_1"] = {
+        "targets": ["re:.*attn.*"],
+        "weights": floats("channel"),
+        "format": "float-quantized",
+        **TOKENS,
+    }
+    found = read(
+        {**config, "format": "mixed-precision"}
+        | {"config_groups": {**groups, "group_0": groups["group_0"] | {"format": "pack-quantized"}}}
+    )
+    assert [found.form_of(name).kind for name in ("a.mlp.b", "a.attn.b")] == ["int4", "fp8"]  # type: ignore[union-attr]
+    assert found.kinds == {"int4", "fp8"}
+
+
+UNREAD = ("gguf", "hqq", "aqlm", "quip", "exl2", "modelopt", "torchao")
+REFUSALS: list[tuple[Any, str]] = [
+    ("fp8", "must be an object"),
+    ({}, "quant_method '' is not read"),
+    ({"quant_method": 3}, "quant_method must be a string"),
+    ({"load_in_4bit": True}, "'bitsandbytes' is not read: its own library makes them"),
+    *[({"quant_method": method}, f"quant_method '{method}' is not read: take") for method in UNREAD],
+    ({"quant_method": "marlin"}, "its numbers are laid out for one kernel: take the GPTQ checkpoint"),
+    ({"quant_method": "mxfp4"}, "four-bit floats are not read yet"),
+    ({**GPTQ, "group_size": 64, "desc_act": True}, "act-order"),
+    ({**GPTQ, "group_size": 64, "checkpoint_format": "marlin"}, "marlin's format is not read"),
+    ({**GPTQ, "group_size": 64, "checkpoint_format": "bitblas"}, "checkpoint_format 'bitblas' is not read"),
+    ({**GPTQ, "group_size": 64, "bits": 3}, "bits 3 is not read, only 4, 8"),
+    ({**GPTQ, "group_size": 1024}, "group_size 1024 is not read, only 32, 64, 128"),
+    ({**GPTQ, "group_size": 64, "dynamic": {r"+:.*": {"bits": 8}}}, "matrices with settings of their own"),
+    ({**GPTQ, "group_size": 64, "dynamic": {"-:(": {}}}, "is no pattern"),
+    ({**GPTQ, "group_size": 64, "rotation": "hadamard"}, "key 'rotation' ('hadamard') is not known, and may"),
+    ({**AWQ, "group_size": 64, "version": "gemv"}, "version 'gemv' is not read, only 'gemm'"),
+    ({**AWQ, "group_size": 64, "bits": 8}, "bits 8 is not read"),
+    ({**AWQ, "group_size": "all"}, "group_size 'all' is not read"),
+    ({**HF_FP8, "fmt": "e5m2"}, "fmt 'e5m2' is not read"),
+    ({**HF_FP8, "weight_block_size": [64, 64]}, "weight_block_size [64, 64] is not read, only [128, 128]"),
+    ({**HF_FP8, "activation_scheme": "other"}, "activation_scheme 'other' is not read"),
+    ({**HF_FP8, "modules_to_not_convert": "lm_head"}, "must be a list of names"),
+    (compressed(floats("channel"), "nvfp4-pack-quantized"), "'nvfp4-pack-quantized' is not read: four-bit floats"),
+    (compressed(floats("channel"), "marlin-24"), "sparse matrices"),
+    (compressed(floats("channel"), "dense"), "format 'dense' is not read"),
+    (compressed(ints(4, 64), "int-quantized"), "num_bits 4 is not read, only 8"),
+    (compressed(ints(4, 16), "pack-quantized"), "group_size 16 is not read"),
+    (compressed({**ints(4, 64), "actorder": "group"}, "pack-quantized"), "act-order"),
+    (compressed({**ints(4, 64), "num_bits": 3}, "pack-quantized"), "num_bits 3 is not read"),
+    (compressed({**ints(4, 64), "secret": 1}, "pack-quantized"), "key 'secret' (1) is not known"),
+    (compressed({**floats("channel"), "num_bits": 4}, "float-quantized"), "num_bits 4 is not read"),
+    (compressed({**floats("block"), "block_structure": [32, 32]}, "float-quantized"), "block_structure [32, 32]"),
+    (compressed(floats("channel"), "float-quantized", transform_config={"a": 1}), "key 'transform_config'"),
+    (compressed(floats("channel"), "float-quantized", config_groups={}), "config_groups has no group"),
+    (compressed(floats("channel"), "float-quantized", sparsity_config={"format": "sparse-24"}), "sparse-24"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config, said", REFUSALS, ids=[said for _, said in REFUSALS])
+def test_what_is_not_read_is_named(config: Any, said: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        read(config)
+    assert said in str(error.value) and str(error.value).startswith("config.json: quantization_config")
+
+
+def test_activations_of_four_bits_are_refused() -> None:
+    config = compressed(ints(4, 64), "pack-quantized")
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 4}  # type: ignore[index]
+    with pytest.raises(CheckpointError, match="input_activations"):
+        read(config)

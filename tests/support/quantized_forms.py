@@ -1,0 +1,174 @@
+"""Quantized matrices as checkpoints store them, written by hand from each format's published description, and what they
+are worth: plain loops over numbers and words, none of the product's own packing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs of a word, from its lowest four bits up
+Stored = tuple[dict[str, Tensor], Tensor]  # tensors by suffix; what the matrix is worth [out, in] float32
+
+
+def words(numbers: Tensor, bits: int) -> Tensor:
+    """numbers [rows, n] of so many bits -> [rows, n * bits / 32] int32, the first in the lowest bits."""
+    each = 32 // bits
+    short = -numbers.shape[1] % each
+    padded = torch.nn.functional.pad(numbers.long(), (0, short))
+    packed = torch.zeros(padded.shape[0], padded.shape[1] // each, dtype=torch.int64)
+    for place in range(each):
+        packed |= padded[:, place::each] << (bits * place)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def drawn(out: int, into: int, groups: int, bits: int, seed: int, scales: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Unsigned numbers [out, into], scales and unsigned zeros [out, groups]."""
+    rng = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(0, 2**bits, (out, into), generator=rng)
+    zeros = torch.randint(1, 2**bits, (out, groups), generator=rng)
+    scale = (torch.rand(out, groups, generator=rng) * 0.02 + 0.001).to(scales)
+    return numbers, scale, zeros
+
+
+def worth(numbers: Tensor, scale: Tensor, zeros: Tensor | int) -> Tensor:
+    """(number - zero) * scale, group by group."""
+    groups = scale.shape[1]
+    split = numbers.float().reshape(numbers.shape[0], groups, -1)
+    nothing = zeros.float()[..., None] if isinstance(zeros, Tensor) else float(zeros)
+    return ((split - nothing) * scale.float()[..., None]).reshape(numbers.shape)
+
+
+def awq(out: int, into: int, group: int, seed: int, zeros: bool = True) -> Stored:
+    numbers, scale, nothing = drawn(out, into, into // group, 4, seed, torch.float16)
+
+    def packed(columns: Tensor) -> Tensor:  # [rows, out]
+        shuffled = columns.reshape(columns.shape[0], -1, 8)[:, :, list(AWQ_ORDER)].reshape(columns.shape)
+        return words(shuffled, 4)
+
+    stored = {"qweight": packed(numbers.T), "scales": scale.T.contiguous()}
+    if not zeros:
+        return stored, worth(numbers, scale, 8)
+    return stored | {"qzeros": packed(nothing.T)}, worth(numbers, scale, nothing)
+
+
+def gptq(out: int, into: int, group: int, seed: int, bits: int = 4, sym: bool = False, v2: bool = False) -> Stored:
+    numbers, scale, nothing = drawn(out, into, into // group, bits, seed, torch.float16)
+    if sym:
+        nothing = torch.full_like(nothing, 2 ** (bits - 1))
+    stored = {
+        "qweight": words(numbers, bits).T.contiguous(),
+        "qzeros": words((nothing if v2 else nothing - 1).T, bits),
+        "scales": scale.T.contiguous(),
+        "g_idx": (torch.arange(into) // group).to(torch.int32),
+    }
+    return stored, worth(numbers, scale, nothing)
+
+
+def packed(out: int, into: int, group: int, seed: int, bits: int = 4, symmetric: bool = True) -> Stored:
+    numbers, scale, nothing = drawn(out, into, into // group, bits, seed, torch.bfloat16)
+    stored = {
+        "weight_packed": words(numbers, bits),
+        "weight_scale": scale,
+        "weight_shape": torch.tensor([out, into]),
+    }
+    if symmetric:
+        return stored, worth(numbers, scale, 2 ** (bits - 1))
+    return stored | {"weight_zero_point": words(nothing.T, bits).T.contiguous()}, worth(numbers, scale, nothing)
+
+
+def plain_int8(out: int, into: int, group: int, seed: int, symmetric: bool = True) -> Stored:
+    numbers, scale, nothing = drawn(out, into, into // group, 8, seed, torch.bfloat16)
+    stored = {"weight": (numbers - 128).to(torch.int8), "weight_scale": scale}
+    if symmetric:
+        return stored, worth(numbers, scale, 128)
+    return stored | {"weight_zero_point": (nothing - 128).to(torch.int8)}, worth(numbers, scale, nothing)
+
+
+def fp8_blocks(out: int, into: int, seed: int, suffix: str) -> Stored:
+    rng = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(out, into, generator=rng).mul(60).clamp(-448, 448).to(torch.float8_e4m3fn)
+    scale = torch.rand(-(-out // 128), -(-into // 128), generator=rng) * 1e-3 + 1e-4
+    whole = torch.empty(out, into)
+    for row in range(0, out, 128):
+        for column in range(0, into, 128):
+            block = numbers[row : row + 128, column : column + 128].float()
+            whole[row : row + 128, column : column + 128] = block * scale[row // 128, column // 128]
+    return {"weight": numbers, suffix: scale}, whole
+
+
+def fp8_rows(out: int, into: int, seed: int, by: str) -> Stored:
+    matrix = torch.randn(out, into, generator=torch.Generator().manual_seed(seed))
+    most = matrix.abs().amax(1, keepdim=True) if by == "channel" else matrix.abs().max().view(1)
+    scale = (most / 448.0).to(torch.bfloat16)
+    numbers = (matrix / scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {"weight": numbers, "weight_scale": scale, "input_scale": torch.ones(1)}, numbers.float() * scale.float()
+
+
+def compressed(weights: dict[str, object], form: str, **more: object) -> dict[str, object]:
+    """compressed-tensors' quantization_config with one group of all matrices but the head."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+        "quantization_status": "compressed", "global_compression_ratio": None, "kv_cache_scheme": None, **more,
+    }  # fmt: skip
+
+
+def ints(bits: int, group: int | None, symmetric: bool = True) -> dict[str, object]:
+    """compressed-tensors' words for integer weights."""
+    strategy = "channel" if group is None else "group"
+    return {"num_bits": bits, "type": "int", "strategy": strategy, "group_size": group or -1, "symmetric": symmetric,
+            "dynamic": False, "actorder": None, "observer": "minmax", "block_structure": None}  # fmt: skip
+
+
+def floats(strategy: str) -> dict[str, object]:
+    """compressed-tensors' words for float8 weights."""
+    block = [128, 128] if strategy == "block" else None
+    return {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False,
+            "group_size": None, "block_structure": block}  # fmt: skip
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}
+GPTQ = {"quant_method": "gptq", "bits": 4, "desc_act": False, "sym": True, "damp_percent": 0.01}
+HF_FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"}
+TOKENS = {"input_activations": {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}}
+
+# name -> quantization_config, and out, into, seed -> what lies on disk of a matrix
+FORMS: dict[str, tuple[dict[str, object], Callable[[int, int, int], Stored]]] = {
+    "fp8 channel": (compressed(floats("channel"), "float-quantized"), lambda n, k, s: fp8_rows(n, k, s, "channel")),
+    "fp8 tensor": (compressed(floats("tensor"), "float-quantized"), lambda n, k, s: fp8_rows(n, k, s, "tensor")),
+    "fp8 naive": (compressed(floats("channel"), "naive-quantized"), lambda n, k, s: fp8_rows(n, k, s, "channel")),
+    "fp8 block": (compressed(floats("block"), "float-quantized"), lambda n, k, s: fp8_blocks(n, k, s, "weight_scale")),
+    "hf fp8": (HF_FP8, lambda n, k, s: fp8_blocks(n, k, s, "weight_scale_inv")),
+    "awq 32": ({**AWQ, "group_size": 32}, lambda n, k, s: awq(n, k, 32, s)),
+    "awq 64 sym": ({**AWQ, "q_group_size": 64, "zero_point": False}, lambda n, k, s: awq(n, k, 64, s, False)),
+    "gptq 64 sym": ({**GPTQ, "group_size": 64}, lambda n, k, s: gptq(n, k, 64, s, sym=True)),
+    "gptq 32": ({**GPTQ, "group_size": 32, "sym": False}, lambda n, k, s: gptq(n, k, 32, s)),
+    "gptq v2": (
+        {**GPTQ, "group_size": 32, "sym": False, "checkpoint_format": "gptq_v2"},
+        lambda n, k, s: gptq(n, k, 32, s, v2=True),
+    ),
+    "gptq 8 rows": ({**GPTQ, "bits": 8, "group_size": -1}, lambda n, k, s: gptq(n, k, k, s, bits=8, sym=True)),
+    "gptq 8 zeros": (
+        {**GPTQ, "bits": 8, "group_size": 32, "sym": False},
+        lambda n, k, s: gptq(n, k, 32, s, bits=8),
+    ),
+    "packed 4": (compressed(ints(4, 32), "pack-quantized"), lambda n, k, s: packed(n, k, 32, s)),
+    "packed 4 zeros": (
+        compressed(ints(4, 64, False), "pack-quantized"),
+        lambda n, k, s: packed(n, k, 64, s, symmetric=False),
+    ),
+    "packed 4 rows": (compressed(ints(4, None), "pack-quantized"), lambda n, k, s: packed(n, k, k, s)),
+    "packed 8": (compressed(ints(8, 32), "pack-quantized"), lambda n, k, s: packed(n, k, 32, s, bits=8)),
+    "packed 8 zeros": (
+        compressed(ints(8, None, False), "pack-quantized"),
+        lambda n, k, s: packed(n, k, k, s, bits=8, symmetric=False),
+    ),
+    "int8": (compressed(ints(8, None), "int-quantized"), lambda n, k, s: plain_int8(n, k, k, s)),
+    "int8 zeros": (
+        compressed(ints(8, None, False), "int-quantized"),
+        lambda n, k, s: plain_int8(n, k, k, s, symmetric=False),
+    ),
+}  # fmt: skip

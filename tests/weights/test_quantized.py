@@ -1,0 +1,259 @@
+"""Quantized checkpoints, each format written by hand: loaded through config.json they compute what their plain
+dequantised form does in float32, whole and over ranks; what doesn't fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized_forms import AWQ, FORMS, GPTQ, compressed, gptq, ints, packed, plain_int8
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from penstock.errors import CheckpointError, UsageError
+from penstock.kernels.choose import choose
+from penstock.models.decoder import Decoder
+from penstock.parallel.layout import ALONE, Layout
+from penstock.weights.load import load_model
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+HIDDEN, MIDDLE, KV = 128, 192, 64
+CONFIG = {
+    "model_type": "llama", "vocab_size": 40, "hidden_size": HIDDEN, "intermediate_size": MIDDLE, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+SHAPES = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (KV, HIDDEN), "self_attn.v_proj": (KV, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (MIDDLE, HIDDEN), "mlp.up_proj": (MIDDLE, HIDDEN),
+    "mlp.down_proj": (HIDDEN, MIDDLE),
+}  # fmt: skip
+
+
+def wide_tensors() -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(99)
+    ones = {
+        f"model.layers.0.{name}.weight": torch.ones(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")
+    }
+    return {
+        "model.embed_tokens.weight": torch.randn(40, HIDDEN, generator=rng),
+        "model.norm.weight": torch.ones(HIDDEN),
+        **ones,
+    }
+
+
+def write(folder: Path, name: str) -> dict[str, Tensor]:
+    """Writes a quantized checkpoint -> what each of its matrices is worth."""
+    config, make = FORMS[name]
+    tensors, worth = wide_tensors(), {}
+    for seed, (at, (out, into)) in enumerate(SHAPES.items()):
+        stored, worth[at] = make(out, into, seed)
+        tensors |= {f"model.layers.0.{at}.{suffix}": tensor for suffix, tensor in stored.items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": config}))
+    return worth
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, layout: Layout = ALONE, **more: Any) -> Decoder:
+    return load_model(
+        folder, load_format=more.pop("load_format", "auto"), dtype=dtype, device=CPU, ops=choose(CPU, dtype), seed=0,
+        layout=layout, **more,
+    )  # fmt: skip
+
+
+def linears(model: Decoder) -> dict[str, Any]:
+    block: Any = model.blocks[0]
+    return {"qkv": block.attention.qkv, "o": block.attention.out, "gate_up": block.mlp.gate_up, "down": block.mlp.down}
+
+
+FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+
+
+def fused(worth: dict[str, Tensor], name: str) -> Tensor:
+    return torch.cat([next(w for at, w in worth.items() if at.endswith(f".{part}_proj")) for part in FUSED[name]])
+
+
+def times(linear: Any, x: Tensor) -> Tensor:
+    product = linear.product
+    found: Tensor = product.multiply(x, product.matrix, None)
+    return found
+
+
+def rows(into: int) -> Tensor:
+    return torch.randn(5, into, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_quantized_checkpoint_multiplies_as_its_dequantised_form(tmp_path: Path, name: str) -> None:
+    worth = write(tmp_path, name)
+    for fused_name, linear in linears(load(tmp_path)).items():
+        matrix = fused(worth, fused_name)
+        x = rows(matrix.shape[1])
+        right = (x.double() @ matrix.double().T).float()
+        torch.testing.assert_close(times(linear, x), right, rtol=1e-5, atol=2e-6 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_two_ranks_have_together_what_one_has(tmp_path: Path, name: str) -> None:
+    worth = write(tmp_path, name)
+    cuts_a_row = "block" in name or name == "hf fp8" or "64" in name or "packed 4 zeros" in name
+    if cuts_a_row:  # 128 inputs in two blocks of 64 each can be; 192 in three of 64, or blocks of 128, can't
+        with pytest.raises(UsageError, match="ranks"):
+            load(tmp_path, layout=Layout(0, 2))
+        return
+    shares = [linears(load(tmp_path, layout=Layout(rank, 2))) for rank in range(2)]
+    for fused_name in ("o", "down"):
+        matrix = fused(worth, fused_name)
+        x = rows(matrix.shape[1])
+        halves = x.chunk(2, 1)
+        both = sum(times(share[fused_name], half) for share, half in zip(shares, halves, strict=True))
+        torch.testing.assert_close(both, x @ matrix.T, rtol=1e-4, atol=1e-4)
+    x = rows(HIDDEN)
+    gate_up = torch.cat([times(share["gate_up"], x).view(5, 2, -1) for share in shares], 2).view(5, -1)
+    torch.testing.assert_close(gate_up, x @ fused(worth, "gate_up").T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("made", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dummy_weights_are_drawn_for_what_is_made(tmp_path: Path, made: str, dtype: torch.dtype) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    model, again = (load(tmp_path, dtype, load_format="dummy", quantization=made) for _ in range(2))
+    wide = load(tmp_path, dtype, load_format="dummy")
+    assert model.weights_bytes < wide.weights_bytes
+    for name, linear in linears(model).items():
+        x = rows(fused_width(name)).to(dtype)
+        found = times(linear, x)
+        assert found.float().std() > 1e-4 and torch.equal(found, times(linears(again)[name], x))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_dummy_weights_are_drawn_for_what_is_stored(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": FORMS[name][0]}))
+    for fused_name, linear in linears(load(tmp_path, load_format="dummy")).items():
+        found = times(linear, rows(fused_width(fused_name)))
+        assert found.isfinite().all() and found.std() > 0
+
+
+def fused_width(name: str) -> int:
+    return MIDDLE if name == "down" else HIDDEN
+
+
+@pytest.mark.parametrize("made, bits", [("int8", 8), ("int4", 4)])
+def test_made_integers_are_the_nearest(tmp_path: Path, made: str, bits: int) -> None:
+    tensors = wide_tensors()
+    drawn = {
+        at: torch.randn(shape, generator=torch.Generator().manual_seed(n))
+        for n, (at, shape) in enumerate(SHAPES.items())
+    }
+    save_file(tensors | {f"model.layers.0.{at}.weight": t for at, t in drawn.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for name, linear in linears(load(tmp_path, quantization=made)).items():
+        matrix = fused(drawn, name)
+        group = matrix.shape[1] if bits == 8 else {128: 128, 192: 64}[matrix.shape[1]]
+        found = times(linear, torch.eye(matrix.shape[1])).T
+        step = matrix.unflatten(1, (-1, group)).abs().amax(2, keepdim=True) * 2 / (2**bits - 1)
+        off = (found - matrix).unflatten(1, (-1, group)).abs() / step
+        assert off.max() < 0.5001 and off.mean() > 0.2
+
+
+def test_the_bytes_are_the_scheme_s(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    matrices = sum(out * into for out, into in SHAPES.values())
+    scales = sum(out for out, _ in SHAPES.values())
+    wide = load(tmp_path, torch.bfloat16, load_format="dummy")
+    eight = load(tmp_path, torch.bfloat16, load_format="dummy", quantization="int8")
+    assert wide.weights_bytes - eight.weights_bytes == matrices - 2 * scales
+    assert sum(w.numbers for w in wide.weights()) == sum(w.numbers for w in eight.weights())
+
+
+def test_what_a_format_says_beside_its_numbers_is_checked(tmp_path: Path) -> None:
+    write(tmp_path, "gptq 64 sym")
+    tensors = load_file(tmp_path / "model.safetensors")
+    at = "model.layers.0.mlp.down_proj"
+    changes: list[tuple[str, Tensor | None, str]] = [
+        ("g_idx", torch.arange(MIDDLE, dtype=torch.int32).flip(0) // 64, "act-order"),
+        ("qzeros", tensors[f"{at}.qzeros"] + 1, "set sym to false"),
+        ("scales", None, "lack tensor"),
+        ("qweight", tensors[f"{at}.qweight"].float(), "is F32, and this checkpoint's scheme has"),
+    ]
+    for suffix, tensor, said in changes:
+        changed = {name: t for name, t in tensors.items() if name != f"{at}.{suffix}"}
+        save_file(changed if tensor is None else changed | {f"{at}.{suffix}": tensor}, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=said):
+            load(tmp_path)
+    save_file({n: t for n, t in tensors.items() if not n.endswith("g_idx")}, tmp_path / "model.safetensors")
+    load(tmp_path)  # some writers leave it out
+
+
+def test_a_wrong_weight_shape_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "packed 4")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight_shape"] = torch.tensor([HIDDEN, MIDDLE + 1])
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"down_proj\.weight_shape' is not the shape"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, asked, said",
+    [
+        ("awq 32", "fp8", "its config.json says awq"),
+        ("hf fp8", "int8", "its config.json says fp8"),
+        ("awq 32", "gptq", "its config.json says awq"),
+        ("awq 32", "awq", None),
+        ("awq 32", "int4", None),
+        ("hf fp8", "fp8", None),
+        ("int8", "compressed-tensors", None),
+    ],
+)
+def test_a_quantized_checkpoint_is_taken_as_it_is(tmp_path: Path, name: str, asked: str, said: str | None) -> None:
+    write(tmp_path, name)
+    if said is None:
+        load(tmp_path, quantization=asked)
+        return
+    with pytest.raises(UsageError, match=said):
+        load(tmp_path, quantization=asked)
+
+
+@pytest.mark.parametrize("asked", ["awq", "gptq", "compressed-tensors"])
+def test_what_only_a_checkpoint_can_have_is_not_made(tmp_path: Path, asked: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(UsageError, match="this one is wide"):
+        load(tmp_path, load_format="dummy", quantization=asked)
+
+
+def test_fused_matrices_of_two_schemes_are_refused(tmp_path: Path) -> None:
+    config = {**GPTQ, "group_size": 32, "dynamic": {r"-:.*\.k_proj": {}}}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": config}))
+    with pytest.raises(CheckpointError, match=r"q_proj.*must have one scheme"):
+        load(tmp_path, load_format="dummy")
+
+
+def test_groups_that_don_t_divide_a_row_are_refused(tmp_path: Path) -> None:
+    config = {**AWQ, "group_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": config}))
+    with pytest.raises(CheckpointError, match="down_proj has 192 inputs, in groups of 128"):
+        load(tmp_path, load_format="dummy")
+
+
+def test_bfloat16_models_take_them_too(tmp_path: Path) -> None:
+    for name in FORMS:
+        worth = write(tmp_path, name)
+        for fused_name, linear in linears(load(tmp_path, torch.bfloat16)).items():
+            matrix = fused(worth, fused_name)
+            x = rows(matrix.shape[1]).bfloat16()
+            right = x.float() @ matrix.T
+            assert (times(linear, x).float() - right).abs().max() < 0.02 * right.abs().max(), (name, fused_name)
+
+
+def test_forms_by_hand_differ() -> None:
+    """The helpers' own sanity: each is worth something else than zeros, and zeros matter."""
+    assert (
+        gptq(8, 32, 32, 0)[1].std() > 0 and packed(8, 32, 32, 0)[1].std() > 0 and plain_int8(8, 32, 32, 0)[1].std() > 0
+    )
+    assert not torch.equal(gptq(8, 32, 32, 0)[1], gptq(8, 32, 32, 0, sym=True)[1])
+    assert compressed(ints(4, 32), "pack-quantized")["format"] == "pack-quantized"

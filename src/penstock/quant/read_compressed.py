@@ -6,13 +6,13 @@ from typing import Any, cast
 
 from penstock.errors import CheckpointError
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
-from penstock.quant.told import INSTEAD, REFUSED, Told, shown
+from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 BLOCK = 128
 GROUPS = (32, 64, 128)
 
 
-def read_compressed(told: Told) -> StoredQuantization:
+def read_compressed(told: ToldObject) -> StoredQuantization:
     told.past("quantization_status", "global_compression_ratio", "version", "kv_cache_scheme")  # KV's: where KV is read
     form_name = told.text("format", "")
     sparse = told.take("sparsity_config", {})
@@ -30,7 +30,7 @@ def read_compressed(told: Told) -> StoredQuantization:
 def _group(raw: Any, where: str, form_name: str) -> Targets:
     if not isinstance(raw, dict):
         raise CheckpointError(f"{where}: must be an object, not {shown(raw)}")
-    told = Told(raw, where)
+    told = ToldObject(raw, where)
     own = told.text("format", "") or form_name
     weights = told.take("weights")
     if not isinstance(weights, dict):
@@ -40,10 +40,10 @@ def _group(raw: Any, where: str, form_name: str) -> Targets:
         raise told.fail(f"output_activations are not rounded here: {INSTEAD}")
     named = told.names("targets")
     told.refuse_rest()
-    return Targets(named, _form(Told(weights, f"{where} weights"), own))
+    return Targets(named, _form(ToldObject(weights, f"{where} weights"), own))
 
 
-def _activations(told: Told, raw: Any) -> None:
+def _activations(told: ToldObject, raw: Any) -> None:
     """Activations of eight bits are allowed, and not made so by what the checkpoint says: each row gets a scale of its
     own where products take it in float8, and stays wide otherwise. Both are finer than a scale that was measured
     ahead."""
@@ -53,7 +53,7 @@ def _activations(told: Told, raw: Any) -> None:
         raise told.fail(f"input_activations {shown(raw)} are not served, only such of 8 bits: {INSTEAD}")
 
 
-def _form(told: Told, form_name: str) -> StoredForm:
+def _form(told: ToldObject, form_name: str) -> StoredForm:
     if form_name in REFUSED:
         raise told.fail(f"format {form_name!r} is not read: {REFUSED[form_name]}")
     known = ("float-quantized", "naive-quantized", "pack-quantized", "int-quantized")
@@ -75,7 +75,7 @@ def _form(told: Told, form_name: str) -> StoredForm:
     return _int_form(told, form_name, bits, strategy, symmetric, group)
 
 
-def _float_form(told: Told, strategy: str, symmetric: bool, block: Any) -> StoredForm:
+def _float_form(told: ToldObject, strategy: str, symmetric: bool, block: Any) -> StoredForm:
     told.one_of("strategy", strategy, ("channel", "tensor", "block"))
     if not symmetric:
         raise told.fail(f"float8 with zero points is not read: {INSTEAD}")
@@ -84,7 +84,7 @@ def _float_form(told: Told, strategy: str, symmetric: bool, block: Any) -> Store
     return StoredForm("fp8", cast(Scales, strategy), BLOCK if strategy == "block" else None)
 
 
-def _int_form(told: Told, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any) -> StoredForm:
+def _int_form(told: ToldObject, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any) -> StoredForm:
     packed = form_name == "pack-quantized"
     told.one_of("num_bits", bits, (4, 8) if packed else (8,))
     told.one_of("format", form_name, ("pack-quantized", "int-quantized", "naive-quantized"))

@@ -11,14 +11,14 @@ from typing import Any, cast
 from penstock.errors import CheckpointError
 from penstock.quant.read_compressed import BLOCK, GROUPS, read_compressed
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
-from penstock.quant.told import INSTEAD, REFUSED, Told, shown
+from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 
 def read_quantization(raw: Any, where: str) -> StoredQuantization:
     """Returns what `quantization_config` says; `where` opens the errors."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
-    told = Told(raw, f"{where}: quantization_config")
+    told = ToldObject(raw, f"{where}: quantization_config")
     method = told.text("quant_method", "")
     readers = {"compressed-tensors": read_compressed, "fp8": _blocks, "awq": _awq, "gptq": _gptq}
     if method not in readers:
@@ -33,7 +33,7 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
 # --- HF's fp8, AWQ, GPTQ
 
 
-def _blocks(told: Told) -> StoredQuantization:
+def _blocks(told: ToldObject) -> StoredQuantization:
     told.one_of(
         "fmt",
         told.text("fmt", "e4m3"),
@@ -50,7 +50,7 @@ def _blocks(told: Told) -> StoredQuantization:
     return StoredQuantization("fp8", (Targets(("Linear",), form),), (*ignored, "lm_head"), by_part=True)
 
 
-def _awq(told: Told) -> StoredQuantization:
+def _awq(told: ToldObject) -> StoredQuantization:
     told.one_of("version", told.text("version", "gemm").lower(), ("gemm",), "take a checkpoint of version gemm")
     bits, group = told.take("bits", told.take("w_bit")), told.take("group_size", told.take("q_group_size"))
     told.past(
@@ -62,7 +62,7 @@ def _awq(told: Told) -> StoredQuantization:
     return StoredQuantization("awq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True)
 
 
-def _gptq(told: Told) -> StoredQuantization:
+def _gptq(told: ToldObject) -> StoredQuantization:
     bits = told.one_of("bits", told.number("bits"), (4, 8))
     if told.flag("desc_act", False):
         raise told.fail("desc_act true (act-order) is not read: take a checkpoint with desc_act false, or an AWQ one")
@@ -85,7 +85,7 @@ def _gptq(told: Told) -> StoredQuantization:
     return StoredQuantization("gptq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True, only=only)
 
 
-def _dynamic(told: Told) -> tuple[str, ...]:
+def _dynamic(told: ToldObject) -> tuple[str, ...]:
     """GPTQModel's rules for single modules: `-:` and a pattern leaves them as they are; others change their form."""
     rules = told.take("dynamic", {})
     if not isinstance(rules, dict):
@@ -97,7 +97,7 @@ def _dynamic(told: Told) -> tuple[str, ...]:
     return told.names("dynamic_patterns")
 
 
-def _flat(told: Told, names: Any) -> list[str]:
+def _flat(told: ToldObject, names: Any) -> list[str]:
     """modules_in_block_to_quantize: a list of lists of names, or of names."""
     if not isinstance(names, list):
         raise told.fail(f"modules_in_block_to_quantize must be a list, not {shown(names)}")
@@ -107,12 +107,12 @@ def _flat(told: Told, names: Any) -> list[str]:
     return flat
 
 
-def _with_head(told: Told, ignored: tuple[str, ...]) -> tuple[str, ...]:
+def _with_head(told: ToldObject, ignored: tuple[str, ...]) -> tuple[str, ...]:
     """AWQ and GPTQ leave the head, unless they say otherwise."""
     return ignored if told.flag("lm_head", False) else (*ignored, "lm_head")
 
 
-def _grouped(told: Told, group: Any) -> tuple[Scales, int | None]:
+def _grouped(told: ToldObject, group: Any) -> tuple[Scales, int | None]:
     if group == -1:
         return "channel", None
     told.one_of("group_size", group, GROUPS)

@@ -1,4 +1,4 @@
-"""Told: an object of `quantization_config`, read key by key, and the refusals of what is not read. No torch."""
+"""ToldObject: an object of `quantization_config`, read key by key, and the refusals of what is not read. No torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED = {
 
 
 @dataclass(slots=True)
-class Told:
+class ToldObject:
     """An object that is read key by key, so that no key is left unread. A null counts as not given."""
 
     raw: dict[str, Any]

@@ -122,7 +122,7 @@ class Maker:
         names = [f"{at}.experts.{number}" for number in range(experts)]
         if self.scheme_of(f"{names[0]}.gate_proj") is not PLAIN:
             raise UsageError(
-                "experts are not quantized yet: take the model's unquantized checkpoint and leave --quantization out",
+                "experts are not quantized yet: leave --quantization out, and take the model's unquantized checkpoint",
                 param="quantization",
             )
         gate_up = [Part(f"{name}.{n}_proj.weight", (middle, hidden)) for name in names for n in ("gate", "up")]

@@ -16,8 +16,10 @@ pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # bits, group (None: the row), zeros
-LAYOUTS = [(8, None, False), (8, 32, False), (8, None, True), (8, 64, True), (4, 32, False), (4, 64, True), (4, None, False),
-           (4, 128, True)]  # fmt: skip
+LAYOUTS = [
+    (8, None, False), (8, 32, False), (8, None, True), (8, 64, True),
+    (4, 32, False), (4, 64, True), (4, None, False), (4, 128, True),
+]  # fmt: skip
 
 
 def matrix(out: int, into: int, bits: int, group: int | None, zeros: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:

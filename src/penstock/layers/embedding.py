@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
-from penstock.quant.scheme import plain_product
+from penstock.quant.scheme import PLAIN, Made, Scheme, plain_product
 from penstock.quant.weight import Weight
 
 
@@ -28,8 +28,11 @@ class Embedding:
 class TiedHead(Linear):
     """The product that scores the vocabulary with the embedding's own table."""
 
-    def __init__(self, embedding: Embedding) -> None:
-        super().__init__({"weight": embedding.table})
+    def __init__(self, embedding: Embedding, scheme: Scheme = PLAIN) -> None:
+        super().__init__({"weight": embedding.table}, scheme=scheme)
 
     def prepare(self, ops: Ops) -> None:
-        self.product = plain_product(ops, self.loaded["weight"].value)
+        """The table stays as it is for embedding; where matrices are made at load, its numbers are made once more."""
+        table = self.loaded["weight"].value
+        scheme = self.scheme
+        self.product = scheme.made_of(ops, table) if isinstance(scheme, Made) else plain_product(ops, table)

@@ -46,7 +46,9 @@ class Decoder:
         vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
         again = f"{HEAD}.weight" if tied else None
         self.embedding = make.embedding(EMBEDDING, vocabulary, hidden, scale=embedding_scale, tied=again)
-        self.head: Linear = TiedHead(self.embedding) if tied else make.linear(HEAD, vocabulary, hidden)
+        self.head: Linear = (
+            TiedHead(self.embedding, make.scheme_of(HEAD)) if tied else make.linear(HEAD, vocabulary, hidden)
+        )
         self.kinds: dict[AttentionKind, Tensor] = {b.attention.kind: b.attention.cos_sin for b in self.blocks}
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())

@@ -46,6 +46,12 @@ class IntFromFloats:
     def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
         return {"weight": MadeInt(parts, self.bits, dtype, device)}
 
+    def made_of(self, ops: Ops, matrix: Tensor) -> Product:
+        group = matrix.shape[1] if self.bits == 8 else _made_group(Part("lm_head", tuple(matrix.shape)))
+        numbers, scale = to_int(matrix, self.bits, group, ops.dtype)
+        packed = numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
+        return int_product(ops, packed, scale, None)
+
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
         made = weights["weight"]
         assert isinstance(made, MadeInt)

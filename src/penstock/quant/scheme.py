@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,6 +45,14 @@ class Scheme(Protocol):
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
         """Arranges what was loaded for its operation, and lets the loaded form go."""
+
+
+@runtime_checkable
+class Made(Scheme, Protocol):
+    """A scheme whose numbers are made of wide ones, here too of those that are loaded for something else."""
+
+    def made_of(self, ops: Ops, matrix: Tensor) -> Product:
+        """Returns the product by a matrix [out, in] of the model's dtype, which stays as it is."""
 
 
 class Plain:

@@ -17,6 +17,9 @@ from typer.main import get_command
 
 from penstock.cli import app
 from penstock.config import Config
+from penstock.quant.choose import MADE
+from penstock.quant.read_quantization import READ
+from penstock.quant.told_object import REFUSED
 from penstock.request import SamplingParams
 from penstock.vllm_arguments import CALL, ENGINE, SAMPLING, SERVE, SHARED, SHARED_SERVE, SPELLINGS, Argument, spelt
 
@@ -35,7 +38,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
     check = parser.parse_args().check
     stale = []
-    for name, text in {"cli.md": cli_page(), "config.md": config_page(), "coming_from_vllm.md": vllm_page()}.items():
+    pages = {
+        "cli.md": cli_page(), "config.md": config_page(), "coming_from_vllm.md": vllm_page(),
+        "quantization.md": quantization_page(),
+    }  # fmt: skip
+    for name, text in pages.items():
         path = DOCS / name
         if path.is_file() and path.read_text() == text:
             continue
@@ -180,6 +187,49 @@ def vllm_page() -> str:
         "## `generate` and `chat`\n",
         "What they take is in [llm.md](llm.md). Of vLLM's others:\n",
         _fates(CALL),
+    ])  # fmt: skip
+
+
+QUANTIZATION = """\
+What a checkpoint's `quantization_config` says is read, and kept in eight or four bits; a wide checkpoint is quantized
+while it is loaded by `--quantization`, `LLM(quantization=...)`. `penstock doctor MODEL` says what the weights take.
+"""
+MADE_ROWS = {
+    "fp8": "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays wide",
+    "int8": "symmetric, a scale an output, to the nearest; the head too",
+    "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide), to the nearest; the head stays wide",
+}
+QUANTIZATION_NOTES = """\
+Routers of experts stay wide, experts are not quantized yet. `lm_head` is as wide as the checkpoint has it.
+
+Scales of activations that a checkpoint brings (`input_scale`) are read past: a row gets a scale of its own where it is
+multiplied in eight bits, which is finer, and none elsewhere. Of `kv_cache_scheme` nothing is read here. Matrices that
+are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs
+anywhere, by inputs between groups or blocks. A key that nobody knows, and that may change numbers, is refused by its name.
+
+**Which kernels.** On a GPU float8 by channel or tensor: [eight_bits.md](design/eight_bits.md). Blocks and integers are
+multiplied by plain torch there so far, widened for each product. On a CPU with VNNI int8 goes as integers, with rows in
+sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.3 and 1.9 times as
+fast as in bfloat16, its products of 512 rows together take 1.3 and 2.5 times as long. Everything else is widened for
+each product, and slow there.
+"""
+
+
+def quantization_page() -> str:
+    """What is read, made and refused."""
+    read = [f"| `{method}` | {what} |" for method, what in READ.items()]
+    made = [f"| `{name}` | {MADE_ROWS[name]} |" for name in MADE]
+    refused = [f"| `{name}` | {why} |" for name, why in REFUSED.items()]
+    return "\n".join([
+        f"# Quantized models\n\n{NOTE}\n{QUANTIZATION}",
+        "## Read\n\n| `quant_method` | |\n| --- | --- |", *read,
+        "\n`--quantization` may name the method, or what its numbers are (`fp8`, `int8`, `int4`); no other.\n",
+        "## Made at load\n\n| `--quantization` | |\n| --- | --- |", *made,
+        f"\n{QUANTIZATION_NOTES}",
+        "## Refused\n",
+        "Other methods than those above (AQLM, HQQ, QuIP, EXL2 ...), act-order (`desc_act`, `actorder: group`), \n"
+        "float8 e5m2, transforms, sizes of groups and blocks that are not above, and by name:\n",
+        "| | |\n| --- | --- |", *refused, "",
     ])  # fmt: skip
 
 

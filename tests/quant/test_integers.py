@@ -1,6 +1,6 @@
 """Integers made from wide weights, and words of them, against compressed-tensors' own functions, byte by byte: numbers
-and scales (`calculate_qparams`, `quantize`), words (`pack_to_int32`), and what its compressor reads out of what our tests
-write by hand. By rank, dummy, and through LLM."""
+and scales (`calculate_qparams`, `quantize`), words (`pack_to_int32`), and what its compressor reads out of what our
+tests write by hand. By rank, dummy, and through LLM."""
 
 from __future__ import annotations
 

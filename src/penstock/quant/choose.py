@@ -17,8 +17,9 @@ SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without
 # What stays as it is when a wide checkpoint is quantized at load: the head, whose errors nothing evens out, and the
 # router of experts, which is small and decides much.
 KEPT = ("lm_head", ".gate")
-KEPT_OF = {"int8": (".gate",)}  # eight bits of a row's range lose a tenth of what float8 does, and a head is a third of
-# what a small model reads for a row
+# A head of int8 is a third of what a small model reads for a row, and costs little: on 24 of the demo's problems KL to
+# float32 is 3.6e-4 with it and 3.4e-4 without (bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2).
+KEPT_OF = {"int8": (".gate",)}
 MADE: dict[str, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
 
 

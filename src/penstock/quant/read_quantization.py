@@ -13,6 +13,18 @@ from penstock.quant.read_compressed import BLOCK, GROUPS, read_compressed
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
+# Method -> what of it is read; docs/quantization.md is made from here.
+READ = {
+    "compressed-tensors": (
+        "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or block of 128 x 128); "
+        "`pack-quantized` with 4 and 8 bits (groups of 32, 64, 128, or a row; with and without zero points); "
+        "`int-quantized` with 8 bits; groups of matrices in different forms"
+    ),
+    "fp8": "Hugging Face's, in blocks of 128 x 128 (`weight_scale_inv`)",
+    "awq": "version `gemm`, groups of 32, 64, 128, or a row",
+    "gptq": "4 and 8 bits, `gptq` and `gptq_v2`, groups of 32, 64, 128, or a row, `sym` or not, `desc_act` false",
+}
+
 
 def read_quantization(raw: Any, where: str) -> StoredQuantization:
     """Returns what `quantization_config` says; `where` opens the errors."""

@@ -8,9 +8,7 @@ On a CPU, for models in bfloat16 or float16:
                             the rounding of what comes out
     4 bits in groups        torch's own product (bfloat16)
 
-All else is widened for each product. Processor time of one thread, 2 cores of a Zen 4 that others used, microseconds,
-9,728 outputs of 896 inputs at 1, 16 and 512 rows: bfloat16 1,211, 2,000, 41,045; 8 bits so 956, 2,196, 64,992; torch's
-`_weight_int8pack_mm` 1,207, 5,476, 158,066; 4 bits 468, 3,287, 103,025 (LOG.md, 2026-11-22).
+All else is widened for each product. Measured beside other ways: LOG.md, 2026-11-23.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.reference.linear import linear
 
 AT_ONCE = 2**22  # numbers that are widened at a time
+ROWS_AT_ONCE = 64  # whose sums in float32 stay in a cache: 512 of 896 to 9,728 take 55 ms so, 87 at once
 MOST = 127 * 256 + 127  # that a number of a row may be, of 16 bits: its high byte lies within -127 .. 127
 MIDDLE = 128  # oneDNN's fast products take rows as unsigned bytes
 LONGEST = 2**16  # numbers in a row of which no sum can pass 32 bits: 2**31 / (128 * 128) is twice that
@@ -108,7 +107,9 @@ def _four(numbers: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> Fo
 def linear_int(x: Tensor, matrix: Prepared, bias: Tensor | None = None) -> Tensor:
     """x [T, in] -> x @ ((numbers - zero) * scale).T + bias, [T, out], of the model's dtype."""
     if isinstance(matrix, VnniMatrix):
-        return _vnni(x, matrix, bias)
+        if x.shape[0] <= ROWS_AT_ONCE:
+            return _vnni(x, matrix, bias)
+        return torch.cat([_vnni(rows, matrix, bias) for rows in x.split(ROWS_AT_ONCE)])
     if isinstance(matrix, FourMatrix):
         four = torch.ops.aten._weight_int4pack_mm_for_cpu(x, matrix.packed, matrix.group, matrix.scale_offset)
         return four if bias is None else four.add_(bias)

@@ -205,7 +205,7 @@ Routers of experts stay wide, experts are not quantized yet. `lm_head` is as wid
 Scales of activations that a checkpoint brings (`input_scale`) are read past: a row gets a scale of its own where it is
 multiplied in eight bits, which is finer, and none elsewhere. Of `kv_cache_scheme` nothing is read here. Matrices that
 are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs
-anywhere, by inputs between groups or blocks. A key that nobody knows, and that may change numbers, is refused by its name.
+anywhere, by inputs between groups or blocks. A key that nobody knows, and that may change numbers, is refused by name.
 
 **Which kernels.** On a GPU float8 by channel or tensor: [eight_bits.md](design/eight_bits.md). Blocks and integers are
 multiplied by plain torch there so far, widened for each product. On a CPU with VNNI int8 goes as integers, with rows in

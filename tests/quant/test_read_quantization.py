@@ -132,3 +132,50 @@ def test_activations_of_four_bits_are_refused() -> None:
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 4}  # type: ignore[index]
     with pytest.raises(CheckpointError, match="input_activations"):
         read(config)
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    0.5,
+    "",
+    "re:(",
+    "x" * 5000,
+    [],
+    ["re:["],
+    [3],
+    [[[]]],
+    {},
+    {"a": {}},
+    {"": 1},
+]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in nested objects and lists."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, each in inner for place in places(each, (*at, key)))]
+
+
+def changed(value: Any, at: tuple[Any, ...], odd: Any) -> Any:
+    if not at:
+        return odd
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[at[0]] = changed(value[at[0]], at[1:], odd)  # type: ignore[index]
+    return copy
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_odd_values_are_read_or_refused_in_one_line(name: str) -> None:
+    config, refused = FORMS[name][0], 0
+    for place in places(config):
+        for odd in ODD:
+            try:
+                read(changed(config, place, odd)).form_of(AT)
+            except CheckpointError as error:
+                refused += 1
+                assert len(str(error)) < 1000 and "\n" not in str(error)
+    assert refused > 30

@@ -189,6 +189,26 @@ def test_what_a_format_says_beside_its_numbers_is_checked(tmp_path: Path) -> Non
     load(tmp_path)  # some writers leave it out
 
 
+def test_biases_of_zeros_are_read_past_and_others_are_not(tmp_path: Path) -> None:
+    """Early writers of GPTQ have one for every matrix. A model's own are read as ever."""
+    worth = write(tmp_path, "gptq 32")
+    tensors = load_file(tmp_path / "model.safetensors")
+    biases = {f"model.layers.0.{at}.bias": torch.zeros(out) for at, (out, _) in SHAPES.items()}
+    save_file(tensors | biases, tmp_path / "model.safetensors")
+    x = rows(MIDDLE)
+    torch.testing.assert_close(
+        times(linears(load(tmp_path))["down"], x), x @ fused(worth, "down").T, rtol=1e-4, atol=1e-4
+    )
+    biases = {name: bias + 1 for name, bias in biases.items()}
+    save_file(tensors | biases, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"is a bias, which config.json says the model hasn't"):
+        load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))
+    for linear in linears(load(tmp_path)).values():
+        assert torch.equal(linear.bias.value, torch.ones_like(linear.bias.value))
+
+
 def test_a_wrong_weight_shape_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "packed 4")
     tensors = load_file(tmp_path / "model.safetensors")

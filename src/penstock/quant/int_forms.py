@@ -192,6 +192,11 @@ def _gptq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: t
             wrong="has its groups in another order (act-order), not read: take a checkpoint with desc_act false",
         ),
     }  # fmt: skip
+    # Early writers store a bias of zeros for every matrix; where a model has one, its own weight comes after this.
+    weights["bias"] = Expected(
+        [at(p, "bias", (p.shape[0],)) for p in parts], device, stored=FLOATS, optional=True,
+        right=lambda bias, _: not bias.any(), wrong="is a bias, which config.json says the model hasn't",
+    )  # fmt: skip
     if form.zeros:
         weights["zero"] = _zeros(form, parts, qzeros, dtype, device, zeros_of)
     else:

@@ -36,7 +36,7 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
     if method not in readers:
         if not method and ("load_in_4bit" in raw or "load_in_8bit" in raw):
             method = "bitsandbytes"
-        raise told.fail(f"quant_method {method!r} is not read: {REFUSED.get(method, INSTEAD)}")
+        raise told.fail(f"quant_method {shown(method)} is not read: {REFUSED.get(method, INSTEAD)}")
     found = readers[method](told)
     told.refuse_rest()
     return found
@@ -78,7 +78,7 @@ def _gptq(told: ToldObject) -> StoredQuantization:
     bits = told.one_of("bits", told.number("bits"), (4, 8))
     if told.flag("desc_act", False):
         raise told.fail("desc_act true (act-order) is not read: take a checkpoint with desc_act false, or an AWQ one")
-    form_name = told.text("checkpoint_format", "gptq")
+    form_name = told.text("checkpoint_format", told.text("format", "gptq"))
     if form_name == "marlin" or told.flag("is_marlin_format", False):
         raise told.fail(f"marlin's format is not read: {REFUSED['marlin']}")
     told.one_of("checkpoint_format", form_name, ("gptq", "gptq_v2"))
@@ -87,7 +87,7 @@ def _gptq(told: ToldObject) -> StoredQuantization:
         "model_file_base_name", "dataset", "tokenizer", "use_exllama", "disable_exllama", "exllama_config", "backend",
         "use_cuda_fp16", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
         "pad_token_id", "max_input_length", "cache_block_outputs", "meta", "quantizer", "hyb_act", "mse",
-        "act_group_aware", "offload_to_disk", "offload_to_disk_path", "format",
+        "act_group_aware", "offload_to_disk", "offload_to_disk_path",
     )  # fmt: skip
     told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
     ignored = _dynamic(told)

@@ -47,7 +47,7 @@ class IntFromFloats:
         return {"weight": MadeInt(parts, self.bits, dtype, device)}
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
-        group = matrix.shape[1] if self.bits == 8 else _made_group(Part("lm_head", tuple(matrix.shape)))
+        group = matrix.shape[1] if self.bits == 8 else made_group(Part("lm_head", tuple(matrix.shape)))
         numbers, scale = to_int(matrix, self.bits, group, ops.dtype)
         packed = numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
         return int_product(ops, packed, scale, None)
@@ -63,7 +63,7 @@ class MadeInt(Weight):
 
     def __init__(self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device) -> None:
         self.bits, into = bits, parts[0].shape[1]
-        self.group = into if bits == 8 else _made_group(parts[0])
+        self.group = into if bits == 8 else made_group(parts[0])
         stored = [at(part, "weight", part.shape) for part in parts]
         self._wide = dict(zip(stored, parts, strict=True))
         packed = [Part(p.name, packed_shape(p.shape, bits), p.cut, p.shares, p.share) for p in parts]
@@ -114,7 +114,7 @@ def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None) -
     return Product(ops.linear_int, prepared, prepared.form, prepared.streamed)
 
 
-def _made_group(part: Part) -> int:
+def made_group(part: Part) -> int:
     into = part.shape[1]
     group = next((group for group in MADE_GROUPS if into % group == 0), None)
     if group is None:

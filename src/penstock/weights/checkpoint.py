@@ -43,7 +43,7 @@ def read_entries(folder: Path) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     named = _shards(folder)
     for shard, expected in named.items():
-        found = {entry.name: entry for entry in _read_header(shard)}
+        found = {entry.name: entry for entry in read_header(shard)}
         lacking = sorted(expected - found.keys())
         if lacking:
             raise CheckpointError(f"{shard} lacks tensor {shown(lacking[0])}, which {INDEX} says it holds: {AGAIN}")
@@ -112,7 +112,7 @@ def _why_no_weights(folder: Path) -> str:
     return f"{folder} holds no weights: give a folder with {SINGLE} (or its shards and index), or load_format='dummy'"
 
 
-def _read_header(shard: Path) -> list[Entry]:
+def read_header(shard: Path) -> list[Entry]:
     """The entries of one shard, each checked against the file's size."""
     try:
         size = shard.stat().st_size

@@ -1,0 +1,63 @@
+"""A wide matrix as a quantized checkpoint stores it, in compressed-tensors' form, and what its config.json says of it.
+
+    fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; rows of activations scaled as they come
+    int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1], `weight_shape`
+    int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group], `weight_shape`
+
+The numbers are those that `--quantization` makes at load. vLLM and transformers read such a folder too. It knows
+matrices and words; no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from penstock.quant.fp8 import to_fp8
+from penstock.quant.integers import to_int
+
+MadeKind = Literal["fp8", "int8", "int4"]
+_BITS: dict[MadeKind, int] = {"fp8": 8, "int8": 8, "int4": 4}
+
+
+def store(matrix: Tensor, kind: MadeKind, group: int) -> dict[str, Tensor]:
+    """matrix [out, in] in a float dtype -> the tensors that a checkpoint holds of it, by what follows its name.
+    group: inputs that share a scale, of int4."""
+    if kind == "fp8":
+        numbers, scale = to_fp8(matrix)
+        return {"weight": numbers, "weight_scale": scale}
+    bits = _BITS[kind]
+    numbers, scale = to_int(matrix, bits, group if kind == "int4" else matrix.shape[1], matrix.dtype)
+    shape = torch.tensor(matrix.shape, dtype=torch.int64)
+    return {"weight_packed": pack_int32(numbers, bits), "weight_scale": scale, "weight_shape": shape}
+
+
+def pack_int32(numbers: Tensor, bits: int) -> Tensor:
+    """numbers [out, in] int8 of so many bits -> [out, in * bits / 32] int32, the first in the lowest bits, each with
+    half of its range added; a row's end is filled with nothing."""
+    each = 32 // bits
+    short = -numbers.shape[1] % each
+    above = torch.nn.functional.pad(numbers.to(torch.int64) + 2 ** (bits - 1), (0, short))
+    places = torch.arange(each, dtype=torch.int64, device=numbers.device) * bits
+    packed = (above.view(numbers.shape[0], -1, each) << places).sum(2)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def told_in_config(kind: MadeKind, group: int, ignored: Sequence[str]) -> dict[str, Any]:
+    """Returns config.json's `quantization_config`. ignored: names of matrices that stay wide."""
+    weights: dict[str, Any] = {"num_bits": _BITS[kind], "type": "float" if kind == "fp8" else "int"}
+    weights |= {"symmetric": True, "dynamic": False, "strategy": "group" if kind == "int4" else "channel"}
+    weights |= {"group_size": group} if kind == "int4" else {}
+    rows = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized" if kind == "fp8" else "pack-quantized",
+        "quantization_status": "compressed",
+        "ignore": list(ignored),
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": rows if kind == "fp8" else None}
+        },
+    }

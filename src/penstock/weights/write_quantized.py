@@ -1,0 +1,103 @@
+"""write_quantized: a folder with wide weights -> one with quantized weights, which any engine that knows
+compressed-tensors reads. A shard at a time: beyond it little is in memory, and what is there whole isn't made again.
+
+It knows folders and names; how a matrix is stored is `quant/write_compressed.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from penstock.disk import sync_folder, why_not_written, write_whole
+from penstock.errors import CheckpointError
+from penstock.models.build_model import build_model
+from penstock.models.decoder import Decoder
+from penstock.models.read_config import read_model_config
+from penstock.quant.choose import choose_schemes
+from penstock.quant.fp8 import MadeFp8
+from penstock.quant.integers import MadeInt, made_group
+from penstock.quant.weight import Part
+from penstock.quant.write_compressed import MadeKind, store, told_in_config
+from penstock.weights.checkpoint import INDEX, Entry, read_entries, read_header, read_tensors
+from penstock.weights.find import HUB_FILES
+
+WRITTEN_HERE = ("*.safetensors", INDEX, "config.json")  # the other files are copied as they are
+
+
+def write_quantized(folder: Path, out: Path, kind: MadeKind, tell: Callable[[str], None] = lambda line: None) -> None:
+    """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of this folder and kind.
+
+    tell: hears a line for each shard. Raises CheckpointError for weights that are quantized already or not sound,
+    UsageError for shapes that the kind doesn't fit, CapacityError where the disk is full.
+    """
+    config = read_model_config(folder)
+    if config.quantization is not None:
+        raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
+    model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes(kind))
+    made = {part.name.removesuffix(".weight"): part for part in _made_parts(model)}
+    group = min((made_group(part) for part in made.values()), default=0) if kind == "int4" else 0
+    shards: dict[Path, list[Entry]] = {}
+    for entry in read_entries(folder).values():
+        shards.setdefault(entry.shard, []).append(entry)
+    out.mkdir(parents=True, exist_ok=True)
+    for number, (shard, entries) in enumerate(shards.items(), 1):
+        if not (out / shard.name).exists():
+            stored = dict(_stored(entries, made, kind, group))
+            _save(stored, out / shard.name)
+        tell(f"shard {number} of {len(shards)}: {shard.name}")
+    wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
+    ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in made]
+    raw = json.loads((folder / "config.json").read_text())
+    _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored)})
+    if len(shards) > 1:
+        held = {entry.name: shard.name for shard in shards for entry in read_header(out / shard.name)}
+        size = sum((out / shard.name).stat().st_size for shard in shards)
+        _write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": held})
+    for path in folder.iterdir():
+        kept = path.is_file() and any(fnmatch(path.name, each) for each in HUB_FILES)
+        if kept and not any(fnmatch(path.name, each) for each in WRITTEN_HERE):
+            shutil.copyfile(path, out / path.name)
+
+
+def _made_parts(model: Decoder) -> Iterator[Part]:
+    """The checkpoint's tensors that become matrices of the kind."""
+    for weight in model.weights():
+        if isinstance(weight, MadeFp8 | MadeInt):
+            yield from weight.parts
+
+
+def _stored(entries: list[Entry], made: dict[str, Part], kind: MadeKind, group: int) -> Iterator[tuple[str, Tensor]]:
+    """What the new shard holds of an old one's tensors."""
+    for entry, tensor in read_tensors(entries):
+        name = entry.name.removesuffix(".weight")
+        if name in made:
+            yield from ((f"{name}.{suffix}", new) for suffix, new in store(tensor, kind, group).items())
+        else:
+            yield entry.name, tensor.clone()
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a shard whole or not at all."""
+    draft = path.with_name(path.name + ".part")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={"format": "pt"})
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise why_not_written(error, path) from error
+
+
+def _write_json(path: Path, told: dict[str, object]) -> None:
+    write_whole(path, (json.dumps(told, indent=2) + "\n").encode())

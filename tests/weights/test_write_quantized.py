@@ -1,0 +1,73 @@
+"""A wide folder written as a quantized one: it loads as what `--quantization` makes of the wide one, number for number;
+packed as the library packs; cut short, it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.compressors import pack_to_int32
+from safetensors.torch import load_file, save_file
+
+from penstock import LLM, SamplingParams
+from penstock.demo import model_folder
+from penstock.errors import CheckpointError
+from penstock.quant.write_compressed import MadeKind, pack_int32
+from penstock.weights.checkpoint import INDEX
+from penstock.weights.write_quantized import write_quantized
+
+pytestmark = pytest.mark.torch
+
+PROMPTS = [list(range(40, 60)), list(range(90, 97))]
+GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+
+def answers(model: Path, **knobs: str) -> list[list[int]]:
+    with LLM(str(model), device="cpu", dtype="bfloat16", **knobs) as llm:
+        return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_a_written_folder_answers_as_what_is_made_at_load(kind: MadeKind, tmp_path: Path) -> None:
+    write_quantized(model_folder(), tmp_path / "out", kind)
+    assert answers(tmp_path / "out") == answers(model_folder(), quantization=kind)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        p.name for p in model_folder().iterdir() if p.suffix in (".json", ".safetensors", ".jinja", ".txt")
+    )
+    with pytest.raises(CheckpointError, match="is quantized already"):
+        write_quantized(tmp_path / "out", tmp_path / "twice", kind)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("into", [64, 70])
+def test_numbers_are_packed_as_the_library_packs_them(bits: int, into: int) -> None:
+    draw = torch.Generator().manual_seed(bits)
+    numbers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (6, into), dtype=torch.int8, generator=draw)
+    assert torch.equal(pack_int32(numbers, bits), pack_to_int32(numbers, bits))
+
+
+def test_what_was_cut_short_goes_on_at_its_shard(tmp_path: Path) -> None:
+    sharded, out = tmp_path / "sharded", tmp_path / "out"
+    sharded.mkdir()
+    tensors = load_file(model_folder() / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[: len(names) // 2], "b.safetensors": names[len(names) // 2 :]}
+    for shard, held in shards.items():
+        save_file({name: tensors[name] for name in held}, sharded / shard)
+    where = {name: shard for shard, held in shards.items() for name in held}
+    (sharded / INDEX).write_text(json.dumps({"weight_map": where}))
+    for path in model_folder().iterdir():
+        if path.suffix in (".json", ".jinja"):
+            (sharded / path.name).write_bytes(path.read_bytes())
+    told: list[str] = []
+    write_quantized(sharded, out, "int8", told.append)
+    assert told == ["shard 1 of 2: a.safetensors", "shard 2 of 2: b.safetensors"]
+    whole = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "b.safetensors").rename(out / "b.safetensors.part")  # as a kill leaves it
+    (out / "config.json").unlink()
+    before = (out / "a.safetensors").stat().st_mtime_ns
+    write_quantized(sharded, out, "int8")
+    assert (out / "a.safetensors").stat().st_mtime_ns == before
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == whole

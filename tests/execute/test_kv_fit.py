@@ -15,7 +15,7 @@ from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache, kv_words, token_bytes
 from penstock.execute.kv_fit import HEADROOM, KEY_ERROR, check_eight_bits, fit_kv, look_at_kv, scales_for
-from penstock.execute.open_runner import open_runner
+from penstock.execute.open_runner import find_kv_dtype, open_runner
 from penstock.kernels.choose import choose
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import Layout
@@ -224,3 +224,19 @@ def test_what_a_checkpoint_says_of_its_cache(tmp_path: Path) -> None:
             says(wrong)
     (tmp_path / "config.json").write_text("{}")
     assert not asks_for_eight_bits(tmp_path)
+
+
+def test_auto_is_what_the_checkpoint_says_where_the_device_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, asking = tmp_path / "plain", tmp_path / "asking"
+    for folder, told in ((plain, {}), (asking, {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}})):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(told))
+    assert find_kv_dtype("auto", plain, CPU, OPS) == "auto" and find_kv_dtype("auto", asking, CPU, OPS) == "fp8"
+    assert find_kv_dtype("bfloat16", asking, CPU, OPS) == "bfloat16" and find_kv_dtype("fp8", plain, CPU, OPS) == "fp8"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    old, compiled = torch.device("cuda", 0), replace(OPS, why={**OPS.why, "attention": ("triton", "")})
+    assert find_kv_dtype("auto", asking, old, compiled) == "auto"
+    with pytest.raises(UsageError, match="leave it auto"):
+        find_kv_dtype("fp8", asking, old, compiled)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.kernels.choose import choose
 from penstock.kernels.int_matrix import pack_four, unpack_four
-from penstock.kernels.reference.linear_int import FourMatrix, IntMatrix, VnniMatrix
+from penstock.kernels.reference.linear_int import FourMatrix, IntMatrix, VnniMatrix, has_fbgemm, linear_int, pack_vnni
 
 pytestmark = pytest.mark.torch
 
@@ -89,6 +89,17 @@ def test_rows_are_bit_equal_in_any_company(dtype, threads, bits, group, zeros) -
                 assert torch.equal(ops.linear_int(x[rows], prepared, added), everyone[rows]), rows
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported() or not has_fbgemm(), reason="a CPU without VNNI, or no FBGEMM")
+@pytest.mark.parametrize("count", [1, 3, 64, 130])
+def test_both_libraries_give_the_same_bits(count: int) -> None:
+    rng = torch.Generator().manual_seed(count)
+    numbers = torch.randint(-128, 128, (80, 4864), generator=rng).to(torch.int8)
+    scale = torch.rand(80, generator=rng) * 1e-5
+    x = torch.randn(count, 4864, generator=rng).bfloat16()
+    one, other = (pack_vnni(numbers.clone(), scale, torch.bfloat16, by) for by in (True, False))
+    assert torch.equal(linear_int(x, one), linear_int(x, other))
 
 
 def test_infinities_and_nans_stay_in_their_rows() -> None:

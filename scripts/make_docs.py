@@ -209,9 +209,9 @@ anywhere, by inputs between groups or blocks. A key that nobody knows, and that 
 
 **Which kernels.** On a GPU float8 by channel or tensor: [eight_bits.md](design/eight_bits.md). Blocks and integers are
 multiplied by plain torch there so far, widened for each product. On a CPU with VNNI int8 goes as integers, with rows in
-sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to 1.9
-times as fast as in bfloat16, its products of 512 rows together take 1.5 and 2.5 times as long. Everything else is widened for
-each product, and slow there.
+sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to
+1.9 times as fast as in bfloat16, its products of 512 rows together take 1.5 and 2.5 times as long. Everything else is
+widened for each product, and slow there.
 """
 
 

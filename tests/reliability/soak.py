@@ -131,7 +131,7 @@ def soak(folder: Path, minutes: float, load: Load | None = None, samples: IO[str
         before = descriptors(serving.process.pid)
         made.memory = Memory({"server": serving.process.pid, "engine": serving.engine}, samples, made.requests)
         asyncio.run(_load(made, serving, words, load or Load()))
-        wait_until(lambda: descriptors(serving.process.pid) <= before and serving.at_rest(), 2.0)
+        wait_until(lambda: descriptors(serving.process.pid) <= before and serving.at_rest(), 10.0)
         made.descriptors = before, descriptors(serving.process.pid)
         made.at_rest = serving.at_rest()
         made.strange += [f"left in the state folder: {name}" for name in batch_client.left_behind(state)]

@@ -203,7 +203,8 @@ QUANTIZATION_NOTES = """\
 Routers of experts stay wide, experts are not quantized yet. `lm_head` is as wide as the checkpoint has it.
 
 Scales of activations that a checkpoint brings (`input_scale`) are read past: a row gets a scale of its own where it is
-multiplied in eight bits, which is finer, and none elsewhere. Of `kv_cache_scheme` nothing is read here. Matrices that
+multiplied in eight bits, which is finer, and none elsewhere. `kv_cache_scheme` and the
+scales of K and V are read where KV is (`kv_cache_dtype`). Matrices that
 are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs
 anywhere, by inputs between groups or blocks. A key that nobody knows, and that may change numbers, is refused by name.
 

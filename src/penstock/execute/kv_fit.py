@@ -22,13 +22,12 @@ from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.inputs import AttentionKind, PrefillInputs, StepInputs
-from penstock.kernels.layer_kv import KvForm, LayerKv
+from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
 
 PROMPTS, TOKENS = 4, 128  # of the built-in sample
 HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
-LEAST_SCALE = 2.0**-40
 KEY_ERROR = 0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
 Given = list[Tensor | None]
 LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
@@ -155,9 +154,9 @@ class _Look:
 
 def scales_for(largest: Tensor) -> Tensor:
     """largest [...] of what is stored -> scales: the least powers of two under which it is 448 / HEADROOM at most.
-    Numbers so small that nothing would be seen of them get LEAST_SCALE: kernels mask scores by a large number, which
+    Numbers so small that nothing would be seen of them get LEAST_KV_SCALE: kernels mask scores by a large number, which
     is scaled too."""
-    least = (largest * (HEADROOM / E4M3_MOST)).clamp(min=LEAST_SCALE)
+    least = (largest * (HEADROOM / E4M3_MOST)).clamp(min=LEAST_KV_SCALE)
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(least))), 1.0)
 
 

@@ -56,7 +56,7 @@ def _linear() -> tuple[Candidate, ...]:
 
 
 def _fp8() -> tuple[Candidate, ...]:
-    """As `_linear`; of the GPU's dtypes those that float8 widens to without loss."""
+    """Returns the forms as `_linear` does; of the GPU's dtypes those that float8 widens to without loss."""
     reason = "the library's float8 products, for 1 to 256 rows ones that stream the weight once"
     streamed = Candidate("triton", "linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16))
     return (streamed, *_reference("fp8", WIDENED))

@@ -34,6 +34,18 @@ class Fp8Rows:
 Rows = Tensor | Fp8Rows
 
 
+class TakesWideRows:
+    """What is true of a prepared matrix that gains nothing from eight bits: rows come in the model's dtype, and the
+    fused operations of one row don't serve it."""
+
+    __slots__ = ()
+    streamed = None
+
+    def form(self, rows: int) -> Form:
+        """Returns how so many rows are wanted."""
+        return "wide"
+
+
 def wide(rows: Rows) -> Tensor:
     """Returns rows that were not asked for in eight bits."""
     assert isinstance(rows, Tensor), "rows in eight bits, where wide ones were asked for"

@@ -20,6 +20,8 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
+LEAST_KV_SCALE = 2.0**-40  # that a scale may be: kernels mask scores by a large number, which is scaled too
+
 
 @dataclass(frozen=True, slots=True)
 class KvForm:

@@ -24,7 +24,7 @@ from penstock.kernels.ops import Ops
 from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.read_compressed import BLOCK
 from penstock.quant.scheme import Product, named
-from penstock.quant.weight import FLOATS, Arranged, Part, Weight
+from penstock.quant.weight import FLOATS, Arranged, MadeWeight, Part, Weight
 
 SCALES = (1e-6, 2e-6)  # dummy ones: numbers go to 448
 
@@ -116,7 +116,7 @@ class Fp8FromFloats:
         return fp8_product(ops, made.take(), made.scale)
 
 
-class MadeFp8(Weight):
+class MadeFp8(MadeWeight):
     """Numbers in e4m3 and `scale` [rows] float32, filled from wide ones."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
@@ -126,11 +126,6 @@ class MadeFp8(Weight):
     @property
     def nbytes(self) -> int:
         return super().nbytes + 4 * self.shape[0]
-
-    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        for part, place in self.places():
-            drawn = torch.empty(part.shape, dtype=wide, device=place.device)
-            self.fill(part, place, drawn.uniform_(*self._drawn, generator=generator))
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         """A row's scale is that of the whole row, also where ranks have a piece of it each."""

@@ -124,14 +124,15 @@ def _groups(form: StoredForm, part: Part) -> int:
 
 
 def _scales(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: torch.dtype, device: torch.device,
-            transposed: bool) -> Arranged:  # fmt: skip
+            transposed: bool, kinds: frozenset[str] = FLOATS,
+            drawn: tuple[float, float] = SCALES) -> Arranged:  # fmt: skip
     arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
 
     def arrange(scales: Tensor, array: Part) -> Tensor:
         found = scales.t() if transposed else scales
         return found.reshape(-1, array.shape[1]).expand(array.shape[0], -1)
 
-    return Arranged(stored, arrays, dtype, device, stored=FLOATS, arrange=arrange, drawn=SCALES)
+    return Arranged(stored, arrays, dtype, device, stored=kinds, arrange=arrange, drawn=drawn)
 
 
 def _zeros(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: torch.dtype, device: torch.device,
@@ -248,9 +249,8 @@ def _plain(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: 
         "scale": _scales(form, parts, beside, dtype, device, False),
     }  # fmt: skip
     if form.zeros:
-        found = _scales(form, parts, zeros, dtype, device, False)
-        found.stored, found._drawn = frozenset({"I8"}), (-8.0, 8.0)
-        weights["zero"] = found
+        whole_numbers, drawn = frozenset({"I8"}), (-8.0, 8.0)
+        weights["zero"] = _scales(form, parts, zeros, dtype, device, False, whole_numbers, drawn)
     else:
         weights["zeros"] = no_zeros(zeros, device)
     return weights | read_past(parts, device)

@@ -16,7 +16,7 @@ from penstock.kernels.ops import Ops
 from penstock.quant.int_forms import FORMS, at, check_form, cut_groups, packed_shape
 from penstock.quant.scheme import Product
 from penstock.quant.stored_quantization import StoredForm
-from penstock.quant.weight import Part, Weight
+from penstock.quant.weight import MadeWeight, Part, Weight
 
 MADE_GROUPS = (128, 64, 32)  # of four bits: the first that divides a row
 
@@ -58,7 +58,7 @@ class IntFromFloats:
         return int_product(ops, made.take(), made.scale, None)
 
 
-class MadeInt(Weight):
+class MadeInt(MadeWeight):
     """Integers and `scale` [rows, groups] of the model's dtype, filled from wide numbers."""
 
     def __init__(self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -86,11 +86,6 @@ class MadeInt(Weight):
         place.copy_(_share(wide, packed))
         own = scale if wide.cut == 1 and scale.shape[1] == 1 else _share(wide, scale)
         self.scale.narrow(0, self._starts[part], own.shape[0]).copy_(own)
-
-    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        for part, place in self.places():
-            drawn = torch.empty(part.shape, dtype=wide, device=place.device)
-            self.fill(part, place, drawn.uniform_(*self._drawn, generator=generator))
 
 
 def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -15,16 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Form
+from penstock.kernels.fp8_rows import Form, TakesWideRows
 from penstock.kernels.ops import Ops
 from penstock.quant.weight import Part, Weight
 
 Multiply = Callable[[Any, Any, Tensor | None], Tensor]  # Rows [T, in], what prepare made, bias [out] -> [T, out]
-
-
-def always_wide(rows: int) -> Form:
-    """The form of what knows no other."""
-    return "wide"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,7 @@ class Product:
 
     multiply: Multiply
     matrix: Any  # the operation's own: no layer looks into it
-    form: Callable[[int], Form] = always_wide  # how so many rows are wanted
+    form: Callable[[int], Form] = TakesWideRows().form  # how so many rows are wanted
     streamed: Any = None  # what the fused operations of one row take; None: they don't serve this matrix
 
 

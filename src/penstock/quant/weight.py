@@ -128,6 +128,15 @@ class Weight:
             first += part.shape[0]
 
 
+class MadeWeight(Weight):
+    """Numbers that are made of a checkpoint's wide ones while they are filled; dummy ones of wide dummy ones."""
+
+    def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
+        for part, place in self.places():
+            drawn = torch.empty(part.shape, dtype=wide, device=place.device)
+            self.fill(part, place, drawn.uniform_(*self._drawn, generator=generator))
+
+
 class Arranged(Weight):
     """An array [out, ...] that is made of tensors which lie otherwise on disk: transposed, packed, by blocks.
 

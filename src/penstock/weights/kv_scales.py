@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.kernels.layer_kv import LEAST_KV_SCALE
 from penstock.models.keys import read_json
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.weight import FLOATS
 from penstock.weights.checkpoint import Entry, read_entries, read_tensors
 
 SUFFIXES = (".k_scale", ".v_scale")
-LEAST = 2.0**-40  # that a scale may be: kernels mask scores by a large number, which is scaled too
-_FLOATS = ("F64", "F32", "BF16", "F16")
 
 
 def asks_for_eight_bits(folder: Path) -> bool:
@@ -59,7 +59,7 @@ def _of_attention(name: str, kv_heads: int, held: dict[str, Tensor], layout: Lay
 
 def _checked(entry: Entry, tensor: Tensor) -> Tensor:
     scale = tensor.float().flatten()
-    if entry.dtype not in _FLOATS or not (scale.isfinite() & (scale >= LEAST)).all():
+    if entry.dtype not in FLOATS or not (scale.isfinite() & (scale >= LEAST_KV_SCALE)).all():
         raise CheckpointError(
             f"{entry.shard}: tensor {entry.name!r} must hold positive numbers, the scales of a KV cache: download it "
             "again, or have them measured on a copy of the folder without it"

@@ -23,9 +23,8 @@ from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes
-from penstock.quant.fp8 import MadeFp8
-from penstock.quant.integers import MadeInt, made_group
-from penstock.quant.weight import Part
+from penstock.quant.integers import made_group
+from penstock.quant.weight import MadeWeight, Part
 from penstock.quant.write_compressed import MadeKind, store, told_in_config
 from penstock.weights.checkpoint import INDEX, Entry, read_entries, read_header, read_tensors
 from penstock.weights.find import HUB_FILES
@@ -71,7 +70,7 @@ def write_quantized(folder: Path, out: Path, kind: MadeKind, tell: Callable[[str
 def _made_parts(model: Decoder) -> Iterator[Part]:
     """The checkpoint's tensors that become matrices of the kind."""
     for weight in model.weights():
-        if isinstance(weight, MadeFp8 | MadeInt):
+        if isinstance(weight, MadeWeight):
             yield from weight.parts
 
 

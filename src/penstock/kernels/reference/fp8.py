@@ -8,22 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, LOW_BY, Form, Fp8Rows, Rows
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, LOW_BY, Form, Fp8Rows, Rows, TakesWideRows
 
 
 @dataclass(slots=True, frozen=True)
-class Fp8Matrix:
-    """A matrix [out, in] e4m3 and a scale a row [out] float32. Rows come in the model's dtype: nothing is gained from
-    eight bits where numbers are widened anyway."""
+class Fp8Matrix(TakesWideRows):
+    """A matrix [out, in] e4m3 and a scale a row [out] float32."""
 
     numbers: Tensor
     scale: Tensor
     dtype: torch.dtype
-    streamed: None = None
-
-    def form(self, rows: int) -> Form:
-        """Returns how so many rows are wanted."""
-        return "wide"
 
 
 def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:

@@ -12,6 +12,7 @@ kernels for few rows, and so are padded to 16 (tests/kernels/test_linear.py).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROW_MULTIPLE = 16
+WIDENED_AT_ONCE = 2**22  # numbers
 # oneDNN makes a kernel for each shape that it meets, and a step's rows and lengths come in thousands of them. It and
 # torch's layer over it (ideep) keep 1,024 each: 0.7 GB after 20 minutes of mixed load on the demo model, and growing.
 KEPT_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256", "LRU_CACHE_CAPACITY": "256"}
@@ -49,6 +51,20 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
     if x.dtype == torch.float32 and x.device.type == "cpu":
         return F.linear(_pad(x), weight, bias)[: x.shape[0]]
     return F.linear(x, weight, bias)
+
+
+def widened_linear(x: Tensor, outputs: int, worth: Callable[[slice], Tensor], bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times a matrix that is stored otherwise, a stretch of its rows at a time -> [T, outputs].
+
+    worth: rows of the matrix -> their numbers [rows, in] float32, which are rounded to x's dtype."""
+    out = torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
+    if x.dtype == torch.float16 and x.device.type == "cpu":
+        x, bias = x.float(), None if bias is None else bias.float()  # few processors multiply it
+    each = max(1, WIDENED_AT_ONCE // x.shape[1])
+    for first in range(0, outputs, each):
+        rows = slice(first, first + each)
+        out[:, rows] = linear(x, worth(rows).to(x.dtype), None if bias is None else bias[rows])
+    return out
 
 
 def _packed(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:

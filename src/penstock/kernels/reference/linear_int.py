@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import Form
+from penstock.kernels.fp8_rows import TakesWideRows
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
-from penstock.kernels.reference.linear import linear
+from penstock.kernels.reference.linear import widened_linear
 
-AT_ONCE = 2**22  # numbers that are widened at a time
 ROWS_AT_ONCE = 32  # whose sums in float32 stay in a cache: 512 of 896 to 9,728 take 63 ms so, 100 at once
 MOST = 127 * 256 + 127  # that a number of a row may be, of 16 bits: its high byte lies within -127 .. 127
 MIDDLE = 128  # the products take rows as unsigned bytes
@@ -34,22 +33,17 @@ FOUR_ROWS = 16  # outputs come in multiples of it
 
 
 @dataclass(slots=True, frozen=True)
-class IntMatrix:
+class IntMatrix(TakesWideRows):
     """A matrix [out, in] in the layout of kernels/int_matrix.py."""
 
     numbers: Tensor  # [out, in] int8 or [out, in / 2] uint8
     scale: Tensor  # [out, groups]
     zero: Tensor | None  # [out, groups]
     dtype: torch.dtype
-    streamed: None = None
-
-    def form(self, rows: int) -> Form:
-        """Returns how so many rows are wanted."""
-        return "wide"
 
 
 @dataclass(slots=True, frozen=True)
-class VnniMatrix:
+class VnniMatrix(TakesWideRows):
     """A matrix [out, in] of eight bits in FBGEMM's or oneDNN's own layout, and its scales [out] float32 / MOST. The two
     give the same bits."""
 
@@ -58,25 +52,15 @@ class VnniMatrix:
     scale: Tensor
     zeros: Tensor  # [out] int32: there are none, and the product asks for them
     dtype: torch.dtype
-    streamed: None = None
-
-    def form(self, rows: int) -> Form:
-        """Returns how so many rows are wanted."""
-        return "wide"
 
 
 @dataclass(slots=True, frozen=True)
-class FourMatrix:
+class FourMatrix(TakesWideRows):
     """A matrix [out, in] of four bits in torch's own layout; a number is worth (number - 8) * scale + offset."""
 
     packed: Tensor
     scale_offset: Tensor  # [groups, out, 2] bfloat16
     group: int
-    streamed: None = None
-
-    def form(self, rows: int) -> Form:
-        """Returns how so many rows are wanted."""
-        return "wide"
 
 
 Prepared = IntMatrix | VnniMatrix | FourMatrix
@@ -133,14 +117,7 @@ def linear_int(x: Tensor, matrix: Prepared, bias: Tensor | None = None) -> Tenso
     if isinstance(matrix, FourMatrix):
         four = torch.ops.aten._weight_int4pack_mm_for_cpu(x, matrix.packed, matrix.group, matrix.scale_offset)
         return four if bias is None else four.add_(bias)
-    out = torch.empty((x.shape[0], matrix.numbers.shape[0]), dtype=x.dtype, device=x.device)
-    if x.dtype == torch.float16 and x.device.type == "cpu":
-        x, bias = x.float(), None if bias is None else bias.float()  # few processors multiply it
-    each = max(1, AT_ONCE // x.shape[1])
-    for first in range(0, out.shape[1], each):
-        rows = slice(first, first + each)
-        out[:, rows] = linear(x, widened(matrix, rows).to(x.dtype), None if bias is None else bias[rows])
-    return out
+    return widened_linear(x, matrix.numbers.shape[0], lambda rows: widened(matrix, rows), bias)
 
 
 def widened(matrix: IntMatrix, rows: slice = slice(None)) -> Tensor:

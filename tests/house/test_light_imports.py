@@ -33,7 +33,7 @@ def test_the_package_is_light() -> None:
     assert loaded_after("import penstock; penstock.SamplingParams(); penstock.Config(); dir(penstock)") == []
 
 
-@pytest.mark.parametrize("room", ["schedule", "text", "bench", "almanac"])
+@pytest.mark.parametrize("room", ["schedule", "text", "bench", "almanac", "artifact"])
 def test_a_room_without_torch_loads_none(room: str) -> None:
     modules = modules_of(room)
     loaded = loaded_after("\n".join(f"import {name}" for name in modules)) if modules else []

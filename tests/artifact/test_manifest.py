@@ -32,10 +32,10 @@ def whole() -> Manifest:
     return Manifest(
         penstock="0.1.0", model="demo", source={"model.safetensors": "ab" * 32},
         built_on=BuiltOn(device="NVIDIA H200", capability=(9, 0), memory_bytes=1, processor="x", torch="2.11"),
-        built_for=BuiltFor(
+        built_for=[BuiltFor(
             told="64x32:8", prompts=8, samples=8, concurrency=8, prompt_tokens=64, longest_prompt=64,
             output_tokens=32, longest_output=32, shared_tokens=0,
-        ),
+        )],
         engine={"max_num_seqs": 8, "quantization": "auto", "gpu_memory_utilization": 0.9, "max_model_len": None},
         tunables={"linear_small_rows": 16},
         decisions=[

@@ -42,7 +42,7 @@ class BuiltOn(_Told, kw_only=True, frozen=True):
 
 
 class BuiltFor(_Told, kw_only=True, frozen=True):
-    """The work that choices were timed on. Lengths in tokens."""
+    """One work that choices were timed on. Lengths in tokens."""
 
     told: str  # as the user gave it
     prompts: int
@@ -118,7 +118,8 @@ class Manifest(_Told, kw_only=True, frozen=True):
     revision: str | None = None
     source: dict[str, str]  # a file of the model that it was built of -> its SHA-256
     built_on: BuiltOn
-    built_for: BuiltFor
+    built_for: list[BuiltFor]
+    objective: str = "throughput"
     engine: dict[str, Value]  # a knob of Config -> what the build decided or was told
     tunables: dict[str, Value] = {}  # a kernels' number -> what was measured best
     decisions: list[Decision] = []

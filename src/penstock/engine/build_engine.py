@@ -56,22 +56,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
     folder = folder or model_folder(config)
     runner = open_runner(config, folder)
     try:
-        scheduler = Scheduler(
-            SchedulerConfig(
-                num_blocks=runner.num_blocks,
-                max_rows=runner.max_rows,
-                max_model_len=runner.max_model_len,
-                max_batched_tokens=runner.max_batched_tokens,
-                mask_slots=runner.mask_slots,
-                vocab_size=runner.vocab_size,
-                eos_token_ids=runner.eos_token_ids,
-                prefix_caching=config.memory.enable_prefix_caching,
-                prefix_groups=runner.grouping,
-                sharing=SharingCosts() if config.schedule.prefix_groups == "always" else runner.sharing,
-                preempt_every=config.schedule.preempt_every,
-                seed=config.model.seed,
-            )
-        )
+        engine = engine_over(runner, config)
     except BaseException:
         runner.close()
         raise
@@ -85,7 +70,33 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         sampling_defaults=dict(runner.sampling_defaults),
         about=runner.describe(),
     )
-    return Engine(scheduler, runner, config.schedule.steps_ahead, limit_of(runner)), facts
+    return engine, facts
+
+
+def engine_over(runner: TorchRunner, config: Config) -> Engine:
+    """Returns an engine with a scheduler of its own over a runner that is ready and whose last engine, if it had one,
+    has no work. Rows and tokens of a step may be fewer than the runner was opened with: config's, where it names them.
+    """
+    batching, schedule = config.batching, config.schedule
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=runner.num_blocks,
+            max_rows=min(runner.max_rows, batching.max_num_seqs or runner.max_rows),
+            max_model_len=runner.max_model_len,
+            max_batched_tokens=min(
+                runner.max_batched_tokens, batching.max_num_batched_tokens or runner.max_batched_tokens
+            ),
+            mask_slots=runner.mask_slots,
+            vocab_size=runner.vocab_size,
+            eos_token_ids=runner.eos_token_ids,
+            prefix_caching=config.memory.enable_prefix_caching,
+            prefix_groups=runner.grouping and schedule.prefix_groups != "off",
+            sharing=SharingCosts() if schedule.prefix_groups == "always" else runner.sharing,
+            preempt_every=schedule.preempt_every,
+            seed=config.model.seed,
+        )
+    )
+    return Engine(scheduler, runner, schedule.steps_ahead, limit_of(runner))
 
 
 def limit_of(runner: TorchRunner) -> RooflineGauge | None:

@@ -118,7 +118,7 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Gi
     look = _Look(
         ops, cache.layers, given or [None] * len(cache.layers), torch.arange(1, prompts * each + 1, device=model.device)
     )
-    inputs = _chunks(prompts, tokens, look.blocks.view(prompts, each))
+    inputs = whole_prompts(prompts, tokens, look.blocks.view(prompts, each))
     model.forward(sample.to(model.device).flatten(), inputs, cache.layers, replace(ops, attention=look.attention))
     for number, layer in enumerate(look.seen):
         if not layer.largest.isfinite().all():
@@ -179,8 +179,8 @@ def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
     return float((off / by_head.pow(2).sum((0, 2)).clamp(min=1e-30)).sqrt().max())
 
 
-def _chunks(prompts: int, tokens: int, tables: Tensor) -> StepInputs:
-    """A step of whole prompts; tables [prompts, blocks] int64."""
+def whole_prompts(prompts: int, tokens: int, tables: Tensor) -> StepInputs:
+    """Returns a step of whole prompts of one length; tables [prompts, blocks] int64."""
     device = tables.device
     position = torch.arange(tokens, device=device)
     slots = tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE

@@ -24,6 +24,7 @@ from penstock.kernels.choose import choose
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
 from penstock.models.generation_config import end_ids, read_generation_defaults
+from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import ALONE, Layout
 from penstock.weights.kv_scales import asks_for_eight_bits, read_kv_scales
@@ -57,27 +58,13 @@ def open_share(
 
     agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what takes its arguments.
     """
-    dtype = find_dtype(config.model.dtype, device)
-    model_config = read_model_config(folder)
     generation = read_generation_defaults(folder)
+    model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
-    ops = choose(device, dtype, config.schedule.kernels)
-    model = load_model(
-        folder,
-        load_format=config.model.load_format,
-        dtype=dtype,
-        device=device,
-        ops=ops,
-        seed=config.model.seed,
-        positions=limits.max_model_len,
-        config=model_config,
-        layout=layout,
-        quantization=config.model.quantization,
-        room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
-    )
+    model, ops = load_for(config, folder, model_config, device, limits.max_model_len, layout)
     with _named_failures(device):
         meet = partial(_meet, agree, limits, config, device) if layout.size > 1 else lambda: None
-        _settle_kv(config, folder, model, ops, layout, meet)
+        settle_kv(config, folder, model, ops, layout, meet)
         grouping = config.schedule.prefix_groups != "off" and not model.all_windowed
         run_worst_steps(model, ops, limits, grouping)
         sharers = layout.size if device.type == "cpu" else 1
@@ -86,6 +73,34 @@ def open_share(
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
     return runner
+
+
+def load_for(
+    config: Config,
+    folder: Path,
+    model_config: ModelConfig,
+    device: torch.device,
+    positions: int,
+    layout: Layout = ALONE,
+) -> tuple[Decoder, Ops]:
+    """Loads the model of `folder` as the config's numbers, for the kernels that serve them here. `positions`: the
+    longest sequence."""
+    dtype = find_dtype(config.model.dtype, device)
+    ops = choose(device, dtype, config.schedule.kernels)
+    model = load_model(
+        folder,
+        load_format=config.model.load_format,
+        dtype=dtype,
+        device=device,
+        ops=ops,
+        seed=config.model.seed,
+        positions=positions,
+        config=model_config,
+        layout=layout,
+        quantization=config.model.quantization,
+        room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
+    )
+    return model, ops
 
 
 def find_kv_dtype(asked: KvCacheDtype, folder: Path, device: torch.device, ops: Ops) -> KvCacheDtype:
@@ -98,10 +113,15 @@ def find_kv_dtype(asked: KvCacheDtype, folder: Path, device: torch.device, ops: 
     return asked
 
 
-def _settle_kv(
-    config: Config, folder: Path, model: Decoder, ops: Ops, layout: Layout, meet: Callable[[], None]
+def settle_kv(
+    config: Config,
+    folder: Path,
+    model: Decoder,
+    ops: Ops,
+    layout: Layout = ALONE,
+    meet: Callable[[], None] = lambda: None,
 ) -> None:
-    """What K and V are stored as, from here on."""
+    """Settles what K and V of a loaded model are stored as, from here on. meet: `fit_kv`'s."""
     asked, given = find_kv_dtype(config.model.kv_cache_dtype, folder, model.device, ops), None
     if asked == "fp8" and config.model.load_format != "dummy":
         attentions = [block.attention for block in model.blocks]

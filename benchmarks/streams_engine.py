@@ -69,6 +69,9 @@ class PacedRunner:
         self._due = self._due + self._period if self._due > now - self._period else now + self._period
         return PacedFlight(self, plan.number, plan.rows.size, self._due)
 
+    def counts(self) -> dict[str, int]:
+        return {"jit_compiles": 0, "jit_loads": 0}
+
     def close(self) -> None:
         self.log.flush()
 

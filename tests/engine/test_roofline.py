@@ -62,6 +62,9 @@ class Device:
         self.due = max(self.due, self.clock.now) + self.times * bytes_of(plan) / 1e6
         return Flight(self.fake.results.popleft()[1], self.clock, self.due)
 
+    def counts(self) -> dict[str, int]:
+        return {"jit_compiles": 0, "jit_loads": 0}
+
     def describe(self) -> dict[str, Any]:
         return {}
 

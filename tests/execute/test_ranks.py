@@ -184,6 +184,10 @@ def test_kv_in_eight_bits_has_the_scales_of_a_ranks_own_heads(folder: Path) -> N
         told.append(host.run([host.row(i, prompt(20, i), 100, ask) for i, ask in enumerate(asks)], 12).tolist())
         runner.close()
     assert told[0] == told[1] and told[0][0] != told[0][1]
+    (other,) = runner.others  # type: ignore[union-attr]
+    assert other.counts == {"jit_compiles": 0, "jit_loads": 0}, "each rank tells its own"
+    other.counts = {"jit_compiles": 2}
+    assert runner.counts() == {"jit_compiles": 2, "jit_loads": 0}
     for whole, own in zip(*scales, strict=True):
         assert whole is not None and own is not None and torch.equal(whole[:, :1], own)
 

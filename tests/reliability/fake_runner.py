@@ -143,6 +143,9 @@ class FakeRunner:
         self._orders, self._seen = Orders(), (0, 0)
         self._struck = self.orders().serial  # faults that were ordered before this engine began are not its own
 
+    def counts(self) -> dict[str, int]:
+        return {"jit_compiles": 0, "jit_loads": 0}
+
     def describe(self) -> dict[str, Any]:
         return {"device": "fake"}
 

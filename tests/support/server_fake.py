@@ -168,7 +168,7 @@ class FakeEngine:
 
     def stats(self) -> dict[str, float]:
         names = "prompt_tokens generation_tokens prefix_hit_tokens prefix_query_tokens preemptions steps wasted_tokens"
-        names += " completed_steps tokens_per_second expected_seconds_left"
+        names += " completed_steps tokens_per_second expected_seconds_left jit_compiles jit_loads"
         return {"running": len(self.open), "waiting": 0, "kv_usage": 0.25, **dict.fromkeys(names.split(), 7)}
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:

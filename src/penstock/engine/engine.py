@@ -94,8 +94,8 @@ class Engine:
         return deltas
 
     def stats(self) -> dict[str, float]:
-        """The scheduler's gauges and counters, the rate now, the expected end of all that is known, and, where there is
-        a limit, how near to it the steps come (`hardware_limit`, 0 at rest)."""
+        """The scheduler's and the runner's gauges and counters, the rate now, the expected end of all that is known,
+        and, where there is a limit, how near to it the steps come (`hardware_limit`, 0 at rest)."""
         stats = self.scheduler.stats()
         rate = self._rate.per_second if self.has_work else 0.0
         left = self.scheduler.expected_tokens_left()
@@ -103,6 +103,7 @@ class Engine:
             stats["hardware_limit"] = self.limit.share if self.has_work else 0.0
         return {
             **stats,
+            **self.runner.counts(),
             "completed_steps": self.completed,
             "tokens_per_second": rate,
             "expected_seconds_left": left / rate if rate and left else 0.0,

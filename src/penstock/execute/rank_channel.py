@@ -49,10 +49,11 @@ class RankLimits(msgspec.Struct, tag="limits", frozen=True):
 
 
 class RankDrew(msgspec.Struct, tag="drew", frozen=True):
-    """Up, after each step: a checksum of its tokens, which are the same on every rank."""
+    """Up, after each step: a checksum of its tokens, which are the same on every rank, and its runner's counts."""
 
     number: int
     checksum: int
+    counts: dict[str, int] = {}
 
 
 class RankFailed(msgspec.Struct, tag="failed", frozen=True):

@@ -64,7 +64,7 @@ def _run(channel: RankChannel, start: RankStart) -> None:
     gc.collect()
     gc.freeze()
     flights = Flights()
-    threading.Thread(target=_tell, args=(channel, flights), daemon=True).start()
+    threading.Thread(target=_tell, args=(channel, runner, flights), daemon=True).start()
     while (data := channel.receive()) is not None:
         plan = PLANS.decode(data)
         flights.put((plan.number, runner.launch(plan)))
@@ -92,12 +92,12 @@ def _open(channel: RankChannel, start: RankStart) -> TorchRunner:
     return executor.call(opened)
 
 
-def _tell(channel: RankChannel, flights: Flights) -> None:
+def _tell(channel: RankChannel, runner: TorchRunner, flights: Flights) -> None:
     """Says what each step drew; one that fails ends the process."""
     while True:
         number, flight = flights.get()
         try:
-            channel.send(encode(RankDrew(number, checksum(flight.fetch()))))
+            channel.send(encode(RankDrew(number, checksum(flight.fetch()), runner.counts())))
         except Exception as error:  # noqa: BLE001  rank 0 raises it
             _fail(channel, error)
 

@@ -54,6 +54,11 @@ class RankRunner(TorchRunner):
             raise self.reason(error) from error
         return RankFlight(plan.number, own, self)
 
+    def counts(self) -> dict[str, int]:
+        """Those of all ranks together."""
+        theirs = [other.counts for other in self.others]
+        return {name: own + sum(each.get(name, 0) for each in theirs) for name, own in super().counts().items()}
+
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"ranks": len(self.others) + 1}
 

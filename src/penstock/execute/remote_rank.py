@@ -30,6 +30,7 @@ class RemoteRank:
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
         self.error: PenstockError | None = None  # once it has ended: why
+        self.counts: dict[str, int] = {}  # its runner's, as of the last step that it has told of
         self.process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self._limits: queue.SimpleQueue[Limits | None] = queue.SimpleQueue()
@@ -121,6 +122,7 @@ class RemoteRank:
             word = decode_word(data)
             if isinstance(word, RankDrew):
                 self._heard.append(word)
+                self.counts = word.counts
             elif isinstance(word, RankLimits):
                 self._limits.put(word.limits)
             else:

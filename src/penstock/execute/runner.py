@@ -19,6 +19,7 @@ from penstock.execute.limits import BatchLimits, Limits, graph_bytes
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.warm import warm
+from penstock.kernels.binaries import BinaryCounts
 from penstock.kernels.choose import choose_rows
 from penstock.kernels.ops import Ops
 from penstock.kernels.prefix_cost import prefix_cost_times
@@ -74,18 +75,29 @@ class TorchRunner:
         kv = KvCache(model.kv_forms, limits.num_blocks + 1, device)
         self._about["kv_bytes"] = kv.bytes()
         self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv)
+        self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
 
     def capture(self, *, agreed: bool = False) -> None:
-        """On CUDA, once, before the first launch, in an executor's call: captures the steps that graphs are for.
+        """Once, before the first launch, in an executor's call: captures the steps that graphs are for, on CUDA. The
+        runner is ready then.
 
         agreed: with other ranks, each of which captures all of them."""
         if self._state is not None and self._state.ops.compiled and self._state.rows.device.type == "cuda":
             room = None if agreed else graph_bytes(self._state.rows.device)
             self._about["graphs"] = self._state.capture(self.grouping, self._graph_sizes, room)
+        if self._binaries is not None:
+            self._at_ready = self._binaries.counts()
 
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
         return self._executor.launch(lambda: self._run(plan))
+
+    def counts(self) -> dict[str, int]:
+        """Kernels since the runner was ready: `jit_compiles`, with the stubs that launch them, and `jit_loads`. Of the
+        whole process, whichever of its runners launched them."""
+        now = self._at_ready if self._binaries is None else self._binaries.counts()
+        names = ("jit_compiles", "jit_loads")
+        return {name: end - begin for name, begin, end in zip(names, self._at_ready, now, strict=True)}
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)

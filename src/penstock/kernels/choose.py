@@ -100,11 +100,13 @@ def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto") -> O
     """
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
-    for op in (f.name for f in fields(Ops) if f.name not in ("dtype", "one_row", "why")):
+    for op in (f.name for f in fields(Ops) if f.name not in ("dtype", "one_row", "binaries", "why")):
         candidate = _pick(op, device, dtype, kernels)
         picked[op] = candidate.load(op)
         why[op] = (candidate.column, "asked for" if kernels != "auto" else candidate.reason)
-    return Ops(dtype=dtype, **picked, one_row=_one_row(why), why=why)
+    compiled = any(column == "triton" for column, _ in why.values())
+    binaries = _module("triton", "disk_cache").install() if compiled else None
+    return Ops(dtype=dtype, **picked, one_row=_one_row(why), binaries=binaries, why=why)
 
 
 def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:

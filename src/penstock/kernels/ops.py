@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from penstock.kernels.binaries import Binaries
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.inputs import AttentionKind, SamplerInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
@@ -115,6 +116,7 @@ class Ops:
     bar_ids: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows [m], ids [m, j], active [m]
     apply_penalties: Callable[..., None]
     one_row: OneRowOps | None = None
+    binaries: Binaries | None = None  # of this process, where kernels are compiled
     why: dict[str, tuple[str, str]] = field(default_factory=dict)  # op -> (column, reason)
 
 

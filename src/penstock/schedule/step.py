@@ -191,6 +191,9 @@ class Runner(Protocol):
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
 
+    def counts(self) -> dict[str, int]:
+        """`jit_compiles`, `jit_loads`: kernels compiled, or loaded from a disk, since the runner was ready."""
+
     def describe(self) -> dict[str, Any]:
         """dtype, device, kernels by operation and why, KV tokens, weights' bytes: for stats and doctor."""
 

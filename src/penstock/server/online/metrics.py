@@ -49,6 +49,8 @@ _COUNTERS = {
     "steps": ("engine_steps", "Steps launched."),
     "completed_steps": ("engine_steps_completed", "Steps launched and read."),
     "wasted_tokens": ("wasted_tokens", "Tokens computed for rows that had ended, and thrown away."),
+    "jit_compiles": ("jit_compiles", "Kernels, and stubs that launch them, compiled since the engine was ready."),
+    "jit_loads": ("jit_loads", "Kernels loaded from the disk since the engine was ready."),
     "preemptions": ("num_preemptions", "Rows preempted for want of blocks."),
 }
 

@@ -23,9 +23,8 @@ import numpy as np
 from penstock import __version__
 from penstock.almanac.record import LAG
 from penstock.almanac.samples import OK
-from penstock.bench.cpu_pinning import count_here
+from penstock.bench.cpu_pinning import count_here, processor
 from penstock.bench.endpoint import Endpoint
-from penstock.bench.machine_probe import processor
 from penstock.bench.null_server import NullPlan, NullServer
 from penstock.bench.run_folder import write_whole
 from penstock.bench.run_load import ClientReport, run_load

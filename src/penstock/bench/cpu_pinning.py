@@ -1,14 +1,24 @@
 """Which of this machine's cores the measured server has, and which the client: each its own (on two cores without this
-every client was short of CPU). It knows sets of cores; not who runs on them.
+every client was short of CPU); and what they are called. It knows sets of cores; not who runs on them.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from penstock.errors import UsageError
+
+
+def processor() -> str:
+    """Returns the model's name, or what the platform calls the kind."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M) if info.exists() else None
+    return (found[1] if found else platform.processor() or platform.machine() or "unknown").strip()
 
 
 def cores_here() -> list[int]:

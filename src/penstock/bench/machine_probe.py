@@ -15,12 +15,11 @@ from pydantic import ValidationError
 
 from penstock.almanac.parse_record import faults_in_a_line
 from penstock.almanac.record import Gpu, MachineInfo
-from penstock.bench.cpu_pinning import count_all, count_here
+from penstock.bench.cpu_pinning import count_all, count_here, processor
 from penstock.bench.endpoint import target_of
 from penstock.errors import EngineError, UsageError
 
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
-UNKNOWN = "unknown"
 PATIENCE = 60  # seconds for nvidia-smi
 HERE = ("127.0.0.1", "localhost", "::1")
 
@@ -90,13 +89,6 @@ def _gpu(visible: str | None) -> Gpu | None:
 def _mib(text: str) -> int:
     """Returns the number; 0: the driver doesn't say, as for memory that the CPU shares."""
     return int(float(text)) if re.fullmatch(r"\d+(\.\d+)?", text) else 0
-
-
-def processor() -> str:
-    """Returns the model's name, or what the platform calls the kind."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M) if info.exists() else None
-    return (found[1] if found else platform.processor() or platform.machine() or UNKNOWN).strip()
 
 
 def _memory_mib() -> int:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import __version__
-from penstock.bench.cpu_pinning import count_here
-from penstock.bench.machine_probe import processor
+from penstock.bench.cpu_pinning import count_here, processor
 from penstock.config import Config
 
 if TYPE_CHECKING:

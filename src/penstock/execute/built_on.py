@@ -17,22 +17,23 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 def built_on(device: torch.device) -> BuiltOn:
     """Returns what choices made here, for this device, would be said to hold for."""
-    libraries = {"torch": torch.__version__, "triton": _version("triton"), "cuda": torch.version.cuda}
-    if device.type == "cpu":
-        memory = Path("/proc/meminfo")
-        total = re.search(r"^MemTotal:\s*(\d+) kB", memory.read_text(), re.M) if memory.exists() else None
-        return BuiltOn(
-            device="cpu", memory_bytes=int(total[1]) << 10 if total else 0, processor=processor(), **libraries
-        )
-    properties = torch.cuda.get_device_properties(device)
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return BuiltOn(
-        device=properties.name,
-        capability=(properties.major, properties.minor),
-        memory_bytes=properties.total_memory,
+        device="cpu" if gpu is None else gpu.name,
+        capability=None if gpu is None else (gpu.major, gpu.minor),
+        memory_bytes=_memory() if gpu is None else gpu.total_memory,
         processor=processor(),
-        driver=_driver(),
-        **libraries,
+        driver=None if gpu is None else _driver(),
+        torch=str(torch.__version__),
+        triton=_version("triton"),
+        cuda=torch.version.cuda,
     )
+
+
+def _memory() -> int:
+    info = Path("/proc/meminfo")
+    total = re.search(r"^MemTotal:\s*(\d+) kB", info.read_text(), re.M) if info.exists() else None
+    return int(total[1]) << 10 if total else 0
 
 
 def _driver() -> str | None:

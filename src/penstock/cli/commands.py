@@ -15,6 +15,7 @@ from penstock import __version__
 from penstock.cli.almanac_commands import almanac_app
 from penstock.cli.batch_commands import batch_app
 from penstock.cli.bench_commands import bench_app
+from penstock.cli.build_command import add_build
 from penstock.cli.engine_options import EngineCommand, ServeCommand, engine_options
 from penstock.cli.exit_codes import misread, stopped_by_sigterm
 from penstock.config import Config
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(almanac_app, name="almanac")
 app.add_typer(batch_app, name="batch")
+add_build(app)
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from penstock.disk import sync_folder, why_not_written, write_whole
-from penstock.errors import CheckpointError
+from penstock.errors import CheckpointError, UsageError
 from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
@@ -32,17 +32,26 @@ from penstock.weights.find import HUB_FILES
 WRITTEN_HERE = ("*.safetensors", INDEX, "config.json")  # the other files are copied as they are
 
 
-def write_quantized(folder: Path, out: Path, kind: MadeKind, tell: Callable[[str], None] = lambda line: None) -> None:
+def write_quantized(
+    folder: Path,
+    out: Path,
+    kind: MadeKind,
+    tell: Callable[[str], None] = lambda line: None,
+    keep_wide: Sequence[str] = (),
+) -> None:
     """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of this folder and kind.
 
-    tell: hears a line for each shard. Raises CheckpointError for weights that are quantized already or not sound,
-    UsageError for shapes that the kind doesn't fit, CapacityError where the disk is full.
+    tell: hears a line for each shard. keep_wide: patterns (`*.down_proj`) of names of matrices that stay as they are;
+    those that are multiplied together (q, k and v; gate and up) stay so together.
+
+    Raises CheckpointError for weights that are quantized already or not sound, UsageError for shapes that the kind
+    doesn't fit and a pattern that fits nothing, CapacityError where the disk is full.
     """
     config = read_model_config(folder)
     if config.quantization is not None:
         raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
     model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes(kind))
-    made = {part.name.removesuffix(".weight"): part for part in _made_parts(model)}
+    made = {part.name.removesuffix(".weight"): part for part in _made_parts(model, keep_wide)}
     group = min((made_group(part) for part in made.values()), default=0) if kind == "int4" else 0
     shards: dict[Path, list[Entry]] = {}
     for entry in read_entries(folder).values():
@@ -67,11 +76,22 @@ def write_quantized(folder: Path, out: Path, kind: MadeKind, tell: Callable[[str
             shutil.copyfile(path, out / path.name)
 
 
-def _made_parts(model: Decoder) -> Iterator[Part]:
+def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
     """The checkpoint's tensors that become matrices of the kind."""
+    unused = set(keep_wide)
     for weight in model.weights():
         if isinstance(weight, MadeWeight):
-            yield from weight.parts
+            names = [part.name.removesuffix(".weight") for part in weight.parts]
+            kept = {each for each in keep_wide if any(fnmatch(name, each) for name in names)}
+            unused -= kept
+            if not kept:
+                yield from weight.parts
+    if unused:
+        raise UsageError(
+            f"keep_wide {min(unused)!r} fits no matrix that would be quantized: name them as the checkpoint does, as "
+            "model.layers.0.mlp.down_proj, or by a pattern, as *.down_proj",
+            param="keep_wide",
+        )
 
 
 def _stored(entries: list[Entry], made: dict[str, Part], kind: MadeKind, group: int) -> Iterator[tuple[str, Tensor]]:
@@ -89,6 +109,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     draft = path.with_name(path.name + ".part")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={"format": "pt"})
+        draft.chmod(0o644)  # the library's are its owner's alone: an artifact is for others too
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)

@@ -1,0 +1,120 @@
+"""BuildState: the folder `.build` of a build that is under way: what it was asked for, and what each stage came to.
+
+A stage's result is a JSON file, written whole when the stage has ended: the same command goes on behind the last one
+that is there. It knows files; not what a stage does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock.artifact.manifest import MANIFEST, STATE
+from penstock.disk import why_not_written, write_whole
+from penstock.errors import CapacityError, UsageError
+
+Result = dict[str, Any]
+
+
+class BuildState:
+    """`with BuildState(out, asked) as state`, then `state.stage(name, make)` a stage.
+
+    asked: what must be the same for a build to go on. Raises UsageError where the folder holds something else, another
+    build, or one that another process is at; JournalError or CapacityError where it cannot be written.
+    """
+
+    def __init__(self, out: Path, asked: Mapping[str, Any], *, retune: bool = False) -> None:
+        self.out, self.folder = out, out / STATE
+        self._check_empty(retune)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise why_not_written(error, out) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take_up(json.loads(json.dumps(asked)))
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise UsageError(f"{out} is being built by another process: wait for it, or name another --out") from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> BuildState:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        os.close(self._lock)
+
+    def known(self, name: str) -> Result | None:
+        """What a stage came to, None: it has not ended."""
+        path = self.folder / f"{name}.json"
+        return json.loads(path.read_bytes()) if path.exists() else None
+
+    def stage(self, name: str, make: Callable[[], Result]) -> Result:
+        """Returns what a stage came to: from its file, else by `make`."""
+        found = self.known(name)
+        if found is None:
+            found = json.loads(json.dumps(make()))
+            self.keep(name, found)
+        return found
+
+    def keep(self, name: str, result: Result) -> None:
+        """Writes down what a stage came to."""
+        write_whole(self.folder / f"{name}.json", json.dumps(result).encode())
+
+    def finish(self) -> None:
+        """Takes the folder away: all that it holds is in the manifest."""
+        shutil.rmtree(self.folder)
+
+    def _check_empty(self, retune: bool) -> None:
+        """Raises UsageError where a build would write among files that no build wrote."""
+        if (self.out / MANIFEST).exists() and not retune:
+            raise UsageError(
+                f"{self.out} is built already: name another --out, or time its choices again by "
+                f"penstock build --retune {self.out}"
+            )
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"{self.out} is a file: name a folder that is empty or not there", param="out")
+        if self.out.is_dir() and not retune and not self.folder.is_dir() and any(self.out.iterdir()):
+            raise UsageError(f"{self.out} holds files that no build wrote: name a folder that is empty or not there")
+
+    def _take_up(self, asked: Result) -> None:
+        before = self.known("asked")
+        if before is None:
+            self.keep("asked", asked)
+            return
+        names = [name for name in before | asked if before.get(name) != asked.get(name)]
+        if names:
+            changes = ", ".join(f"{n}: {_short(before.get(n))} there, {_short(asked.get(n))} now" for n in names)
+            raise UsageError(
+                f"{self.out} holds an unfinished build that was asked otherwise ({changes}): give the same options, "
+                f"name another --out, or begin anew behind rm -r {self.folder if self.is_retune(before) else self.out}"
+            )
+
+    @staticmethod
+    def is_retune(asked: Mapping[str, Any]) -> bool:
+        return bool(asked.get("retune"))
+
+
+def check_disk(folder: Path, needed: int, what: str) -> None:
+    """Raises CapacityError where the disk of `folder`, which may not be there yet, has less than so many bytes free."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise CapacityError(
+            f"{what} takes {needed / 1e9:.1f} GB, and the disk of {folder} has {free / 1e9:.1f} GB free: make room, or "
+            "name an --out elsewhere"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

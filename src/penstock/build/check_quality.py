@@ -1,0 +1,173 @@
+"""The check: how far the built model's distributions are from the unbuilt one's, on the work's own texts.
+
+    score_source    the unbuilt model answers the sample greedily, and gives its likeliest tokens at every position
+    score_built     the built one's at the same positions: agreement, KL; past the bound, which matrices cost it
+
+KL is over the unbuilt model's KEPT likeliest tokens and all others as one: never above the exact one, and below it by
+what tokens outside of those differ among themselves. It knows models and positions; no engine but to draw the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.artifact.manifest import STATE, Quality
+from penstock.build.build_state import Result
+from penstock.build.options import BuildOptions
+from penstock.build.trial import OpenModel
+from penstock.build.work_sample import WorkSample
+from penstock.config import BLOCK_SIZE, Config
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.kv_fit import whole_prompts
+from penstock.execute.open_runner import find_device, load_for, settle_kv
+from penstock.kernels.ops import Ops
+from penstock.models.decoder import Decoder
+from penstock.models.read_config import read_model_config
+
+KEPT = 256  # likeliest tokens of a position
+TEXTS, ANSWER, LONGEST = 32, 128, 1024  # of the sample: texts, tokens of an answer and of a text at most
+OWN_WORDS = 256  # tokens of a text that the model draws itself, where a work is a shape
+SLICE = 128  # positions whose logits exist at once
+REFERENCE = "reference.npz"
+
+
+def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
+    """Draws the sample's answers and writes what the unbuilt model makes of each position: a stage's call."""
+    asked = msgspec.convert(options, BuildOptions)
+    config = asked.config(folder, quantization="auto")
+    texts = _texts(config, Path(folder), msgspec.convert(works, list[WorkSample]))
+    with torch.inference_mode():
+        model, ops = _open(config, Path(folder), max(map(len, texts)))
+        found = [_kept(logits) for logits in _logits(model, ops, texts)]
+    columns = {name: torch.cat([getattr(each, name) for each in found]).cpu().numpy() for name in _Kept.__slots__}
+    path = Path(asked.out) / STATE / REFERENCE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lengths = np.array([len(text) for text in texts])
+    columns |= {"texts": np.concatenate([np.array(text) for text in texts]), "lengths": lengths}
+    np.savez(path, allow_pickle=False, **columns)
+    return {"texts": len(texts), "tokens": int(lengths.sum())}
+
+
+def score_built(options: dict[str, Any], engine: dict[str, Any], bound: float) -> Result:
+    """Compares the built model with what the unbuilt one made of the sample: a stage's call. engine: knobs that were
+    decided."""
+    asked = msgspec.convert(options, BuildOptions)
+    folder = Path(asked.out)
+    with np.load(folder / STATE / REFERENCE, allow_pickle=False) as told:
+        ends = np.cumsum(told["lengths"]).tolist()
+        texts = [told["texts"][first:end].tolist() for first, end in pairwise([0, *ends])]
+        reference = _Kept(*(torch.from_numpy(told[name]) for name in _Kept.__slots__))
+    with torch.inference_mode():
+        model, ops = _open(asked.config(str(folder), **engine), folder, max(map(len, texts)))
+        kl, same = _compare(model, ops, texts, reference)
+    quality = Quality(
+        agreement=round(float(same.float().mean()), 5),
+        kl_mean=_rounded(kl.mean()),
+        kl_worst=_rounded(kl.max()),
+        bound=bound,
+        tokens=kl.numel(),
+    )
+    told_quality: Result = msgspec.to_builtins(quality)
+    return told_quality
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Positions of texts: [n, KEPT] the likeliest tokens and their logprobs, [n] the logprob of all others together."""
+
+    ids: Tensor
+    logprobs: Tensor
+    others: Tensor
+
+
+def _texts(config: Config, folder: Path, works: list[WorkSample]) -> list[list[int]]:
+    """Texts as the model will meet them: prompts with its greedy answers. A shape's ids are nobody's text: in their
+    place the model draws its own, from a token on."""
+    first = read_model_config(folder).bos_id
+    texts: list[list[int]] = []
+    with OpenModel(config, folder) as model:
+        longest = min(LONGEST, model.runner.max_model_len - 1)
+        each = -(-TEXTS // len(works))
+        for work in works:
+            step = -(-len(work.prompts) // each)
+            prompts = [prompt[: longest - ANSWER] for prompt in work.prompts[::step]]
+            sampling: dict[str, Any] = {"temperature": 0.0}
+            outputs = [min(ANSWER, max(work.outputs))] * len(prompts)
+            if work.drawn:
+                prompts = [[prompt[-1] if first is None else first] for prompt in prompts]
+                sampling = {"temperature": 1.0}
+                outputs = [min(OWN_WORDS, longest - 1)] * len(prompts)
+            asked = WorkSample(
+                told=work.told, prompts=prompts, outputs=outputs, concurrency=len(prompts), ends=True,
+                sampling=[{**sampling, "seed": number} for number in range(len(prompts))],
+            )  # fmt: skip
+            texts += [prompt + answer for prompt, answer in zip(prompts, model.answers(asked), strict=True)]
+    return texts
+
+
+def _open(config: Config, folder: Path, longest: int) -> tuple[Decoder, Ops]:
+    device = find_device(config.model.device)
+    model, ops = load_for(config, folder, read_model_config(folder), device, longest)
+    settle_kv(config, folder, model, ops)
+    return model, ops
+
+
+def _logits(model: Decoder, ops: Ops, texts: list[list[int]]) -> Iterator[Tensor]:
+    """Raw logits [positions, vocabulary] float32 behind each token of each text, SLICE positions at once. Texts run
+    some together, padded at their ends, where nobody sees it."""
+    at_once = max(1, 4096 // max(map(len, texts)))
+    for first in range(0, len(texts), at_once):
+        some = texts[first : first + at_once]
+        tokens = max(map(len, some))
+        blocks = -(-tokens // BLOCK_SIZE)
+        cache = KvCache(model.kv_forms, len(some) * blocks + 2, model.device)
+        tables = torch.arange(1, len(some) * blocks + 1, device=model.device).view(len(some), blocks)
+        ids = torch.tensor([text + [0] * (tokens - len(text)) for text in some], device=model.device)
+        hidden = model.forward(ids.flatten(), whole_prompts(len(some), tokens, tables), cache.layers, ops)
+        places = [row * tokens + at for row, text in enumerate(some) for at in range(len(text))]
+        for part in torch.tensor(places, device=model.device).split(SLICE):  # type: ignore[no-untyped-call]
+            yield model.logits(hidden.index_select(0, part)).float()
+
+
+def _kept(logits: Tensor) -> _Kept:
+    logprobs = logits.log_softmax(-1)
+    top, ids = logprobs.topk(min(KEPT, logits.shape[1]), -1)
+    return _Kept(ids.to(torch.int32), top, _others(logprobs, ids))
+
+
+def _others(logprobs: Tensor, ids: Tensor) -> Tensor:
+    """The logprob of all tokens but these, together: summed, since one minus the rest would be rounding alone."""
+    return logprobs.scatter(1, ids.long(), -torch.inf).logsumexp(-1)
+
+
+def _compare(model: Decoder, ops: Ops, texts: list[list[int]], reference: _Kept) -> tuple[Tensor, Tensor]:
+    """-> KL [n] in nats, and whether both would pick the same token [n]."""
+    kls, sames, first = [], [], 0
+    for logits in _logits(model, ops, texts):
+        part = slice(first, first + logits.shape[0])
+        first = part.stop
+        ids, theirs, others = (
+            each[part].to(logits.device) for each in (reference.ids, reference.logprobs, reference.others)
+        )
+        logprobs = logits.log_softmax(-1)
+        mine = logprobs.gather(1, ids.long())
+        rest = _others(logprobs, ids)
+        kl = (theirs.exp() * (theirs - mine)).sum(-1)
+        whole = torch.isfinite(others) & torch.isfinite(rest)  # a vocabulary of KEPT tokens has no others
+        kl += torch.where(whole, others.exp() * (others - rest), 0.0)
+        kls.append(kl.clamp(min=0.0).cpu())
+        sames.append((logits.argmax(-1) == ids[:, 0]).cpu())
+    return torch.cat(kls), torch.cat(sames)
+
+
+def _rounded(number: Tensor) -> float:
+    return float(f"{float(number):.4g}")

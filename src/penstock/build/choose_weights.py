@@ -1,0 +1,98 @@
+"""What numbers the weights get: as asked, or, for `auto`, eight bits where this machine gains by them.
+
+On a GPU that multiplies e4m3 `auto` is fp8: half the bytes, twice the products. On a CPU it is int8 where that measures
+faster on the work, else none. It knows trials; what is written is `make_weights.py`'s.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from penstock.artifact.manifest import Decision, Value
+from penstock.build.build_state import Result
+from penstock.build.decide import decide, measure
+from penstock.build.options import BuildOptions
+from penstock.build.source import SourceModel
+from penstock.build.stage_process import run_apart
+from penstock.build.trial import OpenModel, kv_tokens_of, longest_of
+from penstock.build.work_sample import WorkSample
+from penstock.errors import CapacityError
+from penstock.execute.open_runner import find_device
+from penstock.models.build_model import build_model
+from penstock.models.read_config import read_model_config
+from penstock.quant.choose import choose_schemes
+
+FP8_GPU = (8, 9)  # compute capability
+TRIAL_SECONDS = 60.0  # at most, and a quarter of the time for tuning
+SHORT_OUTPUT = 16  # tokens of an answer in trials of weights: all that differs is the products
+
+
+def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkSample]) -> Decision:
+    """Returns the decision on `quantization`: none, fp8, int8 or int4."""
+    asked = options.quantization
+    if source.quantized is not None:
+        return _settled("none", f"the checkpoint is quantized already ({source.quantized})")
+    if asked != "auto":
+        return _settled(asked, "asked for")
+    device = find_device(options.config().model.device)
+    if device.type == "cuda":
+        return _for_gpu(torch.cuda.get_device_capability(device), source)
+    job = {"options": msgspec.to_builtins(options), "folder": source.folder, "works": msgspec.to_builtins(works)}
+    return msgspec.convert(run_apart("try_weights", job), Decision)
+
+
+def try_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
+    """Times the wide model against int8 made while it loads: a stage's call."""
+    asked, some = msgspec.convert(options, BuildOptions), msgspec.convert(works, list[WorkSample])
+    some = [work.cut(0.0, SHORT_OUTPUT) for work in some]
+    seconds = min(TRIAL_SECONDS, 15.0 * asked.tune_minutes)
+    deadline = time.monotonic() + seconds
+    candidates: list[Value] = ["none", "int8"]
+    with ExitStack() as opened:
+        models = {}
+        try:
+            for kind in candidates:
+                config = asked.config(
+                    folder,
+                    quantization="auto" if kind == "none" else kind,
+                    max_num_seqs=max(w.concurrency for w in some),
+                )
+                config.memory.kv_cache_tokens = kv_tokens_of(some, config)
+                config.memory.max_model_len = longest_of(some)
+                models[kind] = opened.enter_context(OpenModel(config, Path(folder)))
+                models[kind].run([some[0].cut(0.0, 2)])
+        except CapacityError as error:
+            return _said(_settled("none", f"not timed, both don't fit beside each other: {error}"))
+        measured = measure(candidates, lambda kind: _speed(models[kind], some), deadline)
+    return _said(decide("quantization", candidates, measured, "output tok/s", more=True))
+
+
+def _said(decision: Decision) -> Result:
+    told: Result = msgspec.to_builtins(decision)
+    return told
+
+
+def _speed(model: OpenModel, works: list[WorkSample]) -> float:
+    timing = model.run(works)
+    return timing.output_tokens / timing.seconds
+
+
+def _for_gpu(capability: tuple[int, int], source: SourceModel) -> Decision:
+    if capability < FP8_GPU:
+        has = f"{capability[0]}.{capability[1]}"
+        return _settled("none", f"compute capability {has} multiplies no e4m3: ask for int8 or int4 to save memory")
+    config = read_model_config(Path(source.folder))
+    model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes("fp8"))
+    if not any(weight.dtype == torch.float8_e4m3fn for weight in model.weights()):
+        return _settled("none", "nothing of this model is multiplied in fp8")
+    return _settled("fp8", "this GPU multiplies e4m3: half of the bytes of bfloat16")
+
+
+def _settled(kind: str, note: str) -> Decision:
+    return Decision(name="quantization", chosen=kind, default="none", note=note)

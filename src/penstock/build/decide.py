@@ -1,0 +1,90 @@
+"""Which candidate wins: by the middle of its repeats against the default's of the same round, and past the noise.
+
+It knows names and figures; it times nothing itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.artifact.manifest import Decision, Value
+
+REPEATS = 3  # rounds at least; each candidate runs once in a round, next to the default
+LEAST_GAIN = 0.5  # percent; less is not worth leaving the default for
+
+
+def measure(
+    candidates: Sequence[Value],
+    run: Callable[[Value], float],
+    deadline: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, list[float]]:
+    """Runs candidates by turns, REPEATS rounds, every second one in turned order -> the figures of each by its name.
+
+    The last round is the last that ends before `deadline` (of `clock`), by the longest one so far; fewer than REPEATS
+    decide nothing."""
+    found: dict[str, list[float]] = {name_of(each): [] for each in candidates}
+    longest = 0.0
+    for number in range(REPEATS):
+        begun = clock()
+        if begun + longest > deadline:
+            break
+        for each in candidates if number % 2 == 0 else reversed(candidates):
+            found[name_of(each)].append(run(each))
+        longest = max(longest, clock() - begun)
+    return found
+
+
+def decide(
+    name: str,
+    candidates: Sequence[Value],
+    measured: Mapping[str, Sequence[float]],
+    unit: str,
+    *,
+    more: bool,
+    note: str = "",
+) -> Decision:
+    """Returns the choice; the first candidate is the default. more: whether more of `unit` is better.
+
+    A candidate is taken where it is better than the default by more than the noise: by how much one round's ratio
+    differs from another's, half of the span."""
+    default = candidates[0]
+    told = {each: [float(f"{figure:.6g}") for figure in figures] for each, figures in measured.items()}
+    if min(map(len, told.values()), default=0) < REPEATS:
+        kept = note or "not reached in the time for tuning: the default stays"
+        return Decision(name=name, chosen=default, default=default, unit=unit, measured=told, note=kept)
+    gains = {each: _gain(measured[name_of(default)], measured[name_of(each)], more) for each in candidates[1:]}
+    winners = [each for each, (won, noise) in gains.items() if won > max(noise, LEAST_GAIN)]
+    chosen = max(winners, key=lambda each: gains[each][0]) if winners else default
+    best = max(gains, key=lambda each: gains[each][0]) if gains else default
+    won, noise = gains[chosen if winners else best] if gains else (0.0, 0.0)
+    return Decision(
+        name=name, chosen=chosen, default=default, unit=unit, measured=told,
+        won_percent=round(won, 2) if winners else 0.0, noise_percent=round(noise, 2), note=note,
+    )  # fmt: skip
+
+
+def middle(figures: Sequence[float]) -> float:
+    """Returns the middle one."""
+    return statistics.median(figures)
+
+
+def noise_percent(figures: Sequence[float]) -> float:
+    """Returns half of the span, in percent of the middle."""
+    return 50.0 * (max(figures) - min(figures)) / middle(figures)
+
+
+def name_of(candidate: Value) -> str:
+    """Returns how a candidate is called among the measured ones."""
+    return "default" if candidate is None else str(candidate)
+
+
+def _gain(default: Sequence[float], other: Sequence[float], more: bool) -> tuple[float, float]:
+    """Percent by which `other` is better, and the noise of that. Rounds are compared one by one: what a machine's
+    clock does from one to the next moves both."""
+    ratios = [b / a if more else a / b for a, b in zip(default, other, strict=True)]
+    assert all(math.isfinite(ratio) for ratio in ratios)
+    return 100.0 * (statistics.median(ratios) - 1.0), 50.0 * (max(ratios) - min(ratios))

@@ -1,0 +1,54 @@
+"""The artifact's weights and the files beside them: quantized ones a shard at a time, others linked or copied.
+
+It knows folders; how a matrix is quantized is `weights/write_quantized.py`'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from penstock.build.options import BuildOptions
+from penstock.build.source import SourceModel
+from penstock.disk import sync_folder, why_not_written
+from penstock.quant.write_compressed import MadeKind
+from penstock.weights.write_quantized import write_quantized
+
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)  # another disk, or one without links
+
+
+def make_weights(options: BuildOptions, source: SourceModel, kind: str, tell: Callable[[str], None]) -> None:
+    """Writes the model folder. What is there whole is kept, so a killed build goes on at its shard."""
+    folder, out = Path(source.folder), Path(options.out)
+    if kind != "none":
+        write_quantized(folder, out, cast(MadeKind, kind), tell, options.keep_wide)
+        return
+    try:
+        for name in source.files:
+            if not (out / name).exists():
+                _bring((folder / name).resolve(), out / name)
+        sync_folder(out)
+    except OSError as error:
+        raise why_not_written(error, out) from error
+    tell(f"{len(source.files)} files as they are")
+
+
+def _bring(file: Path, to: Path) -> None:
+    """A second name for the same bytes where the disk can, else a copy, whole or not at all. Small files, which people
+    edit, are copied."""
+    draft = to.with_name(to.name + ".part")
+    draft.unlink(missing_ok=True)
+    if file.suffix == ".safetensors":
+        try:
+            os.link(file, draft)
+            draft.replace(to)
+            return
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+    shutil.copyfile(file, draft)
+    draft.replace(to)

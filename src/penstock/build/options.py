@@ -1,0 +1,101 @@
+"""BuildOptions: what a build was asked for, as it crosses to the processes of its stages. It knows words and ranges."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.artifact.manifest import Value
+from penstock.config import Config
+from penstock.errors import UsageError
+
+Quantize = Literal["auto", "none", "fp8", "int8", "int4"]
+KvKind = Literal["auto", "bfloat16", "fp8"]
+Objective = Literal["throughput", "latency"]
+
+USUAL_SHAPE = "256x256:128"
+# Knobs that a build is told by options of its own, or that are no engine's to keep.
+OWN = frozenset(
+    {"model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed",
+     "preempt_every"}
+)  # fmt: skip
+
+
+class WorkShape(msgspec.Struct, frozen=True):
+    """So many requests at once, of so many tokens in and out."""
+
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+
+    @classmethod
+    def parse(cls, text: str) -> WorkShape:
+        """Reads INxOUT:CONCURRENCY. Raises UsageError."""
+        found = re.fullmatch(r"(\d{1,7})x(\d{1,7}):(\d{1,6})", text.strip())
+        numbers = [int(each) for each in found.groups()] if found else [0]
+        if not all(numbers):
+            raise UsageError(
+                f"shape {text!r} is not INxOUT:CONCURRENCY: give tokens of a prompt, tokens of an answer, and how many "
+                f"run at once, as {USUAL_SHAPE}",
+                param="shape",
+            )
+        return cls(*numbers)
+
+    @property
+    def told(self) -> str:
+        return f"{self.prompt_tokens}x{self.output_tokens}:{self.concurrency}"
+
+
+class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps them as they are.
+
+    max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide: patterns of names
+    of matrices that are not quantized. retune: `model` is an artifact, whose choices are timed again.
+    """
+
+    model: str
+    out: str
+    shapes: list[str] = []
+    workload: str | None = None
+    quantization: Quantize = "auto"
+    kv_cache_dtype: KvKind = "auto"
+    objective: Objective = "throughput"
+    tune_minutes: float = 5.0
+    revision: str | None = None
+    max_kl: float | None = None
+    keep_wide: list[str] = []
+    knobs: dict[str, Any] = {}
+    retune: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        for name, kind in (("quantization", Quantize), ("kv_cache_dtype", KvKind), ("objective", Objective)):
+            if getattr(self, name) not in kind.__args__:  # type: ignore[attr-defined]
+                said = ", ".join(kind.__args__)  # type: ignore[attr-defined]
+                raise UsageError(f"{name} must be one of {said}, not {getattr(self, name)!r}", param=name)
+        if self.workload is not None and self.shapes:
+            raise UsageError("a build is for --workload or for --shape: leave one out", param="shape")
+        if not 0 <= self.tune_minutes <= 24 * 60:
+            raise UsageError(f"tune_minutes must be between 0 and 1440, not {self.tune_minutes}", param="tune_minutes")
+        if self.max_kl is not None and not self.max_kl >= 0:
+            raise UsageError(f"max_kl must be at least 0, not {self.max_kl}", param="max_kl")
+        for shape in self.shapes:
+            WorkShape.parse(shape)
+        self.config()
+
+    @property
+    def told_work(self) -> list[str]:
+        """What the work is, in the user's words."""
+        return [self.workload] if self.workload is not None else self.shapes or [USUAL_SHAPE]
+
+    def config(self, model: str | None = None, **more: Value) -> Config:
+        """Returns a Config of the user's knobs with these on top; `model`: a folder. UsageError for a bad one."""
+        named = {"model": model or self.model, **self.knobs, **more}
+        return Config.of(**named)
+
+    def asked(self) -> dict[str, Any]:
+        """Returns what must be the same for a build to go on where it was; names as the command line has them."""
+        told: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: value for name, value in {**told, **told.pop("knobs")}.items() if name != "out"}

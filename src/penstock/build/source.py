@@ -1,0 +1,108 @@
+"""The model that is built of: found or fetched at one revision, its files' checksums, and whether there is room.
+
+It knows folders and sizes; no engine.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from hashlib import file_digest
+from pathlib import Path
+
+import msgspec
+import torch
+
+from penstock.artifact.manifest import MANIFEST
+from penstock.build.build_state import check_disk
+from penstock.build.options import BuildOptions
+from penstock.engine.build_engine import model_folder
+from penstock.errors import CapacityError, CheckpointError, UsageError
+from penstock.execute.limits import free_memory
+from penstock.models.read_config import read_model_config
+from penstock.weights.checkpoint import read_entries
+from penstock.weights.find import HUB_FILES
+
+SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix that is quantized
+
+
+class SourceFile(msgspec.Struct):
+    """A file as it was when its checksum was made; the others say quickly whether it may have changed."""
+
+    sha256: str
+    bytes: int
+    changed: int  # ns since 1970
+
+
+class SourceModel(msgspec.Struct):
+    """A model's folder, the hub's commit where it is from there, and its files."""
+
+    folder: str
+    revision: str | None
+    files: dict[str, SourceFile]
+    largest_shard: int  # bytes
+    quantized: str | None  # by which method
+
+
+def fetch(options: BuildOptions) -> SourceModel:
+    """Finds the model, or downloads it, and reads all of it once. Raises CheckpointError, CapacityError, UsageError."""
+    folder = model_folder(options.config(**({"revision": options.revision} if options.revision else {})))
+    if (folder / MANIFEST).exists():
+        raise UsageError(
+            f"{options.model} is an artifact: time its choices again by penstock build --retune {options.model}, or "
+            "build of the model that it was built of"
+        )
+    quantized = read_model_config(folder).quantization
+    shards = {entry.shard for entry in read_entries(folder).values()}
+    hub = folder.parent.name == "snapshots"  # where the hub's client keeps a revision under its commit's name
+    with ThreadPoolExecutor(thread_name_prefix="penstock-sums") as pool:
+        sums = dict(zip(_names(folder), pool.map(lambda n: _sum(folder / n), _names(folder)), strict=True))
+    return SourceModel(
+        folder=str(folder),
+        revision=folder.name if hub else None,
+        files=sums,
+        largest_shard=max(shard.stat().st_size for shard in shards),
+        quantized=None if quantized is None else quantized.method,
+    )
+
+
+def check_unchanged(source: SourceModel) -> None:
+    """Raises CheckpointError where a file is no longer what it was when the build began."""
+    folder = Path(source.folder)
+    changed = [name for name in {*_names(folder), *source.files} if not _is_as(folder / name, source.files.get(name))]
+    if changed:
+        raise CheckpointError(
+            f"{folder / min(changed)} was changed since this build began: put it back, or begin anew in another --out"
+        )
+
+
+def check_room(options: BuildOptions, source: SourceModel) -> None:
+    """Raises CapacityError where disk or memory is too small for what follows, before it begins."""
+    weights = sum(file.bytes for file in source.files.values())
+    share = {"fp8": 0.55, "int8": 0.55, "int4": 0.35}.get(options.quantization, 1.0)  # of bf16, head and all: at most
+    check_disk(Path(options.out), int(weights * share) + source.largest_shard, f"an artifact of {options.model}")
+    needed, free = int(1.3 * source.largest_shard) + SPARE, free_memory(torch.device("cpu"))
+    if free < needed:
+        raise CapacityError(
+            f"building {options.model} takes {needed / 1e9:.1f} GB of memory (its largest file is "
+            f"{source.largest_shard / 1e9:.1f} GB), and {free / 1e9:.1f} GB is free: end what else runs here"
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    """The files that are a part of the model."""
+    files = (path.name for path in folder.iterdir() if path.is_file())
+    return sorted(name for name in files if any(fnmatch(name, each) for each in HUB_FILES))
+
+
+def _sum(path: Path) -> SourceFile:
+    stat = path.stat()
+    with path.open("rb") as file:
+        return SourceFile(file_digest(file, "sha256").hexdigest(), stat.st_size, stat.st_mtime_ns)
+
+
+def _is_as(path: Path, told: SourceFile | None) -> bool:
+    if told is None or not path.is_file():
+        return False
+    stat = path.stat()
+    return (stat.st_size, stat.st_mtime_ns) == (told.bytes, told.changed) or _sum(path).sha256 == told.sha256

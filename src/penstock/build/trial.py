@@ -1,0 +1,153 @@
+"""Timed runs of a work through an engine: a model is opened once, and engines with other knobs run over it by turns.
+
+It knows engines and clocks; what a figure means for a choice is `decide.py`'s.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.artifact.manifest import Value
+from penstock.build.work_sample import WorkSample
+from penstock.config import BLOCK_SIZE, Config
+from penstock.engine.build_engine import engine_over
+from penstock.engine.engine import Engine
+from penstock.engine.roofline import RooflineGauge, limit_seconds
+from penstock.errors import EngineError, UsageError
+from penstock.execute.open_runner import open_runner
+from penstock.execute.runner import TorchRunner
+from penstock.request import Request, SamplingParams
+from penstock.schedule.deltas import GOES_ON
+from penstock.schedule.step import StepPlan
+
+
+@dataclass(slots=True, frozen=True)
+class Timing:
+    """What works came to, run one after the other."""
+
+    seconds: float
+    output_tokens: int
+    requests: int
+    latency: float  # the middle of what requests took, seconds
+    least_seconds: float | None  # that the device could do it in, by its data sheet
+
+
+class OpenModel:
+    """A model and its runner; `with OpenModel(config, folder) as model`, then `model.run(works, knob=value ...)`."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.config, self.runner = config, open_runner(config, folder)
+
+    def __enter__(self) -> OpenModel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.runner.close()
+
+    def run(self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None) -> Timing:
+        """Runs works with these scheduling knobs in place of the config's; nothing is cached from runs before."""
+        told: dict[str, Any] = {name: getattr(place, name) for name, place in self.config.places().items()}
+        engine = engine_over(self.runner, Config.of(**{**told, **(knobs or {})}))
+        return _sum([_timed(engine, self.runner, work) for work in works])
+
+    def look(self, work: WorkSample) -> WorkSample:
+        """Runs a work whose answers the model ends, and returns it with the lengths that they had."""
+        drawn, counts = self.answers(work), [params.get("n", 1) for params in work.sampling]
+        firsts = np.cumsum([0, *counts[:-1]])
+        outputs = [
+            max(1, round(statistics.fmean(len(answer) for answer in drawn[first : first + count])))
+            for first, count in zip(firsts, counts, strict=True)
+        ]
+        return replace(work, outputs=outputs, ends=False)
+
+    def answers(self, work: WorkSample) -> list[list[int]]:
+        """Returns the tokens of every sample, a prompt's one after the other."""
+        counts = [params.get("n", 1) for params in work.sampling]
+        firsts = np.cumsum([0, *counts])
+        found: list[list[int]] = [[] for _ in range(work.samples)]
+        for request, sample, tokens, _ in _turn(engine_over(self.runner, self.config), work):
+            found[int(firsts[request]) + sample] += tokens
+        return found
+
+
+class _WholeWork(RooflineGauge):
+    """The least time of all steps together, in place of that of the last second's."""
+
+    def launching(self, plan: StepPlan) -> None:
+        self._steps.note(plan)
+
+    def read(self) -> None:
+        """Sums nothing up yet."""
+
+    def least_seconds(self) -> float:
+        return limit_seconds(self._steps.columns(), self._sizes, self._machine)
+
+
+def kv_tokens_of(works: Sequence[WorkSample], config: Config) -> int:
+    """Returns tokens of KV that a trial's engine needs, so that two fit beside each other: the largest work's."""
+    most = max(work.tokens * min(1.0, work.concurrency / work.samples) for work in works)
+    longest = config.memory.max_model_len or longest_of(works)
+    return -(-int(max(most, longest)) // BLOCK_SIZE) * BLOCK_SIZE
+
+
+def longest_of(works: Sequence[WorkSample]) -> int:
+    """Returns tokens of the longest prompt with its answer."""
+    return max(len(p) + out for work in works for p, out in zip(work.prompts, work.outputs, strict=True)) + 1
+
+
+def _timed(engine: Engine, runner: TorchRunner, work: WorkSample) -> Timing:
+    limit = None
+    if runner.rated is not None and runner.model_sizes is not None:
+        limit = engine.limit = _WholeWork(runner.model_sizes, runner.rated)
+    begun = time.perf_counter()
+    ends: dict[int, float] = {}
+    tokens = 0
+    for request, _, drawn, ended in _turn(engine, work):
+        tokens += len(drawn)
+        if ended:
+            ends[request] = time.perf_counter() - begun
+    seconds = time.perf_counter() - begun
+    least = None if limit is None else limit.least_seconds()
+    return Timing(seconds, tokens, len(work.prompts), statistics.median(ends.values()), least)
+
+
+def _turn(engine: Engine, work: WorkSample) -> Iterator[tuple[int, int, list[int], bool]]:
+    """Runs a work; yields (prompt's place, sample, tokens, whether that was its end) as it comes."""
+    places = zip(work.prompts, work.sampling, work.outputs, strict=True)
+    for place, (prompt, params, out) in enumerate(places):
+        sampling = SamplingParams(**params, max_tokens=out, ignore_eos=not work.ends, detokenize=False)
+        refused = engine.submit(
+            Request(request_id=place, prompt=np.array(prompt, np.int32).tobytes(), sampling=sampling)
+        )
+        if refused is not None:
+            raise UsageError(f"prompt {place} of {work.told} cannot run: {refused.message}", param=refused.param)
+    while engine.has_work:
+        news = engine.step()
+        if news is None:
+            continue
+        for i in range(news.count):
+            ended = int(news.finish[i]) != GOES_ON
+            drawn = news.tokens[news.start[i] : news.start[i + 1]].tolist()
+            yield int(news.request[i]), int(news.sample[i]), drawn, ended
+
+
+def _sum(timings: Sequence[Timing]) -> Timing:
+    if not timings:
+        raise EngineError("a trial without works")
+    least = [timing.least_seconds for timing in timings if timing.least_seconds is not None]
+    return Timing(
+        seconds=sum(timing.seconds for timing in timings),
+        output_tokens=sum(timing.output_tokens for timing in timings),
+        requests=sum(timing.requests for timing in timings),
+        latency=statistics.fmean(timing.latency for timing in timings),
+        least_seconds=sum(least) if len(least) == len(timings) else None,
+    )

@@ -1,0 +1,255 @@
+"""Tune: the engine's knobs by whole runs of the work, by turns with what they are without a build; then what to expect.
+
+    learn how long answers are -> cut runs to the time there is -> a knob after the other -> steps' seconds
+    -> all that was chosen against all defaults: where that is no faster, the defaults stay
+
+It joins trials, choices and a clock. Each knob is tried with those chosen before it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from penstock.artifact.manifest import Decision, ExpectedWork, StepSeconds, Value
+from penstock.build.build_state import Result
+from penstock.build.decide import REPEATS, decide, measure, middle, name_of, noise_percent
+from penstock.build.options import BuildOptions
+from penstock.build.step_table import time_steps
+from penstock.build.trial import OpenModel, Timing, kv_tokens_of
+from penstock.build.work_sample import WorkSample
+from penstock.config import Config
+from penstock.errors import CapacityError
+from penstock.execute.kv_fit import LEAST_GPU
+from penstock.execute.open_runner import find_device
+from penstock.execute.padding import padded
+from penstock.models.read_config import read_model_config
+
+TABLE_SHARE, LAST_SHARE = 0.1, 0.2  # of the time: the steps' table, the last comparison
+RUNS = 16  # of the work in a round of all choices, about: what runs are cut to the time by
+SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})  # may differ over one open model
+
+
+class Tuned(msgspec.Struct):
+    """What tuning came to. works: with the lengths that answers had."""
+
+    decisions: list[Decision]
+    engine: dict[str, Value]
+    expected: list[ExpectedWork]
+    step_seconds: StepSeconds
+    works: list[WorkSample]
+
+
+def tune(options: dict[str, Any], works: list[dict[str, Any]]) -> Result:
+    """Tunes the model folder that stands in options' `out`: a stage's call."""
+    asked = msgspec.convert(options, BuildOptions)
+    told: dict[str, Any] = msgspec.to_builtins(Tuner(asked, msgspec.convert(works, list[WorkSample])).run())
+    return told
+
+
+class Tuner:
+    """The tuning of one build. clock: seconds."""
+
+    def __init__(
+        self, options: BuildOptions, works: list[WorkSample], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._options, self._works, self._clock = options, works, clock
+        self._folder = Path(options.out)
+        self._seconds = 60.0 * options.tune_minutes
+        self._end = clock() + self._seconds * (1.0 - LAST_SHARE - TABLE_SHARE)
+        self._chosen: dict[str, Value] = {}
+        self._decisions: list[Decision] = []
+        self._more = options.objective == "throughput"
+        self._unit = "output tok/s" if self._more else "ms a request"
+
+    def run(self) -> Tuned:
+        """Opens the model, once or twice beside itself, and takes what wins."""
+        with OpenModel(self._config(), self._folder) as model:
+            self._works = [model.look(work) if work.ends else work for work in self._works]
+            runs = self._in_time(model)
+            waiting, reopened = self._scheduling(model), self._reopening()
+            for place, (name, candidates) in enumerate(waiting):
+                share = (self._end - self._clock()) / (len(waiting) + len(reopened) - place)
+                self._try(name, candidates, share, partial(self._timed, model, runs, name))
+            table = time_steps(model.runner, self._works, self._seconds * TABLE_SHARE)
+        for place, (name, value) in enumerate(reopened):
+            self._try_reopened(name, value, runs, (self._end - self._clock()) / (len(reopened) - place))
+        expected = self._compare(runs)
+        return Tuned(self._decisions, self._chosen, expected, table, self._works)
+
+    def _in_time(self, model: OpenModel) -> list[WorkSample]:
+        """The works with answers so short that all choices can be run through in the time."""
+        model.run([work.cut(0.0, 2) for work in self._works])
+        begun = self._clock()
+        model.run(self._works)
+        share = self._seconds / (RUNS * REPEATS) / (self._clock() - begun)
+        if share >= 1.0:
+            return self._works
+        _say(f"answers are cut to {share:.0%} of their length in timed runs: all would take longer than there is")
+        return [work.cut(share) for work in self._works]
+
+    # --- one knob
+
+    def _scheduling(self, model: OpenModel) -> list[tuple[str, list[Value]]]:
+        """The knobs that an open model can be run with other values of, each with its default first."""
+        tokens, rows = model.runner.max_batched_tokens, max(work.concurrency for work in self._works)
+        fewer: list[Value] = [n for n in (tokens // 2, tokens // 4, tokens // 8) if n >= max(rows, 256)]
+        wanted: list[tuple[str, list[Value]]] = [
+            ("max_num_batched_tokens", [None, *fewer]),
+            ("steps_ahead", [1, 0, 2]),
+        ]
+        shared = any(work.samples > len(work.prompts) or work.facts().shared_tokens >= 16 for work in self._works)
+        if shared and model.runner.grouping:
+            wanted.append(("prefix_groups", ["auto", "always", "off"]))
+        return [(name, values) for name, values in wanted if name not in self._told and len(values) > 1]
+
+    def _try(self, name: str, candidates: list[Value], share: float, run: Callable[[Value], Timing]) -> None:
+        """share: seconds."""
+        measured = measure(candidates, lambda value: self._figure([run(value)]), self._clock() + share, self._clock)
+        self._take(decide(name, candidates, measured, self._unit, more=self._more))
+
+    def _take(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+        if decision.chosen != decision.default:
+            self._chosen[decision.name] = decision.chosen
+        _say(told(decision))
+
+    def _timed(self, model: OpenModel, runs: list[WorkSample], name: str, value: Value) -> Timing:
+        return model.run(runs, {**self._chosen, name: value})
+
+    def _figure(self, timings: Sequence[Timing]) -> float:
+        if self._more:
+            return sum(each.output_tokens for each in timings) / sum(each.seconds for each in timings)
+        return 1e3 * sum(each.latency for each in timings) / len(timings)
+
+    # --- knobs that a model is opened with
+
+    def _reopening(self) -> list[tuple[str, Value]]:
+        """Knobs that need an engine of their own, with the one value to try."""
+        if find_device(self._config().model.device).type == "cpu":
+            return []  # no graphs of so many rows, and eight bits of KV cost time there (docs/design/eight_bits.md)
+        rows = padded(max(work.concurrency for work in self._works))
+        wanted: list[tuple[str, Value]] = [("max_num_seqs", rows)]
+        if torch.cuda.get_device_capability() >= LEAST_GPU:
+            wanted.append(("kv_cache_dtype", "fp8"))
+        return [each for each in wanted if each[0] not in self._told]
+
+    def _try_reopened(self, name: str, value: Value, runs: list[WorkSample], share: float) -> None:
+        candidates: list[Value] = [getattr(Config().places()[name], name), value]
+        try:
+            with self._beside(runs, [{**self._chosen, name: each} for each in candidates]) as engines:
+                by_value = dict(zip(candidates, engines, strict=True))
+                self._try(name, candidates, share, lambda each: by_value[each](runs))
+        except CapacityError as error:
+            self._take(decide(name, candidates, {}, self._unit, more=self._more, note=f"not timed: {error}"))
+
+    @contextmanager
+    def _beside(
+        self, runs: list[WorkSample], each: Sequence[dict[str, Value]]
+    ) -> Iterator[list[Callable[[Sequence[WorkSample]], Timing]]]:
+        """Engines with these knobs, open beside each other and warm: one model for those that differ in scheduling
+        alone, else one each, with no more KV than the runs need. CapacityError where they don't fit."""
+        own = [{name: value for name, value in knobs.items() if name not in SCHEDULING} for knobs in each]
+        with ExitStack() as opened:
+            models: list[OpenModel] = []
+            for place, knobs in enumerate(own):
+                if knobs in own[:place]:
+                    models.append(models[own.index(knobs)])
+                    continue
+                config = self._config(**knobs)
+                if any(other != own[0] for other in own):
+                    config.memory.kv_cache_tokens = max(kv_tokens_of(runs, config), self._context(config))
+                models.append(opened.enter_context(OpenModel(config, self._folder)))
+                models[-1].run([runs[0].cut(0.0, 2)])
+            yield [partial(model.run, knobs=_part(knobs)) for model, knobs in zip(models, each, strict=True)]
+
+    def _context(self, config: Config) -> int:
+        return config.memory.max_model_len or read_model_config(self._folder).context
+
+    # --- all of it
+
+    def _compare(self, runs: list[WorkSample]) -> list[ExpectedWork]:
+        """Runs each work with all that was chosen and with the defaults, and takes the choices back where they come to
+        no more. Returns what to expect."""
+        both = [self._chosen, {}] if self._chosen else [{}]
+        try:
+            with self._beside(runs, both) as engines:
+                sides = self._rounds(runs, engines)
+        except (
+            CapacityError
+        ):  # one after the other: what a machine's clock does from one to the other is in the figures
+            sides = []
+            for knobs in both:
+                with self._beside(runs, [knobs]) as engines:
+                    sides += self._rounds(runs, engines)
+        best = self._settle(*([self._figure(each) for each in side] for side in sides)) if self._chosen else 0
+        return [self._expect(work, [each[place] for each in sides[best]]) for place, work in enumerate(runs)]
+
+    def _rounds(
+        self, runs: list[WorkSample], engines: Sequence[Callable[[Sequence[WorkSample]], Timing]]
+    ) -> list[list[list[Timing]]]:
+        """Timings by engine, round and work."""
+        sides: list[list[list[Timing]]] = [[] for _ in engines]
+        for _ in range(REPEATS):
+            for side, engine in zip(sides, engines, strict=True):
+                side.append([engine([work]) for work in runs])
+        return sides
+
+    def _settle(self, chosen: list[float], default: list[float]) -> int:
+        """Which side stays, 0: what was chosen."""
+        faster = middle(chosen) >= middle(default) if self._more else middle(chosen) <= middle(default)
+        decision = decide("all together", ["defaults", "chosen"], {"defaults": default, "chosen": chosen},
+                          self._unit, more=self._more)  # fmt: skip
+        if not faster:
+            self._chosen = {}
+            note = "taken back: all choices together were no faster than the defaults"
+            self._decisions = [replace(each, chosen=each.default, note=note) for each in self._decisions]
+        self._decisions.append(replace(decision, chosen="chosen" if faster else "defaults"))
+        _say(told(self._decisions[-1]))
+        return 0 if faster else 1
+
+    def _expect(self, work: WorkSample, timings: Sequence[Timing]) -> ExpectedWork:
+        rates = [each.output_tokens / each.seconds for each in timings]
+        shares = [each.least_seconds / each.seconds for each in timings if each.least_seconds is not None]
+        return ExpectedWork(
+            told=work.told,
+            output_tokens_per_second=round(middle(rates), 1),
+            noise_percent=round(noise_percent(rates), 2),
+            requests_per_second=round(middle([each.requests / each.seconds for each in timings]), 3),
+            share_of_limit=round(middle(shares), 4) if shares else None,
+        )
+
+    @property
+    def _told(self) -> set[str]:
+        """Knobs that the user decided."""
+        kv = {"kv_cache_dtype"} if self._options.kv_cache_dtype != "auto" else set()
+        return {*self._options.knobs, *kv}
+
+    def _config(self, **knobs: Value) -> Config:
+        return self._options.config(str(self._folder), **{"kv_cache_dtype": self._options.kv_cache_dtype, **knobs})
+
+
+def told(decision: Decision) -> str:
+    """Returns a decision in a line."""
+    gain = f", {decision.won_percent:+.1f} %" if decision.won_percent else ""
+    noise = f" (noise {decision.noise_percent:.1f} %)" if decision.noise_percent is not None else ""
+    note = f": {decision.note}" if decision.note else ""
+    stays = " stays" if decision.chosen == decision.default else ""
+    return f"{decision.name}: {name_of(decision.chosen)}{stays}{gain}{noise}{note}"
+
+
+def _part(knobs: dict[str, Value]) -> dict[str, Value]:
+    return {name: value for name, value in knobs.items() if name in SCHEDULING}
+
+
+def _say(line: str) -> None:
+    print(f"penstock:   {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,168 @@
+"""The work that an engine is fitted to: shapes, or a sample of a user's rows, as token ids, lengths and parameters.
+
+It knows ids and SamplingParams; no engine, no files: rows are handed over.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.artifact.manifest import BuiltFor
+from penstock.build.options import WorkShape
+from penstock.errors import ContextLengthError, UsageError, too_long
+from penstock.models.model_config import ModelConfig
+from penstock.request import SamplingParams
+from penstock.text.sandbox import Sandbox
+from penstock.text.sandbox_process import ChatJob
+from penstock.text.tokenizer import Tokenizer
+
+MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # of a sample
+LONGEST_LOOK = 1024  # tokens of an answer to a row that names no max_tokens
+# What of a row's parameters a timed run keeps: what it costs to draw. How long answers are is known then.
+DRAWN_BY = (
+    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logprobs", "seed",
+)  # fmt: skip
+
+
+class WorkRow(Protocol):
+    """A row of a user's file, as `penstock run` reads it."""
+
+    id: Any
+    prompt: str | list[int] | None
+    messages: list[dict[str, Any]] | None
+    params: SamplingParams
+    chat: dict[str, Any]
+
+
+class WorkSample(msgspec.Struct, kw_only=True):
+    """Requests that are run together. A list's entries are one for each prompt.
+
+    sampling: SamplingParams' fields.   outputs: tokens of each answer.   ends: whether those are bounds, and the model
+    ends answers before them; else all are that long.   concurrency: samples that run at once.   drawn: prompts are ids
+    drawn from the vocabulary, and nobody's text.
+    """
+
+    told: str
+    prompts: list[list[int]]
+    sampling: list[dict[str, Any]]
+    outputs: list[int]
+    concurrency: int
+    ends: bool = False
+    drawn: bool = False
+
+    @property
+    def samples(self) -> int:
+        return sum(params.get("n", 1) for params in self.sampling)
+
+    @property
+    def tokens(self) -> int:
+        """KV that all of it takes, no prompt shared."""
+        each = zip(self.prompts, self.sampling, self.outputs, strict=True)
+        return sum((len(prompt) + out + 32) * params.get("n", 1) for prompt, params, out in each)
+
+    def facts(self) -> BuiltFor:
+        """Returns what the manifest says of it."""
+        into, out = [len(prompt) for prompt in self.prompts], self.outputs
+        return BuiltFor(
+            told=self.told,
+            prompts=len(self.prompts),
+            samples=self.samples,
+            concurrency=self.concurrency,
+            prompt_tokens=int(statistics.median(into)),
+            longest_prompt=max(into),
+            output_tokens=int(statistics.median(out)),
+            longest_output=max(out),
+            shared_tokens=shared_beginning(self.prompts),
+        )
+
+    def cut(self, share: float, least: int = 8) -> WorkSample:
+        """Returns the same with answers of this share of their length, `least` tokens at least."""
+        shorter = [min(out, max(least, int(out * share))) for out in self.outputs]
+        return msgspec.structs.replace(self, outputs=shorter)
+
+
+def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSample:
+    """Returns a shape's requests: ids drawn from the vocabulary, the same each time. UsageError where a request is
+    longer than the context."""
+    if shape.prompt_tokens + shape.output_tokens > context:
+        raise UsageError(
+            f"shape {shape.told} is longer than the context of {context} tokens: lower it, or raise max_model_len",
+            param="shape",
+        )
+    draw = random.Random(shape.told)
+    first = [] if config.bos_id is None else [config.bos_id]
+    each = shape.prompt_tokens - len(first)
+    prompts = [first + [draw.randrange(config.vocab_size) for _ in range(each)] for _ in range(shape.concurrency)]
+    return WorkSample(
+        told=shape.told,
+        prompts=prompts,
+        sampling=[{"seed": number} for number in range(shape.concurrency)],
+        outputs=[shape.output_tokens] * shape.concurrency,
+        concurrency=shape.concurrency,
+        drawn=True,
+    )
+
+
+def rows_work(
+    told: str, rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int, most_rows: int | None
+) -> WorkSample:
+    """Returns a file's sample as ids. most_rows: of the engine, where the user named them. ContextLengthError for a row
+    that is too long, by its id."""
+    made = [(row, ids) for row, ids in zip(rows, _ids(rows, tokenizer, context), strict=True)]
+    outputs = []
+    for row, ids in made:
+        room = context - len(ids)
+        if room <= 0:
+            raise ContextLengthError(f"row {row.id!r}: {too_long(context)}, {len(ids)} tokens: shorten it")
+        outputs.append(min(room, row.params.max_tokens or LONGEST_LOOK))
+    work = WorkSample(
+        told=told,
+        prompts=[ids for _, ids in made],
+        sampling=[{name: getattr(row.params, name) for name in DRAWN_BY} for row, _ in made],
+        outputs=outputs,
+        concurrency=0,
+        ends=not all(row.params.ignore_eos for row, _ in made),
+    )
+    return msgspec.structs.replace(work, concurrency=min(work.samples, most_rows or work.samples))
+
+
+def spread(rows: Iterable[WorkRow], count: int) -> list[WorkRow]:
+    """Returns at most MOST_PROMPTS of `count` rows, spread evenly, of MOST_SAMPLES samples together at most (one row at
+    least)."""
+    step = -(-count // MOST_PROMPTS)
+    some = [row for place, row in enumerate(rows) if place % step == 0]
+    each = -(-sum(row.params.n for row in some) // MOST_SAMPLES)
+    return some[::each]
+
+
+def shared_beginning(prompts: Sequence[list[int]]) -> int:
+    """Returns how many tokens all prompts begin with alike; 0 for a single one."""
+    if len(prompts) < 2:
+        return 0
+    low, high = min(prompts), max(prompts)  # whatever these two share, all between them do
+    same = (a == b for a, b in zip(low, high, strict=False))
+    return next((place for place, alike in enumerate(chain(same, [False])) if not alike), 0)
+
+
+def _ids(rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int) -> Iterator[list[int]]:
+    """Each row's prompt; messages by the model's chat template."""
+    sandbox: Sandbox | None = None
+    try:
+        for row in rows:
+            if row.messages is not None:
+                sandbox = sandbox or Sandbox.open(tokenizer, context)
+                options = dict(row.chat)
+                options["template_kwargs"] = options.pop("chat_template_kwargs", None)
+                yield sandbox.run(ChatJob(messages=row.messages, **options)).ids[0]
+            else:
+                yield tokenizer.encode(row.prompt) if isinstance(row.prompt, str) else list(row.prompt or ())
+    finally:
+        if sandbox is not None:
+            sandbox.close()

@@ -1,0 +1,103 @@
+"""`penstock build`: its options, and how it reads a workload's rows: as `penstock run` does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.engine_options import EngineCommand, engine_options
+from penstock.cli.exit_codes import stopped_by_sigterm
+from penstock.config import Config
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.build.work_sample import WorkRow
+
+Many = list[str] | None
+
+
+def add_build(app: typer.Typer) -> None:
+    """Gives the command line its `build`."""
+    app.command(cls=EngineCommand)(build)
+
+
+@engine_options(
+    "model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed", "preempt_every"
+)
+def build(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo`; an artifact with --retune.")
+    ],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the artifact, new or empty; the same one goes on where it was.")
+    ] = None,
+    workload: Annotated[
+        Path | None, typer.Option(help="Rows of the work, as `penstock run` takes them: a sample of what will come.")
+    ] = None,
+    shape: Annotated[
+        Many,
+        typer.Option(help="INxOUT:CONCURRENCY in place of rows; may be given again. Left out, both: 256x256:128."),
+    ] = None,
+    quantization: Annotated[
+        str, typer.Option(help="auto, none, fp8, int8 or int4. `auto`: fp8 on a GPU that has it, int8 where it wins.")
+    ] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto, bfloat16 or fp8, of keys and values. `auto`: fp8 where that measures faster.")
+    ] = "auto",
+    objective: Annotated[
+        str, typer.Option(help="What choices are timed by: throughput (tok/s of all) or latency (ms of a request).")
+    ] = "throughput",
+    tune_minutes: Annotated[float, typer.Option(help="Minutes that choices are timed for, at most; 0: none is.")] = 5.0,
+    revision: Annotated[
+        str | None, typer.Option(help="The hub's branch, tag or commit; what it is then is kept.")
+    ] = None,
+    max_kl: Annotated[
+        float | None,
+        typer.Option(help="Bound of the check, nats a token. Left out: 0.02, with int4 0.15."),
+    ] = None,
+    keep_wide: Annotated[
+        Many,
+        typer.Option(help="Matrices that aren't quantized, by name or pattern (`*.down_proj`); may be given again."),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Dollars an hour of this machine: the summary says those of a million tokens.")
+    ] = None,
+    retune: Annotated[
+        bool, typer.Option("--retune", help="Time an artifact's choices again, on this machine; MODEL is its folder.")
+    ] = False,
+    knobs: dict[str, Any],
+) -> None:
+    """Fit a model to this machine and a workload: an artifact that starts in seconds.
+
+    Quantizes, times choices, compiles, checks. A killed build goes on."""
+    from penstock.build.options import BuildOptions
+    from penstock.build.run_build import run_build
+
+    if retune == (out is not None):
+        raise UsageError("a build needs --out; one with --retune has none, for it changes MODEL itself", param="out")
+    options = BuildOptions(
+        model=model, out=str(out or model), shapes=shape or [], workload=None if workload is None else str(workload),
+        quantization=quantization, kv_cache_dtype=kv_cache_dtype, objective=objective,  # type: ignore[arg-type]
+        tune_minutes=tune_minutes, revision=revision, max_kl=max_kl, keep_wide=keep_wide or [],
+        knobs=_named(knobs), retune=retune,
+    )  # fmt: skip
+    stopped_by_sigterm(lambda: run_build(options, _read_rows, price))
+
+
+def _read_rows(path: Path, defaults: Mapping[str, float | int]) -> tuple[int, Iterator[WorkRow]]:
+    from penstock.jobs.input_rows import read_rows, survey
+
+    found = survey(path, lambda rows: print(f"penstock: checked {rows:,} rows", file=sys.stderr, flush=True))
+    return found.rows, read_rows(path, 0, defaults)
+
+
+def _named(knobs: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not as they would be anyway."""
+    usual = {knob.name: knob.default for group in Config().groups() for knob in fields(group)}
+    return {name: value for name, value in knobs.items() if value != usual[name]}

@@ -1,7 +1,7 @@
 """Times of the Triton column on a GPU, attention aside: each kernel at a few sizes, beside torch's and the copy speed.
 
     PYTHONPATH=src python benchmarks/gpu_timing/rows.py [--sweep] [--warm I/N]
-        [--only small,elementwise,sampler,linear,fp8,chain,rotary]
+        [--only small,elementwise,sampler,linear,fp8,int,chain,rotary]
 
 A time is the median of replays of a CUDA graph that holds the call several times, over buffers that together exceed the
 L2 (so weights and rows come from memory, as in a step). "share" is of the copy speed measured first: bytes that must
@@ -30,7 +30,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from kernels_naive import rotate
 
 from penstock.kernels.inputs import Queries
-from penstock.kernels.triton import activation, blocks, embedding, fp8, linear_fp8, logprobs, norm, penalties, rotary
+from penstock.kernels.int_matrix import pack_four
+from penstock.kernels.triton import (
+    activation,
+    blocks,
+    embedding,
+    fp8,
+    linear_fp8,
+    linear_groups,
+    logprobs,
+    norm,
+    penalties,
+    rotary,
+)
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
 from penstock.kernels.triton.linear import linear as linear_op
@@ -282,6 +294,58 @@ def float8() -> None:
         tell(f"silu_mul {count} x {inner}, {form}", timed(gates), count * inner * (4 + size))
 
 
+def group_matrix(kind: str, n: int, k: int) -> Any:
+    """A prepared matrix of an 8B's layer, by the name of its numbers."""
+    if kind == "bf16":
+        return prepare_linear(torch.randn(n, k, device=GPU, dtype=B).mul_(k**-0.5))
+    octets = torch.randint(0, 255, (n, k), device=GPU, dtype=torch.uint8)
+    if kind.startswith("fp8"):
+        numbers = octets.clamp_(0, 120).view(torch.float8_e4m3fn)
+        if kind == "fp8":
+            return linear_fp8.prepare_linear_fp8(numbers, torch.full((n,), 1e-4, device=GPU), B)
+        return linear_groups.prepare_linear_fp8_groups(numbers, torch.full((n, k // 128), 1e-4, device=GPU), B)
+    scale = torch.full((n, 1 if kind == "int8" else k // 128), 1e-3, device=GPU, dtype=B)
+    zero = torch.full_like(scale, 7) if "zeros" in kind else None
+    numbers = pack_four(octets & 15) if "int4" in kind else octets.view(torch.int8)
+    return linear_groups.prepare_linear_int(numbers, scale, zero, B)
+
+
+def multiplied(x: torch.Tensor, matrix: Any) -> torch.Tensor:
+    if isinstance(matrix, linear_fp8.Fp8Matrix):
+        form = matrix.form(len(x))
+        return linear_fp8.linear_fp8(x if form == "wide" else fp8.quantize_rows(x, form), matrix)
+    return (linear_groups.linear_int if isinstance(matrix, linear_groups.GroupMatrix) else linear_op)(x, matrix)
+
+
+def groups(sweep: bool) -> None:
+    """The products of an 8B model's 32 layers (float8's rows scaled before each, by a launch of their own)."""
+    shapes = SHAPES["8b"][:-1]
+    for kind, share in (("bf16", 2), ("fp8", 1), ("int4", 0.52), ("int4 zeros", 0.53), ("int8", 1), ("fp8 blocks", 1)):
+        layers = [[group_matrix(kind, n, k) for n, k in shapes] for _ in range(32)]
+        size = 32 * sum(n * k for n, k in shapes) * share
+        for m in (1, 2, 8, 16, 32, 64, 128, 512):
+            xs = [torch.randn(m, k, device=GPU, dtype=B) for _, k in shapes]
+            calls = [lambda layer=layer: [multiplied(x, w) for x, w in zip(xs, layer, strict=True)] for layer in layers]
+            tell(f"8b {kind}, {m} rows x 32 layers", 32 * timed(calls, least=32), size)
+        for at, (n, k) in enumerate(shapes if sweep and kind not in ("bf16", "fp8") else ()):
+            for m in (1, 8, 16, 32, 64):
+                sweep_groups(kind, m, n, k, [layer[at] for layer in layers])
+        del layers
+        torch.cuda.empty_cache()
+
+
+def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None:
+    x, found = torch.randn(m, k, device=GPU, dtype=B), []
+    rows = max(8, triton.next_power_of_2(m))
+    for outputs, warps, stages in ((32, 2, 4), (32, 2, 6), (64, 2, 3), (64, 2, 4), (64, 2, 6), (64, 4, 4), (128, 4, 4)):
+        for split in (1, 2, 4, 8, 16) if n < 16384 else (1, 2, 4):
+            cut = linear_groups.Pieces(rows, outputs, split, stages, warps)
+            ms = timed([lambda w=w: linear_groups.streamed_groups(x, w, None, cut) for w in matrices])
+            found.append((ms, cut))
+    for ms, cut in sorted(found, key=lambda f: f[0])[:4]:
+        tell(f"  {kind} {m} x {n} x {k} {cut.outputs} by {cut.split}, {cut.stages} {cut.warps}", ms, matrices[0].nbytes)
+
+
 def chain() -> None:
     """16 layers of a 1B model but for attention, and its head, for few rows: what a small step is made of."""
     d, inner, heads, kv_heads, width = 2048, 8192, 32, 8, 64
@@ -374,7 +438,7 @@ def main() -> None:
     print(f"copy {COPY[0] / 1e12:.2f} TB/s on {torch.cuda.get_device_name()}")
     for name in args.only.split(","):
         {"small": small, "elementwise": elementwise, "sampler": lambda: sampling(args.sweep),
-         "linear": lambda: linear(args.sweep), "fp8": float8, "chain": chain,
+         "linear": lambda: linear(args.sweep), "fp8": float8, "int": lambda: groups(args.sweep), "chain": chain,
          "rotary": rotary_sweep}[name]()  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Integers and float8 in blocks on a GPU, where plain torch multiplies them so far: the CPU's numbers, captured too."""
+"""Integers and float8 in blocks on a GPU, by the operations that are chosen there: the CPU's numbers."""
 
 from __future__ import annotations
 

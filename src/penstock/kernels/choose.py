@@ -62,16 +62,23 @@ def _fp8() -> tuple[Candidate, ...]:
     return (streamed, *_reference("fp8", WIDENED))
 
 
+def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
+    """Returns the forms of products with scales by group, for preparing and multiplying."""
+    streams = "for few rows a kernel that streams the weight once, for many the library behind a widening"
+    streamed = Candidate("triton", "linear_groups", streams, ("cuda",), (torch.bfloat16, torch.float16))
+    return (streamed, *_reference(module, reason))
+
+
 # Each operation's candidates, the best first. The last one serves everything.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
     "linear": _linear(),
     "prepare_linear_fp8": _fp8(),
     "linear_fp8": _fp8(),
-    "prepare_linear_fp8_groups": _reference("fp8_groups", WIDENED),
-    "linear_fp8_groups": _reference("fp8_groups", WIDENED),
-    "prepare_linear_int": _reference("linear_int", INTEGERS),
-    "linear_int": _reference("linear_int", INTEGERS),
+    "prepare_linear_fp8_groups": _groups("fp8_groups", WIDENED),
+    "linear_fp8_groups": _groups("fp8_groups", WIDENED),
+    "prepare_linear_int": _groups("linear_int", INTEGERS),
+    "linear_int": _groups("linear_int", INTEGERS),
     "quantize_rows": _triton("fp8", "one launch"),
     "rms_norm": _triton("norm", "one launch"),
     "add_rms_norm": _triton("norm", "sum and norm in one launch"),

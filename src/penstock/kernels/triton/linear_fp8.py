@@ -21,6 +21,7 @@ from penstock.kernels.triton.fp8 import pointers
 from penstock.kernels.triton.linear_one import linear_one
 from penstock.kernels.triton.linear_small import SmallWeight, cut_of
 from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.split import joined
 
 MOST_PAIRED = 16  # rows
 MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
@@ -60,16 +61,7 @@ def _linear_fp8(
         sums += rest / 16.0
     last = True
     if SPLIT:
-        inner = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
-        mine = parts + tile.to(tl.int64) * splits * BM * BN + inner
-        tl.store(mine + part * BM * BN, sums)
-        tl.debug_barrier()
-        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
-        if last:
-            sums = tl.zeros((BN, BM), tl.float32)
-            for other in range(splits):
-                sums += tl.load(mine + other * BM * BN, cache_modifier=".cg")
-            tl.store(arrived + tile, 0)
+        sums, last = joined(sums, parts, arrived, tile, part, splits, BN, BM)
     if last:
         of_n = tl.load(scale + n, mask=n < N, other=0.0)
         of_m = tl.load(x_scale + m, mask=m < M, other=0.0)

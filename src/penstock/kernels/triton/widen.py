@@ -1,0 +1,130 @@
+"""Weights of four and eight bits in the dtype of rows, without loss, while they are on their way to tensor cores.
+
+A weight costs an instruction or two whatever is done, and reading four bits of it takes a GPU as long as three of them:
+so two are widened by each instruction, which takes assembler: a whole number n below 128 is bfloat16's 0x4300 | n less
+128, below 1,024 float16's 0x6400 | n less 1,024. The interpreter's dtype is float32, which is widened plainly. It
+knows bytes; no matrix.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what a byte holds
+
+
+def in_words(packed: Tensor) -> Tensor:
+    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same with the two middle bytes of each four
+    exchanged, so that a mask finds neighbours in the two halves of a word."""
+    n, size = packed.shape
+    return packed.view(n, size // 4, 4)[:, :, [0, 2, 1, 3]].view(n, size)
+
+
+def _four(magic: str, less: str, one: str, kind: str) -> tl.constexpr:
+    """$4: a word -> four numbers of low halves in $0 and $1, of high ones in $2 and $3, less 8."""
+    return tl.constexpr(f"""{{
+        .reg .b32 m, l, o, a, b, c;
+        mov.b32 m, {magic};
+        mov.b32 l, {less};
+        mov.b32 o, {one};
+        shr.u32 a, $4, 8;
+        shr.u32 b, $4, 4;
+        shr.u32 c, $4, 12;
+        lop3.b32 $0, $4, 0x000F000F, m, 0xEA;
+        lop3.b32 $1, a, 0x000F000F, m, 0xEA;
+        lop3.b32 $2, b, 0x000F000F, m, 0xEA;
+        lop3.b32 $3, c, 0x000F000F, m, 0xEA;
+        fma.rn.{kind} $0, $0, o, l;
+        fma.rn.{kind} $1, $1, o, l;
+        fma.rn.{kind} $2, $2, o, l;
+        fma.rn.{kind} $3, $3, o, l;
+    }}""")
+
+
+_FOUR_BF16 = _four("0x43004300", "0xC308C308", "0x3F803F80", "bf16x2")
+_FOUR_F16 = _four("0x64006400", "0xE408E408", "0x3C003C00", "f16x2")
+# bfloat16 has no room for 8 bits behind 128: the upper one comes off, 128 or 256 from 128 and the lower seven.
+_EIGHT_BF16 = tl.constexpr("""{
+    .reg .b32 m, o, a, b, c, d;
+    mov.b32 m, 0x43004300;
+    mov.b32 o, 0xBF80BF80;
+    prmt.b32 a, $2, 0, 0x4140;
+    prmt.b32 b, $2, 0, 0x4342;
+    lop3.b32 c, a, 0x00800080, m, 0xEA;
+    lop3.b32 d, b, 0x00800080, m, 0xEA;
+    lop3.b32 a, a, 0x007F007F, m, 0xEA;
+    lop3.b32 b, b, 0x007F007F, m, 0xEA;
+    fma.rn.bf16x2 $0, c, o, a;
+    fma.rn.bf16x2 $1, d, o, b;
+}""")
+_EIGHT_F16 = tl.constexpr("""{
+    .reg .b32 l, o, a, b;
+    mov.b32 l, 0xE480E480;
+    mov.b32 o, 0x3C003C00;
+    prmt.b32 a, $2, 0, 0x4140;
+    prmt.b32 b, $2, 0, 0x4342;
+    xor.b32 a, a, 0x64806480;
+    xor.b32 b, b, 0x64806480;
+    fma.rn.f16x2 $0, a, o, l;
+    fma.rn.f16x2 $1, b, o, l;
+}""")
+
+
+# e4m3's bits, its exponent at the foot of the wider one, where it counts too little by 2**120 (2**8): subnormals too.
+def _float8(by: int, up: str, kind: str) -> tl.constexpr:
+    return tl.constexpr(f"""{{
+        .reg .b32 u, z, a, b, c, d;
+        mov.b32 u, {up};
+        mov.b32 z, 0x80008000;
+        prmt.b32 a, $2, 0, 0x1404;
+        prmt.b32 b, $2, 0, 0x3424;
+        and.b32 c, a, 0x7F007F00;
+        and.b32 d, b, 0x7F007F00;
+        shr.u32 c, c, {by};
+        shr.u32 d, d, {by};
+        lop3.b32 c, a, 0x80008000, c, 0xEA;
+        lop3.b32 d, b, 0x80008000, d, 0xEA;
+        fma.rn.{kind} $0, c, u, z;
+        fma.rn.{kind} $1, d, u, z;
+    }}""")
+
+
+_FLOAT8_BF16 = _float8(4, "0x7B807B80", "bf16x2")
+_FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
+
+
+@triton.jit
+def widen_four(w, kind: tl.constexpr):
+    """w [R, C] bytes in `in_words`' order -> the numbers in their low halves and in the high ones, less 8, [R, C]."""
+    if kind == tl.bfloat16:
+        low, high = tl.inline_asm_elementwise(
+            _FOUR_BF16, "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )  # fmt: skip
+    elif kind == tl.float16:
+        low, high = tl.inline_asm_elementwise(
+            _FOUR_F16, "=r,=r,=r,=r,r", [w], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+        )  # fmt: skip
+    else:
+        R: tl.constexpr = w.shape[0]
+        C: tl.constexpr = w.shape[1]
+        w = w.reshape(R, C // 4, 2, 2).permute(0, 1, 3, 2).reshape(R, C)
+        low, high = (w & 15).to(tl.float32) - 8.0, (w >> 4).to(tl.float32) - 8.0
+    return low, high
+
+
+@triton.jit
+def widen_eight(w, what: tl.constexpr, kind: tl.constexpr):
+    """w [R, C] bytes, integers or float8 -> the same in a wider dtype."""
+    if kind == tl.bfloat16:
+        program: tl.constexpr = _FLOAT8_BF16 if what == FLOAT8 else _EIGHT_BF16
+        wide = tl.inline_asm_elementwise(program, "=r,=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=4)
+    elif kind == tl.float16:
+        program: tl.constexpr = _FLOAT8_F16 if what == FLOAT8 else _EIGHT_F16
+        wide = tl.inline_asm_elementwise(program, "=r,=r,r", [w], dtype=tl.float16, is_pure=True, pack=4)
+    elif what == FLOAT8:
+        wide = w.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        wide = w.to(tl.int8, bitcast=True).to(tl.float32)
+    return wide

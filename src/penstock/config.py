@@ -46,6 +46,9 @@ class ModelOptions:
         "Numbers of keys and values. `auto`: the model's; `fp8`: eight bits, keys wide where that would move answers.",
     )
     device: Device = _knob("auto", "Where it runs. `auto`: a CUDA GPU if there is one, else the CPU.")
+    sealed: bool = _knob(
+        False, "With an artifact: refuse what would have to compile a kernel, at the start and at work."
+    )
     load_format: LoadFormat = _knob("auto", "`dummy` draws weights from U(-1e-3, 1e-3) and needs a config alone.")
     skip_tokenizer_init: bool = _knob(False, "Load no tokenizer: ids in, ids out.")
     seed: int = _knob(
@@ -102,11 +105,12 @@ class Config:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    named: frozenset[str] = frozenset()  # knobs that the user set, if to their defaults; an artifact sets the others
 
     @classmethod
     def of(cls, **knobs: Any) -> Config:
-        """Builds a Config from flat knob names, each checked by type and range."""
-        config = cls()
+        """Builds a Config from flat knob names, each checked by type and range. None names nothing."""
+        config = cls(named=frozenset(name for name, value in knobs.items() if value is not None))
         places = config.places()
         for name, value in knobs.items():
             if name not in places:
@@ -114,6 +118,13 @@ class Config:
             setattr(places[name], name, value)
         config.check()
         return config
+
+    def told(self) -> dict[str, Any]:
+        """Returns the knobs that are named or differ from their defaults: `Config.of` makes the same of them."""
+        places = self.places()
+        default = {knob.name: knob.default for group in self.groups() for knob in fields(group)}
+        values = {name: getattr(place, name) for name, place in places.items()}
+        return {name: value for name, value in values.items() if name in self.named or value != default[name]}
 
     def places(self) -> dict[str, Any]:
         """Knob name -> the group object that holds it."""

@@ -275,3 +275,19 @@ def test_what_is_refused_of_vllms_says_the_way_out(
     assert doctored(monkeypatch, *words.split()) == (None, 2)
     said = capsys.readouterr().err
     assert says in said and said.startswith("penstock: ") and said.count("\n") == 1
+
+
+def test_a_knob_is_named_by_who_types_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If to its default: an artifact's choices are for what was left alone. `seed` is monkeys' own option."""
+    seen: list[Config] = []
+    monkeypatch.setattr("penstock.jobs.monkeys.run_monkeys", lambda config, options: seen.append(config))
+    job = ("monkeys", "demo", "--problems", "x", "--out", "y")
+    assert penstock(*job)[0] == penstock(*job, "--steps-ahead", "1", "--no-enable-prefix-caching")[0] == 0
+    assert [config.named for config in seen] == [
+        {"model", "seed"},
+        {"model", "seed", "steps_ahead", "enable_prefix_caching"},
+    ]
+    assert Config.of(**seen[1].told()) == seen[1] and "steps_ahead" in seen[1].told()
+    left = Config.of(max_num_seqs=None)
+    left.batching.max_num_batched_tokens = 64
+    assert not left.named and left.told() == {"max_num_batched_tokens": 64}

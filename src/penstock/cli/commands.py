@@ -17,7 +17,7 @@ from penstock.cli.batch_commands import batch_app
 from penstock.cli.bench_commands import bench_app
 from penstock.cli.build_command import add_build
 from penstock.cli.engine_options import EngineCommand, ServeCommand, engine_options
-from penstock.cli.exit_codes import misread, stopped_by_sigterm
+from penstock.cli.exit_codes import OneLineCommand, misread, stopped_by_sigterm
 from penstock.config import Config
 
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
@@ -232,6 +232,20 @@ def serve(
         api_key=api_key or (), api_key_file=api_key_file, allow_no_key=allow_no_key, allowed_hosts=allowed_host or (),
         state_dir=state_dir, access_log=access_log, limits=limits, own_process=True,
     )  # fmt: skip
+
+
+@app.command(cls=OneLineCommand)
+def inspect(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An artifact: what `penstock build` made.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest, as JSON.")] = False,
+) -> None:
+    """Say what an artifact holds, and see that it is whole.
+
+    What it was built of, on and for; what was decided and by how much it won."""
+    from penstock.jobs.inspect_artifact import print_artifact
+
+    print_artifact(folder, as_json=as_json)
 
 
 @app.command(cls=EngineCommand)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for every knob of Config but those left out; they arrive as its `knobs`."""
+    """Gives a command an option for every knob of Config but those left out; those that the user typed arrive as its
+    `knobs`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "knobs"]
@@ -35,11 +36,12 @@ def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[
         @wraps(command)
         def run(**values: Any) -> None:
             knobs = {name: values.pop(name) for name in list(values) if name in names}
-            command(**values, knobs=knobs)
+            command(**values, knobs={name: value for name, value in knobs.items() if value is not None})
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *options]]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.knobs = names  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -82,6 +84,9 @@ class EngineCommand(OneLineCommand):
         _, told = with_one_line(lambda: sift(given, table, ctx.params, _typed), names)
         for line in told:
             print(f"penstock: {line}", file=sys.stderr)
+        for name in self.callback.knobs:  # type: ignore[union-attr]  # engine_options left them there
+            if ctx.get_parameter_source(name).name == "DEFAULT":
+                ctx.params[name] = None
         return left
 
 

@@ -5,12 +5,14 @@ It joins demo, weights, execute and schedule; it knows no channel and no text.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import Config
 from penstock.engine.engine import Engine
+from penstock.engine.fitted import fit, open_fitted
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
 from penstock.schedule.prefix_groups import SharingCosts
@@ -49,12 +51,19 @@ def model_folder(config: Config) -> Path:
 
 
 def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
-    """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already."""
+    """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already. Of
+    an artifact, what differs from where it was built is told on standard error."""
     from penstock.execute.open_runner import open_runner
 
     config.check()
     folder = folder or model_folder(config)
-    runner = open_runner(config, folder)
+    if (fitted := fit(config, folder)) is None:
+        runner = open_runner(config, folder)
+    else:
+        config = fitted.config
+        for note in fitted.notes:
+            print(f"penstock: artifact {folder}: {note}", file=sys.stderr)
+        runner = open_fitted(fitted, open_runner)
     try:
         engine = engine_over(runner, config)
     except BaseException:
@@ -68,7 +77,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         vocab_size=runner.vocab_size,
         eos_token_ids=tuple(runner.eos_token_ids),
         sampling_defaults=dict(runner.sampling_defaults),
-        about=runner.describe(),
+        about=runner.describe() | ({"artifact": fitted.taken} if fitted is not None else {}),
     )
     return engine, facts
 

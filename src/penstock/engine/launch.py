@@ -72,9 +72,8 @@ async def start(
             f"the engine's process could not be started: {error.strerror}: free memory or raise the process limit"
         ) from error
     # The line on standard input, which stays open: its end would be the engine's.
-    knobs = {name: getattr(place, name) for name, place in config.places().items()}
     assert process.stdin is not None
-    said = {"addresses": list(addresses), "knobs": knobs, "step_timeout": step_timeout}
+    said = {"addresses": list(addresses), "knobs": config.told(), "step_timeout": step_timeout}
     process.stdin.write(msgspec.json.encode(said) + b"\n")
     return process
 

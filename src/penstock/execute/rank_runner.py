@@ -111,8 +111,8 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
     if device.type != "cpu":
         raise UsageError("several ranks add up their tensors on the CPU alone as yet: --device cpu", param="device")
     threads = torch.get_num_threads()
-    knobs = {name: getattr(place, name) for name, place in config.places().items()}
-    knobs |= {"device": "cpu", "dtype": str(find_dtype(config.model.dtype, device)).removeprefix("torch.")}
+    dtype = str(find_dtype(config.model.dtype, device)).removeprefix("torch.")
+    knobs = config.told() | {"device": "cpu", "dtype": dtype}
     # What cannot be divided is refused before anything is started.
     build_model(read_model_config(folder), torch.float32, torch.device("meta"), 1, Layout(0, ranks))
     executor, others = open_executor(device), list[RemoteRank]()

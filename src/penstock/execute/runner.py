@@ -6,6 +6,7 @@ host but its plan, so several may be launched before one is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -76,6 +77,7 @@ class TorchRunner:
         self._about["kv_bytes"] = kv.bytes()
         self._state: DeviceStep | None = _step(model, ops, limits, end_ids, kv)
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
+        self.at_close: Callable[[], object] = lambda: None
 
     def capture(self, *, agreed: bool = False) -> None:
         """Once, before the first launch, in an executor's call: captures the steps that graphs are for, on CUDA. The
@@ -107,6 +109,7 @@ class TorchRunner:
         if self._state is not None:
             self._executor.close()
             self._state = None
+            self.at_close()
 
     def _run(self, plan: StepPlan) -> Outcome:
         assert self._state is not None

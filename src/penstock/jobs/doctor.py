@@ -18,6 +18,7 @@ from penstock.config import Config
 if TYPE_CHECKING:
     import torch
 
+    from penstock.engine.fitted import Fitted
     from penstock.models.decoder import Decoder
     from penstock.models.model_config import ModelConfig
 
@@ -32,6 +33,8 @@ def print_doctor(config: Config) -> None:
 
     Raises UsageError, CheckpointError or CapacityError: what opening this model here would raise.
     """
+    from penstock.engine.build_engine import model_folder
+    from penstock.engine.fitted import fit
     from penstock.execute.open_runner import find_device, find_dtype
 
     _print("versions", versions())
@@ -40,6 +43,10 @@ def print_doctor(config: Config) -> None:
     dtype = find_dtype(config.model.dtype, device)
     _print("would run on", [("device", _device(device)), ("dtype", _dtype(config, device, dtype))])
     _print("kernels", kernels(config, device, dtype))
+    fitted = fit(config, model_folder(config))
+    if fitted is not None:
+        _print("artifact", artifact(fitted))
+        config, dtype = fitted.config, find_dtype(fitted.config.model.dtype, device)
     _print("model", model(config, device, dtype))
 
 
@@ -89,6 +96,13 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     for operation, (column, reason) in choose(device, dtype, config.schedule.kernels).why.items():
         served[column, reason].append(operation)
     return [(column, f"{', '.join(names)} ({reason})") for (column, reason), names in served.items()]
+
+
+def artifact(fitted: Fitted) -> Facts:
+    """What its manifest decides here, and what differs from where it was built."""
+    knobs = {name: getattr(place, name) for name, place in fitted.config.places().items() if name in fitted.taken}
+    chosen = ", ".join(f"{name} {value}" for name, value in knobs.items()) or "none: all are named, or don't hold here"
+    return [("its choices", chosen), *(("differs", note) for note in fitted.notes)]
 
 
 def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:

@@ -24,7 +24,7 @@ def open_llm(config: Config) -> LLM:
     """An LLM with these knobs; the import is late because it loads torch."""
     from penstock.llm import LLM
 
-    return LLM(**{name: getattr(group, name) for name, group in config.places().items()})
+    return LLM(**config.told())
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def test_a_person_reads_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().out
     for part in (
         "demo at abc", "built by penstock", "at most 70, 5 shared by all", "16 answers of 32",
-        "max_num_seqs            64", "64 (default 1024): +12.4 % over the default, noise 1.1 %", "98.50% of 512", "1.00e-04 nats", "by down", "head",
+        "max_num_seqs            64", "64 (default 1024): +12.4 % over the default, noise 1.1 %",
+        "98.50% of 512", "1.00e-04 nats", "by down", "head",
         "12,346 tok/s, 3.00 requests/s, 50% of the hardware's limit", "model.safetensors", "kernels/", "in 1 files",
     ):  # fmt: skip
         assert part in said, part

@@ -21,13 +21,14 @@ from penstock.build.build_state import BuildState, Result
 from penstock.build.choose_weights import choose_weights
 from penstock.build.make_weights import make_weights
 from penstock.build.options import BuildOptions, WorkShape
-from penstock.build.pack import built_on, sum_folder
+from penstock.build.pack import sum_folder
 from penstock.build.source import SourceModel, check_room, check_unchanged, fetch
 from penstock.build.stage_process import run_apart
 from penstock.build.summary import summary
 from penstock.build.tune import Tuned, told
 from penstock.build.work_sample import WorkRow, WorkSample, rows_work, shape_work, spread
 from penstock.errors import CheckpointError, UsageError
+from penstock.execute.built_on import built_on
 from penstock.execute.open_runner import find_device
 from penstock.models.generation_config import read_generation_defaults
 from penstock.models.read_config import read_model_config

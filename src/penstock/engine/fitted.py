@@ -105,9 +105,11 @@ def differences(folder: Path, manifest: Manifest, here: BuiltOn) -> list[str]:
     gpu = here.device != "cpu"
     versions = [("penstock", manifest.penstock, __version__), ("triton", then.triton, here.triton)]
     compiled = "kernels that are others by it are compiled anew, which --sealed refuses"
-    notes += [f"built with {n} {a}, opened with {b}: {compiled}" for n, a, b in versions if a != b and gpu]
+    notes += [f"built with {n} {a}, opened with {b}: {compiled}" for n, a, b in versions if gpu and _other(a, b)]
     timed = [("torch", then.torch, here.torch), ("CUDA", then.cuda, here.cuda), ("driver", then.driver, here.driver)]
-    notes += [f"built with {n} {a}, opened with {b}: its choices are taken as they are" for n, a, b in timed if a != b]
+    notes += [
+        f"built with {n} {a}, opened with {b}: its choices are taken as they are" for n, a, b in timed if _other(a, b)
+    ]
     if gpu and any(name.startswith(f"{KERNELS}/") for name in manifest.files) and not (folder / KERNELS).is_dir():
         notes.append(f"its folder {KERNELS} is not there: kernels are compiled anew, which --sealed refuses")
     return notes
@@ -150,6 +152,11 @@ def _binaries(config: Config) -> Binaries | None:
 
     device = find_device(config.model.device)
     return choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels).binaries
+
+
+def _other(then: str | None, here: str | None) -> bool:
+    """Whether two versions differ, as far as both are known."""
+    return then != here and None not in (then, here)
 
 
 def _chip(machine: BuiltOn) -> str:

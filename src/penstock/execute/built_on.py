@@ -25,8 +25,8 @@ def built_on(device: torch.device) -> BuiltOn:
         processor=processor(),
         driver=None if gpu is None else _driver(),
         torch=str(torch.__version__),
-        triton=_version("triton"),
-        cuda=torch.version.cuda,
+        triton=None if gpu is None else _version("triton"),
+        cuda=None if gpu is None else torch.version.cuda,
     )
 
 

@@ -1,7 +1,8 @@
 """The check: how far the built model's distributions are from the unbuilt one's, on the work's own texts.
 
     score_source    the unbuilt model answers the sample greedily, and gives its likeliest tokens at every position
-    score_built     the built one's at the same positions: agreement, KL; past the bound, which matrices cost it
+    score_built     the built one's at the same positions: agreement, KL
+    find_costly     past the bound: KL of the unbuilt model in which one matrix after the other is the built one's
 
 KL is over the unbuilt model's KEPT likeliest tokens and all others as one: never above the exact one, and below it by
 what tokens outside of those differ among themselves. It knows models and positions; no engine but to draw the answers.
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.artifact.manifest import STATE, Quality
+from penstock.artifact.manifest import STATE
 from penstock.build.build_state import Result
 from penstock.build.options import BuildOptions
 from penstock.build.trial import OpenModel
@@ -30,14 +31,18 @@ from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.kernels.ops import Ops
+from penstock.layers.linear import Linear
+from penstock.layers.mlp import Mlp
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
+from penstock.quant.scheme import PLAIN
 
 KEPT = 256  # likeliest tokens of a position
 TEXTS, ANSWER, LONGEST = 32, 128, 1024  # of the sample: texts, tokens of an answer and of a text at most
 OWN_WORDS = 256  # tokens of a text that the model draws itself, where a work is a shape
 SLICE = 128  # positions whose logits exist at once
 REFERENCE = "reference.npz"
+LOOKED_AT, COSTLY = 1024, 8  # positions that each matrix is looked at by; matrices that are named
 
 
 def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
@@ -57,27 +62,60 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
     return {"texts": len(texts), "tokens": int(lengths.sum())}
 
 
-def score_built(options: dict[str, Any], engine: dict[str, Any], bound: float) -> Result:
+def score_built(options: dict[str, Any], engine: dict[str, Any]) -> Result:
     """Compares the built model with what the unbuilt one made of the sample: a stage's call. engine: knobs that were
-    decided."""
+    decided. -> what Quality tells of it."""
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
+    texts, reference = _reference(folder)
+    with torch.inference_mode():
+        model, ops = _open(asked.config(str(folder), **engine), folder, max(map(len, texts)))
+        kl, same = _compare(model, ops, texts, reference)
+    return {
+        "agreement": round(float(same.float().mean()), 5),
+        "kl_mean": _rounded(kl.mean()),
+        "kl_worst": _rounded(kl.max()),
+        "tokens": kl.numel(),
+    }
+
+
+def find_costly(options: dict[str, Any], folder: str) -> Result:
+    """Returns KL by the matrix that alone is as built, of the COSTLY that cost most, on the first texts: a stage's
+    call. Both models are in memory."""
+    asked = msgspec.convert(options, BuildOptions)
+    out = Path(asked.out)
+    texts, reference = _reference(out)
+    some = texts[: 1 + int(np.searchsorted(np.cumsum([len(text) for text in texts]), LOOKED_AT))]
+    longest = max(map(len, some))
+    with torch.inference_mode():
+        wide, ops = _open(asked.config(folder, quantization="auto"), Path(folder), longest)
+        built, _ = _open(asked.config(str(out)), out, longest)
+        costs: dict[str, float] = {}
+        for ours, theirs in zip(_linears(wide), _linears(built), strict=True):
+            if theirs.scheme is not PLAIN:
+                usual, ours.product = ours.product, theirs.product
+                kl, _ = _compare(wide, ops, some, reference)
+                costs[ours.loaded["weight"].parts[0].name.removesuffix(".weight")] = _rounded(kl.mean())
+                ours.product = usual
+    return dict(sorted(costs.items(), key=lambda each: -each[1])[:COSTLY])
+
+
+def _linears(model: Decoder) -> Iterator[Linear]:
+    """All matrices that may be quantized, in the order of the layers."""
+    for block in model.blocks:
+        yield from (block.attention.qkv, block.attention.out)
+        mlp = getattr(block, "mlp", None)
+        if isinstance(mlp, Mlp):
+            yield from (mlp.gate_up, mlp.down)
+
+
+def _reference(folder: Path) -> tuple[list[list[int]], _Kept]:
+    """The sample's texts, and what the unbuilt model made of them."""
     with np.load(folder / STATE / REFERENCE, allow_pickle=False) as told:
         ends = np.cumsum(told["lengths"]).tolist()
         texts = [told["texts"][first:end].tolist() for first, end in pairwise([0, *ends])]
         reference = _Kept(*(torch.from_numpy(told[name]) for name in _Kept.__slots__))
-    with torch.inference_mode():
-        model, ops = _open(asked.config(str(folder), **engine), folder, max(map(len, texts)))
-        kl, same = _compare(model, ops, texts, reference)
-    quality = Quality(
-        agreement=round(float(same.float().mean()), 5),
-        kl_mean=_rounded(kl.mean()),
-        kl_worst=_rounded(kl.max()),
-        bound=bound,
-        tokens=kl.numel(),
-    )
-    told_quality: Result = msgspec.to_builtins(quality)
-    return told_quality
+    return texts, reference
 
 
 @dataclass(slots=True)

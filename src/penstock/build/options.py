@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -21,6 +21,8 @@ OWN = frozenset(
     {"model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed",
      "preempt_every"}
 )  # fmt: skip
+
+OF_NUMBERS = ("quantization", "kv_cache_dtype", "keep_wide", "max_kl", "revision")  # what --retune leaves as it is
 
 
 class WorkShape(msgspec.Struct, frozen=True):
@@ -49,7 +51,8 @@ class WorkShape(msgspec.Struct, frozen=True):
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps them as they are.
+    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps them as they are. objective: None is
+    throughput, or what the artifact was built for.
 
     max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide: patterns of names
     of matrices that are not quantized. retune: `model` is an artifact, whose choices are timed again.
@@ -61,7 +64,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     workload: str | None = None
     quantization: Quantize = "auto"
     kv_cache_dtype: KvKind = "auto"
-    objective: Objective = "throughput"
+    objective: Objective | None = None
     tune_minutes: float = 5.0
     revision: str | None = None
     max_kl: float | None = None
@@ -72,9 +75,14 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raises UsageError."""
         for name, kind in (("quantization", Quantize), ("kv_cache_dtype", KvKind), ("objective", Objective)):
-            if getattr(self, name) not in kind.__args__:  # type: ignore[attr-defined]
-                said = ", ".join(kind.__args__)  # type: ignore[attr-defined]
-                raise UsageError(f"{name} must be one of {said}, not {getattr(self, name)!r}", param=name)
+            given = getattr(self, name)
+            if given is not None and given not in get_args(kind):
+                raise UsageError(f"{name} must be one of {', '.join(get_args(kind))}, not {given!r}", param=name)
+        for name in OF_NUMBERS if self.retune else ():
+            if getattr(self, name) not in ("auto", None, []):
+                raise UsageError(
+                    f"{name} is settled in an artifact: leave it out beside --retune, or build anew", param=name
+                )
         if self.workload is not None and self.shapes:
             raise UsageError("a build is for --workload or for --shape: leave one out", param="shape")
         if not 0 <= self.tune_minutes <= 24 * 60:
@@ -90,12 +98,18 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         """What the work is, in the user's words."""
         return [self.workload] if self.workload is not None else self.shapes or [USUAL_SHAPE]
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """The knobs of Config that the user decided."""
+        kv = self.kv_cache_dtype
+        return {**({} if kv == "auto" else {"kv_cache_dtype": kv}), **self.knobs}
+
     def config(self, model: str | None = None, **more: Value) -> Config:
         """Returns a Config of the user's knobs with these on top; `model`: a folder. UsageError for a bad one."""
-        named = {"model": model or self.model, **self.knobs, **more}
-        return Config.of(**named)
+        return Config.of(**{"model": model or self.model, **self.named, **more})
 
     def asked(self) -> dict[str, Any]:
-        """Returns what must be the same for a build to go on where it was; names as the command line has them."""
+        """Returns what must be the same for a build to go on where it was. max_kl may differ: it decides nothing before
+        all is done."""
         told: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: value for name, value in {**told, **told.pop("knobs")}.items() if name != "out"}
+        return {name: value for name, value in {**told, **told.pop("knobs")}.items() if name not in ("out", "max_kl")}

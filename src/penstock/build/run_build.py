@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.artifact.manifest import Decision, Manifest, Quality, Value, write_manifest
+from penstock.artifact.manifest import BuiltOn, Decision, Manifest, Quality, Value, read_manifest, write_manifest
 from penstock.build.build_state import BuildState, Result
 from penstock.build.choose_weights import choose_weights
 from penstock.build.make_weights import make_weights
@@ -35,8 +35,9 @@ from penstock.models.read_config import read_model_config
 from penstock.status_line import duration
 from penstock.text.tokenizer import Tokenizer
 
-# (file, the model's sampling defaults) -> its rows, checked, and how many they are
-ReadRows = Callable[[Path, Mapping[str, float | int]], tuple[int, Iterator[WorkRow]]]
+Defaults = Mapping[str, float | int]
+Rows = tuple[int, Callable[[Defaults], Iterator[WorkRow]]]  # how many; the model's sampling defaults -> the rows
+ReadRows = Callable[[Path], Rows]  # a file, every row of which is checked
 USUAL_KL = {"fp8": 0.02, "int8": 0.02, "int4": 0.15, "none": 0.02}  # nats a token, mean
 STAGES = ("fetch", "work", "weights", "tune", "compile", "check", "pack")
 
@@ -46,11 +47,15 @@ def run_build(options: BuildOptions, read_rows: ReadRows, price: float | None = 
 
     KeyboardInterrupt comes through with how to go on in it.
     """
+    before = None
+    if options.retune:
+        options, before = _again(options)
     machine = built_on(find_device(options.config().model.device))
     asked = {"penstock": __version__, "device": machine.device, **options.asked()}
     try:
         with BuildState(Path(options.out), asked, retune=options.retune) as state:
-            manifest = _Build(options, read_rows, state).run(machine)
+            sitting = _Build(options, read_rows, state)
+            manifest = sitting.build(machine) if before is None else sitting.retune(machine, before)
             state.finish()
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped; the same command goes on in {options.out} where it was") from stop
@@ -65,45 +70,77 @@ class _Build:
         self._options, self._read_rows, self._state = options, read_rows, state
         self._told: Result = msgspec.to_builtins(options)
 
-    def run(self, machine: Any) -> Manifest:
+    def build(self, machine: BuiltOn) -> Manifest:
+        """Runs what is left of a build."""
+        rows = None
+        if self._options.workload is not None and self._state.known("work") is None:
+            rows = self._read_rows(Path(self._options.workload))  # before anything long: broken rows are told by number
         source = msgspec.convert(self._stage("fetch", self._fetch), SourceModel)
-        works = self._stage("work", lambda: self._work(source))["works"]
+        check_unchanged(source)
+        if self._state.known("weights") is None:
+            check_room(self._options, source)
+        works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
-        self._stage("compile", lambda: self._compile(tuned.engine))
-        checked = self._stage("check", lambda: self._check(source, works, str(weights.chosen), tuned.engine))
-        self._say("pack", "checksums and the manifest")
-        manifest = Manifest(
-            penstock=__version__,
-            model=self._options.model,
-            revision=source.revision,
-            source={name: file.sha256 for name, file in source.files.items()},
-            built_on=machine,
-            built_for=[work.facts() for work in tuned.works],
-            objective=self._options.objective,
-            engine=self._engine(tuned.engine),
-            decisions=[weights, *tuned.decisions],
-            quality=msgspec.convert(checked, Quality),
-            step_seconds=tuned.step_seconds,
-            expected=tuned.expected,
-            files=sum_folder(Path(self._options.out)),
+        engine = {**self._options.named, **tuned.engine}
+        self._stage("compile", lambda: self._compile(engine, works))
+        quality = self._check(source, works, str(weights.chosen), engine)
+        return self._pack(
+            Manifest(
+                penstock=__version__,
+                model=self._options.model,
+                revision=source.revision,
+                source={name: file.sha256 for name, file in source.files.items()},
+                built_on=machine,
+                built_for=[work.facts() for work in tuned.works],
+                objective=self._options.objective or "throughput",
+                engine=engine,
+                decisions=[weights, *tuned.decisions],
+                quality=quality,
+                step_seconds=tuned.step_seconds,
+                expected=tuned.expected,
+                files={},
+            )
         )
-        write_manifest(Path(self._options.out), manifest)
-        return manifest
+
+    def retune(self, machine: BuiltOn, before: Manifest) -> Manifest:
+        """Times the choices of an artifact again; what its weights are stays."""
+        out = Path(self._options.out)
+        rows = None if self._options.workload is None else self._read_rows(Path(self._options.workload))
+        works = self._stage("work", lambda: self._works(out, rows))["works"]
+        tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
+        engine = {**self._options.named, **tuned.engine}
+        self._stage("compile", lambda: self._compile(engine, works))
+        kept = [each for each in before.decisions if each.name == "quantization"]
+        return self._pack(
+            replace(
+                before,
+                penstock=__version__,
+                built_on=machine,
+                built_for=[work.facts() for work in tuned.works],
+                objective=self._options.objective or "throughput",
+                engine=engine,
+                decisions=[*kept, *tuned.decisions],
+                step_seconds=tuned.step_seconds,
+                expected=tuned.expected,
+            )
+        )
+
+    def _pack(self, manifest: Manifest) -> Manifest:
+        self._say("pack", "checksums and the manifest")
+        whole = replace(manifest, files=sum_folder(Path(self._options.out)))
+        write_manifest(Path(self._options.out), whole)
+        return whole
 
     def _stage(self, name: str, make: Callable[[], Result]) -> Result:
-        """As BuildState's, with a line before and behind it."""
+        """Returns as BuildState's does, with a line where it took long or was done before."""
         if self._state.known(name) is not None:
             self._say(name, "done before")
+            return self._state.stage(name, make)
         begun = time.monotonic()
-        known = self._state.known(name)
         result = self._state.stage(name, make)
-        if known is None and (took := time.monotonic() - begun) > 1:
+        if (took := time.monotonic() - begun) > 1:
             self._say(name, f"took {duration(took)}")
-        if name == "fetch":
-            source = msgspec.convert(result, SourceModel)
-            check_unchanged(source)
-            check_room(self._options, source)
         return result
 
     def _say(self, stage: str, line: str) -> None:
@@ -121,21 +158,20 @@ class _Build:
         found: Result = msgspec.to_builtins(source)
         return found
 
-    def _work(self, source: SourceModel) -> Result:
-        folder = Path(source.folder)
+    def _works(self, folder: Path, rows: Rows | None) -> Result:
         config = read_model_config(folder)
         context = min(config.context, self._options.knobs.get("max_model_len") or config.context)
-        if self._options.workload is None:
+        if rows is None:
             shapes = [WorkShape.parse(each) for each in self._options.told_work]
             works = [shape_work(shape, config, context) for shape in shapes]
         else:
-            defaults = read_generation_defaults(folder).sampling()
-            count, rows = self._read_rows(Path(self._options.workload), defaults)
+            count, of = rows
             if not count:
                 raise UsageError(f"{self._options.workload} has no rows: give some of the work", param="workload")
+            some = spread(of(read_generation_defaults(folder).sampling()), count)
             tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size)
             most = self._options.knobs.get("max_num_seqs")
-            works = [rows_work(self._options.workload, spread(rows, count), tokenizer, context, most)]
+            works = [rows_work(str(self._options.workload), some, tokenizer, context, most)]
         for work in works:
             facts = work.facts()
             self._say(
@@ -157,26 +193,60 @@ class _Build:
         self._say("tune", f"{self._options.tune_minutes:g} minutes at most")
         return run_apart("tune", {"options": self._told, "works": works})
 
-    def _compile(self, engine: Mapping[str, Value]) -> Result:
-        self._say("compile", "nothing to do on a CPU: its kernels are torch's own")
-        return {}
-
-    def _check(self, source: SourceModel, works: list[Result], kind: str, engine: Mapping[str, Value]) -> Result:
-        bound = USUAL_KL[kind] if self._options.max_kl is None else self._options.max_kl
-        self._say("check", "the unbuilt model, then the built one, on the same texts")
-        run_apart("score_source", {"options": self._told, "folder": source.folder, "works": works})
-        found = run_apart("score_built", {"options": self._told, "engine": self._engine(engine), "bound": bound})
-        quality = msgspec.convert(found, Quality)
-        self._say("check", f"KL {quality.kl_mean:.2g} (bound {bound:g}), the same token at {quality.agreement:.2%}")
-        if quality.kl_mean > bound:
-            raise CheckpointError(
-                f"the built model is too far from {self._options.model}: KL {quality.kl_mean:.3g} nats a token, and "
-                f"{bound:g} is the bound: raise it by --max-kl, or begin anew with other numbers"
-            )
+    def _compile(self, engine: Mapping[str, Value], works: list[Result]) -> Result:
+        if find_device(self._options.config().model.device).type == "cpu":
+            self._say("compile", "nothing to do on a CPU: its kernels are torch's own")
+            return {"kernels": 0}
+        found = run_apart("compile_kernels", {"options": self._told, "engine": engine, "works": works})
+        self._say("compile", f"{found['kernels']} kernels")
         return found
 
-    def _engine(self, tuned: Mapping[str, Value]) -> dict[str, Value]:
-        """The knobs of Config that the artifact holds: the user's and those that were decided."""
-        kv = self._options.kv_cache_dtype
-        named: dict[str, Value] = {} if kv == "auto" else {"kv_cache_dtype": kv}
-        return {**named, **self._options.knobs, **tuned}
+    def _check(self, source: SourceModel, works: list[Result], kind: str, engine: Mapping[str, Value]) -> Quality:
+        """Raises CheckpointError where the built model is past the bound."""
+        scored = self._stage("check", lambda: self._score(source, works, engine))
+        bound = USUAL_KL[kind] if self._options.max_kl is None else self._options.max_kl
+        costs = self._state.known("costly") or {}
+        quality = Quality(**scored, bound=bound, by_matrix=costs, kept_wide=self._options.keep_wide)
+        self._say("check", f"KL {quality.kl_mean:.2g} (bound {bound:g}), the same token at {quality.agreement:.2%}")
+        if quality.kl_mean <= bound:
+            return quality
+        way_out = f"raise the bound by --max-kl {quality.kl_mean * 1.05:.2g}, which goes on from here"
+        if kind != "none":
+            self._say("check", "past the bound: looking for what costs most")
+            job = {"options": self._told, "folder": source.folder}
+            costs = self._state.stage("costly", lambda: run_apart("find_costly", job))
+            way_out = f"{_keep_wide(costs)}, or {way_out}"
+        raise CheckpointError(
+            f"the built model is too far from {self._options.model}: KL {quality.kl_mean:.3g} nats a token, and "
+            f"{bound:g} is the bound: {way_out}"
+        )
+
+    def _score(self, source: SourceModel, works: list[Result], engine: Mapping[str, Value]) -> Result:
+        self._say("check", "the unbuilt model, then the built one, on the same texts")
+        job = {"options": self._told, "folder": source.folder, "works": works}
+        self._state.stage("reference", lambda: run_apart("score_source", job))
+        return run_apart("score_built", {"options": self._told, "engine": engine})
+
+
+def _keep_wide(costs: Mapping[str, float]) -> str:
+    """Says which matrices cost most, and the flags that keep them as they were."""
+    said = ", ".join(f"{name} {cost:.2g}" for name, cost in costs.items())
+    flags = " ".join(f"--keep-wide {name}" for name in costs)
+    return f"those that cost most, alone, are {said}: keep them wide by {flags} in an --out of its own"
+
+
+def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
+    """The options of a build whose choices are timed again: the artifact's own where the user names none."""
+    manifest = read_manifest(Path(options.model))
+    decided = {decision.name for decision in manifest.decisions}
+    told = {name: value for name, value in manifest.engine.items() if name not in decided}
+    kv = manifest.engine.get("kv_cache_dtype", "auto")  # a choice of numbers, which the check has seen
+    shapes = options.shapes or [
+        WorkShape(each.prompt_tokens, each.output_tokens, each.concurrency).told for each in manifest.built_for
+    ]
+    return replace(
+        options,
+        shapes=[] if options.workload is not None else shapes,
+        objective=options.objective or manifest.objective,
+        knobs={**told, "kv_cache_dtype": kv, **options.knobs},
+    ), manifest

@@ -24,8 +24,10 @@ STAGE = (sys.executable, "-m", "penstock.build.stage_process")
 CALLS = {
     "try_weights": "choose_weights",
     "tune": "tune",
+    "compile_kernels": "compile_kernels",
     "score_source": "check_quality",
     "score_built": "check_quality",
+    "find_costly": "check_quality",
 }
 
 

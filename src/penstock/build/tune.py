@@ -68,7 +68,7 @@ class Tuner:
         self._end = clock() + self._seconds * (1.0 - LAST_SHARE - TABLE_SHARE)
         self._chosen: dict[str, Value] = {}
         self._decisions: list[Decision] = []
-        self._more = options.objective == "throughput"
+        self._more = options.objective != "latency"
         self._unit = "output tok/s" if self._more else "ms a request"
 
     def run(self) -> Tuned:
@@ -110,7 +110,7 @@ class Tuner:
         shared = any(work.samples > len(work.prompts) or work.facts().shared_tokens >= 16 for work in self._works)
         if shared and model.runner.grouping:
             wanted.append(("prefix_groups", ["auto", "always", "off"]))
-        return [(name, values) for name, values in wanted if name not in self._told and len(values) > 1]
+        return [(name, values) for name, values in wanted if name not in self._options.named and len(values) > 1]
 
     def _try(self, name: str, candidates: list[Value], share: float, run: Callable[[Value], Timing]) -> None:
         """share: seconds."""
@@ -141,7 +141,7 @@ class Tuner:
         wanted: list[tuple[str, Value]] = [("max_num_seqs", rows)]
         if torch.cuda.get_device_capability() >= LEAST_GPU:
             wanted.append(("kv_cache_dtype", "fp8"))
-        return [each for each in wanted if each[0] not in self._told]
+        return [each for each in wanted if each[0] not in self._options.named]
 
     def _try_reopened(self, name: str, value: Value, runs: list[WorkSample], share: float) -> None:
         candidates: list[Value] = [getattr(Config().places()[name], name), value]
@@ -228,14 +228,8 @@ class Tuner:
             share_of_limit=round(middle(shares), 4) if shares else None,
         )
 
-    @property
-    def _told(self) -> set[str]:
-        """Knobs that the user decided."""
-        kv = {"kv_cache_dtype"} if self._options.kv_cache_dtype != "auto" else set()
-        return {*self._options.knobs, *kv}
-
     def _config(self, **knobs: Value) -> Config:
-        return self._options.config(str(self._folder), **{"kv_cache_dtype": self._options.kv_cache_dtype, **knobs})
+        return self._options.config(str(self._folder), **knobs)
 
 
 def told(decision: Decision) -> str:

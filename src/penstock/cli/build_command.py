@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from penstock.config import Config
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.build.work_sample import WorkRow
+    from penstock.build.run_build import Rows
 
 Many = list[str] | None
 
@@ -51,8 +51,12 @@ def build(
         str, typer.Option(help="auto, bfloat16 or fp8, of keys and values. `auto`: fp8 where that measures faster.")
     ] = "auto",
     objective: Annotated[
-        str, typer.Option(help="What choices are timed by: throughput (tok/s of all) or latency (ms of a request).")
-    ] = "throughput",
+        str | None,
+        typer.Option(
+            help="What choices are timed by: throughput (tok/s of all) or latency (ms of a request). Left out: "
+            "throughput; with --retune the artifact's."
+        ),
+    ] = None,
     tune_minutes: Annotated[float, typer.Option(help="Minutes that choices are timed for, at most; 0: none is.")] = 5.0,
     revision: Annotated[
         str | None, typer.Option(help="The hub's branch, tag or commit; what it is then is kept.")
@@ -90,11 +94,11 @@ def build(
     stopped_by_sigterm(lambda: run_build(options, _read_rows, price))
 
 
-def _read_rows(path: Path, defaults: Mapping[str, float | int]) -> tuple[int, Iterator[WorkRow]]:
+def _read_rows(path: Path) -> Rows:
     from penstock.jobs.input_rows import read_rows, survey
 
     found = survey(path, lambda rows: print(f"penstock: checked {rows:,} rows", file=sys.stderr, flush=True))
-    return found.rows, read_rows(path, 0, defaults)
+    return found.rows, partial(read_rows, path, 0)
 
 
 def _named(knobs: dict[str, Any]) -> dict[str, Any]:

@@ -1,38 +1,42 @@
-"""A whole build of the demo model, by the command line: what it writes, and that the engine takes it."""
+"""A whole build of the demo model, by the command line: killed on its way, gone on with, opened, moved, timed again."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import random
+import shutil
 from pathlib import Path
 
 import pytest
+from build_drive import STAGES, build, kill_at
 
 from penstock import LLM, SamplingParams
 from penstock.artifact.checksums import verify_files
-from penstock.artifact.manifest import read_manifest
+from penstock.artifact.manifest import STATE, find_manifest, read_manifest
+from penstock.build.options import BuildOptions
+from penstock.build.run_build import run_build
+from penstock.errors import CheckpointError
 
 pytestmark = pytest.mark.torch
-
-TOLD = ["--shape", "24x12:4", "--quantization", "int8", "--tune-minutes", "0.01", "--max-model-len", "256"]
-
-
-def build(out: Path, *told: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "build", "demo", "--device", "cpu", "--out", str(out), *told]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Its folder, what it printed, and what it said on the way, in the sitting behind a kill."""
     out = tmp_path_factory.mktemp("build") / "artifact"
-    done = build(out, *TOLD, "--price", "3.6")
+    killed = kill_at(out, "tune", random.Random(14).random())
+    assert killed.in_time and (out / STATE).is_dir()
+    with pytest.raises(CheckpointError, match="unfinished build"):
+        find_manifest(out)
+    done = build(out, "--price", "3.6")
     assert done.returncode == 0, done.stderr
+    for stage in STAGES:
+        assert (f" {stage}: done before" in done.stderr) == (stage in ("fetch", "work", "weights"))
     return out, done.stdout, done.stderr
 
 
 def test_a_build_says_what_it_does_and_what_it_came_to(built: tuple[Path, str, str]) -> None:
     _, out, progress = built
-    for place, stage in enumerate(("fetch", "work", "weights", "tune", "compile", "check", "pack"), 1):
+    for place, stage in enumerate(STAGES, 1):
         assert f"penstock: {place}/7 {stage}: " in progress
     assert "quantization: int8: asked for" in out and "output tok/s" in out
     assert "a million output tokens at $3.6 an hour" in out
@@ -41,12 +45,13 @@ def test_a_build_says_what_it_does_and_what_it_came_to(built: tuple[Path, str, s
 def test_the_manifest_holds_all_of_it(built: tuple[Path, str, str]) -> None:
     manifest = read_manifest(built[0])
     assert (manifest.model, manifest.revision, manifest.built_on.device) == ("demo", None, "cpu")
-    assert manifest.engine["device"] == "cpu" and manifest.engine["max_model_len"] == 256
-    assert manifest.quality is not None and manifest.quality.kl_mean < manifest.quality.bound
+    assert manifest.engine["device"] == "cpu" and manifest.engine["max_model_len"] == 96
+    assert manifest.quality is not None and 0 < manifest.quality.kl_mean < manifest.quality.bound
+    assert manifest.quality.agreement > 0.9 and manifest.quality.tokens > 100
     assert manifest.step_seconds.rows[0] == 4 and all(seconds > 0 for seconds in manifest.step_seconds.seconds)
     assert manifest.expected[0].told == "24x12:4" and manifest.built_for[0].concurrency == 4
     files = {path.name for path in built[0].iterdir()} - {"penstock.json"}
-    assert manifest.files.keys() == files and ".build" not in files
+    assert manifest.files.keys() == files and STATE not in files
     verify_files(built[0], manifest.files)
 
 
@@ -57,5 +62,17 @@ def test_an_artifact_is_a_model_folder(built: tuple[Path, str, str]) -> None:
 
 
 def test_a_built_folder_is_not_built_again(built: tuple[Path, str, str]) -> None:
-    again = build(built[0], *TOLD)
+    again = build(built[0])
     assert again.returncode == 2 and "is built already: name another --out" in again.stderr
+
+
+def test_an_artifact_that_moved_is_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(built[0], moved)
+    before = read_manifest(moved)
+    options = BuildOptions(model=str(moved), out=str(moved), retune=True, tune_minutes=0.001)
+    after = run_build(options, lambda path: (0, lambda defaults: iter(())))
+    assert after == read_manifest(moved)
+    same = ("model", "source", "quality", "files", "engine", "built_for")
+    assert {name: getattr(after, name) for name in same} == {name: getattr(before, name) for name in same}
+    assert after.decisions[0] == before.decisions[0] and after.expected != before.expected

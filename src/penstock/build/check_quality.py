@@ -134,16 +134,16 @@ def _texts(config: Config, folder: Path, works: list[WorkSample]) -> list[list[i
     texts: list[list[int]] = []
     with OpenModel(config, folder) as model:
         longest = min(LONGEST, model.runner.max_model_len - 1)
-        each = -(-TEXTS // len(works))
+        each, answer = -(-TEXTS // len(works)), min(ANSWER, longest // 2)
         for work in works:
-            step = -(-len(work.prompts) // each)
-            prompts = [prompt[: longest - ANSWER] for prompt in work.prompts[::step]]
-            sampling: dict[str, Any] = {"temperature": 0.0}
-            outputs = [min(ANSWER, max(work.outputs))] * len(prompts)
             if work.drawn:
-                prompts = [[prompt[-1] if first is None else first] for prompt in prompts]
-                sampling = {"temperature": 1.0}
-                outputs = [min(OWN_WORDS, longest - 1)] * len(prompts)
+                starts = [prompt[-1] for prompt in work.prompts] * each
+                prompts = [[start if first is None else first] for start in starts[:each]]
+                sampling, out = {"temperature": 1.0}, min(OWN_WORDS, longest - 1)
+            else:
+                prompts = [prompt[: longest - answer] for prompt in work.prompts[:: -(-len(work.prompts) // each)]]
+                sampling, out = {"temperature": 0.0}, min(answer, max(work.outputs))
+            outputs = [out] * len(prompts)
             asked = WorkSample(
                 told=work.told, prompts=prompts, outputs=outputs, concurrency=len(prompts), ends=True,
                 sampling=[{**sampling, "seed": number} for number in range(len(prompts))],

@@ -51,8 +51,8 @@ class WorkShape(msgspec.Struct, frozen=True):
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps them as they are. objective: None is
-    throughput, or what the artifact was built for.
+    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps them as they are.
+    objective: None is throughput, or what the artifact was built for.
 
     max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide: patterns of names
     of matrices that are not quantized. retune: `model` is an artifact, whose choices are timed again.

@@ -239,8 +239,8 @@ def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
     """The options of a build whose choices are timed again: the artifact's own where the user names none."""
     manifest = read_manifest(Path(options.model))
     decided = {decision.name for decision in manifest.decisions}
-    told = {name: value for name, value in manifest.engine.items() if name not in decided}
-    kv = manifest.engine.get("kv_cache_dtype", "auto")  # a choice of numbers, which the check has seen
+    # What keys and values are stored as is a choice of numbers, which the check has seen: it stays.
+    told = {n: value for n, value in manifest.engine.items() if n not in decided or n == "kv_cache_dtype"}
     shapes = options.shapes or [
         WorkShape(each.prompt_tokens, each.output_tokens, each.concurrency).told for each in manifest.built_for
     ]
@@ -248,5 +248,5 @@ def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
         options,
         shapes=[] if options.workload is not None else shapes,
         objective=options.objective or manifest.objective,
-        knobs={**told, "kv_cache_dtype": kv, **options.knobs},
+        knobs={**told, **options.knobs},
     ), manifest

@@ -139,7 +139,7 @@ class Tuner:
             return []  # no graphs of so many rows, and eight bits of KV cost time there (docs/design/eight_bits.md)
         rows = padded(max(work.concurrency for work in self._works))
         wanted: list[tuple[str, Value]] = [("max_num_seqs", rows)]
-        if torch.cuda.get_device_capability() >= LEAST_GPU:
+        if torch.cuda.get_device_capability() >= LEAST_GPU and not self._options.retune:
             wanted.append(("kv_cache_dtype", "fp8"))
         return [each for each in wanted if each[0] not in self._options.named]
 

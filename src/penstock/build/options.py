@@ -16,12 +16,6 @@ KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
 USUAL_SHAPE = "256x256:128"
-# Knobs that a build is told by options of its own, or that are no engine's to keep.
-OWN = frozenset(
-    {"model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed",
-     "preempt_every"}
-)  # fmt: skip
-
 OF_NUMBERS = ("quantization", "kv_cache_dtype", "keep_wide", "max_kl", "revision")  # what --retune leaves as it is
 
 

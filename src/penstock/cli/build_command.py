@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,6 @@ import typer
 
 from penstock.cli.engine_options import EngineCommand, engine_options
 from penstock.cli.exit_codes import stopped_by_sigterm
-from penstock.config import Config
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,9 +24,10 @@ def add_build(app: typer.Typer) -> None:
     app.command(cls=EngineCommand)(build)
 
 
-@engine_options(
-    "model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed", "preempt_every"
-)
+_LEFT_OUT = ("model", "revision", "quantization", "kv_cache_dtype", "load_format", "skip_tokenizer_init", "seed")
+
+
+@engine_options(*_LEFT_OUT, "preempt_every", "sealed")
 def build(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A model folder, a hub id, or `demo`; an artifact with --retune.")
@@ -89,7 +88,7 @@ def build(
         model=model, out=str(out or model), shapes=shape or [], workload=None if workload is None else str(workload),
         quantization=quantization, kv_cache_dtype=kv_cache_dtype, objective=objective,  # type: ignore[arg-type]
         tune_minutes=tune_minutes, revision=revision, max_kl=max_kl, keep_wide=keep_wide or [],
-        knobs=_named(knobs), retune=retune,
+        knobs=knobs, retune=retune,
     )  # fmt: skip
     stopped_by_sigterm(lambda: run_build(options, _read_rows, price))
 
@@ -99,9 +98,3 @@ def _read_rows(path: Path) -> Rows:
 
     found = survey(path, lambda rows: print(f"penstock: checked {rows:,} rows", file=sys.stderr, flush=True))
     return found.rows, partial(read_rows, path, 0)
-
-
-def _named(knobs: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not as they would be anyway."""
-    usual = {knob.name: knob.default for group in Config().groups() for knob in fields(group)}
-    return {name: value for name, value in knobs.items() if value != usual[name]}

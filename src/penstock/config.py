@@ -105,6 +105,7 @@ class Config:
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    tuned: dict[str, Any] = field(default_factory=dict)  # kernels' tunables (kernels/tunables.py), an artifact's
     named: frozenset[str] = frozenset()  # knobs that the user set, if to their defaults; an artifact sets the others
 
     @classmethod

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from penstock.artifact.manifest import STATE
 from penstock.build.build_state import Result
+from penstock.build.model_linears import linears
 from penstock.build.options import BuildOptions
 from penstock.build.trial import OpenModel
 from penstock.build.work_sample import WorkSample
@@ -31,8 +32,6 @@ from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.kernels.ops import Ops
-from penstock.layers.linear import Linear
-from penstock.layers.mlp import Mlp
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
 from penstock.quant.scheme import PLAIN
@@ -62,14 +61,16 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
     return {"texts": len(texts), "tokens": int(lengths.sum())}
 
 
-def score_built(options: dict[str, Any], engine: dict[str, Any]) -> Result:
-    """Compares the built model with what the unbuilt one made of the sample: a stage's call. engine: knobs that were
-    decided. -> what Quality tells of it."""
+def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[str, Any]) -> Result:
+    """Compares the built model with what the unbuilt one made of the sample: a stage's call. engine, tunables: what
+    was decided. -> what Quality tells of it."""
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     texts, reference = _reference(folder)
     with torch.inference_mode():
-        model, ops = _open(asked.config(str(folder), **engine), folder, max(map(len, texts)))
+        config = asked.config(str(folder), **engine)
+        config.tuned = tunables
+        model, ops = _open(config, folder, max(map(len, texts)))
         kl, same = _compare(model, ops, texts, reference)
     return {
         "agreement": round(float(same.float().mean()), 5),
@@ -91,22 +92,13 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
         wide, ops = _open(asked.config(folder, quantization="auto"), Path(folder), longest)
         built, _ = _open(asked.config(str(out)), out, longest)
         costs: dict[str, float] = {}
-        for ours, theirs in zip(_linears(wide), _linears(built), strict=True):
+        for ours, theirs in zip(linears(wide), linears(built), strict=True):
             if theirs.scheme is not PLAIN:
                 usual, ours.product = ours.product, theirs.product
                 kl, _ = _compare(wide, ops, some, reference)
                 costs[ours.loaded["weight"].parts[0].name.removesuffix(".weight")] = _rounded(kl.mean())
                 ours.product = usual
     return dict(sorted(costs.items(), key=lambda each: -each[1])[:COSTLY])
-
-
-def _linears(model: Decoder) -> Iterator[Linear]:
-    """All matrices that may be quantized, in the order of the layers."""
-    for block in model.blocks:
-        yield from (block.attention.qkv, block.attention.out)
-        mlp = getattr(block, "mlp", None)
-        if isinstance(mlp, Mlp):
-            yield from (mlp.gate_up, mlp.down)
 
 
 def _reference(folder: Path) -> tuple[list[list[int]], _Kept]:

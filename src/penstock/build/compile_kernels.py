@@ -21,12 +21,15 @@ from penstock.execute.open_runner import find_device, find_dtype
 from penstock.kernels.choose import choose
 
 
-def compile_kernels(options: dict[str, Any], engine: dict[str, Any], works: list[dict[str, Any]]) -> Result:
-    """Writes the binaries of the model folder that stands in options' `out`: a stage's call. engine: knobs that were
-    decided. Where nothing is compiled there is no such folder."""
+def compile_kernels(
+    options: dict[str, Any], engine: dict[str, Any], tunables: dict[str, Any], works: list[dict[str, Any]]
+) -> Result:
+    """Writes the binaries of the model folder that stands in options' `out`: a stage's call. engine, tunables: what
+    was decided. Where nothing is compiled there is no such folder."""
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     config = asked.config(str(folder), **engine)
+    config.tuned = tunables
     device = find_device(config.model.device)
     binaries = choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels).binaries
     if binaries is None:

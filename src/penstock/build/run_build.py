@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.artifact.manifest import BuiltOn, Decision, Manifest, Quality, Value, read_manifest, write_manifest
+from penstock.artifact.manifest import BuiltOn, Decision, Manifest, Quality, read_manifest, write_manifest
 from penstock.build.build_state import BuildState, Result
 from penstock.build.choose_weights import choose_weights
 from penstock.build.make_weights import make_weights
@@ -82,9 +82,9 @@ class _Build:
         works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
-        engine = {**self._options.named, **tuned.engine}
-        self._stage("compile", lambda: self._compile(engine, works))
-        quality = self._check(source, works, str(weights.chosen), engine)
+        decided: Result = {"engine": {**self._options.named, **tuned.engine}, "tunables": tuned.tunables}
+        self._stage("compile", lambda: self._compile(decided, works))
+        quality = self._check(source, works, str(weights.chosen), decided)
         return self._pack(
             Manifest(
                 penstock=__version__,
@@ -94,7 +94,7 @@ class _Build:
                 built_on=machine,
                 built_for=[work.facts() for work in tuned.works],
                 objective=self._options.objective or "throughput",
-                engine=engine,
+                **decided,
                 decisions=[weights, *tuned.decisions],
                 quality=quality,
                 step_seconds=tuned.step_seconds,
@@ -109,8 +109,8 @@ class _Build:
         rows = None if self._options.workload is None else self._read_rows(Path(self._options.workload))
         works = self._stage("work", lambda: self._works(out, rows))["works"]
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
-        engine = {**self._options.named, **tuned.engine}
-        self._stage("compile", lambda: self._compile(engine, works))
+        decided: Result = {"engine": {**self._options.named, **tuned.engine}, "tunables": tuned.tunables}
+        self._stage("compile", lambda: self._compile(decided, works))
         kept = [each for each in before.decisions if each.name == "quantization"]
         return self._pack(
             replace(
@@ -119,7 +119,7 @@ class _Build:
                 built_on=machine,
                 built_for=[work.facts() for work in tuned.works],
                 objective=self._options.objective or "throughput",
-                engine=engine,
+                **decided,
                 decisions=[*kept, *tuned.decisions],
                 step_seconds=tuned.step_seconds,
                 expected=tuned.expected,
@@ -193,17 +193,17 @@ class _Build:
         self._say("tune", f"{self._options.tune_minutes:g} minutes at most")
         return run_apart("tune", {"options": self._told, "works": works})
 
-    def _compile(self, engine: Mapping[str, Value], works: list[Result]) -> Result:
+    def _compile(self, decided: Result, works: list[Result]) -> Result:
         if find_device(self._options.config().model.device).type == "cpu":
             self._say("compile", "nothing to do on a CPU: its kernels are torch's own")
             return {"kernels": 0}
-        found = run_apart("compile_kernels", {"options": self._told, "engine": engine, "works": works})
+        found = run_apart("compile_kernels", {"options": self._told, "works": works, **decided})
         self._say("compile", f"{found['kernels']} kernels")
         return found
 
-    def _check(self, source: SourceModel, works: list[Result], kind: str, engine: Mapping[str, Value]) -> Quality:
+    def _check(self, source: SourceModel, works: list[Result], kind: str, decided: Result) -> Quality:
         """Raises CheckpointError where the built model is past the bound."""
-        scored = self._stage("check", lambda: self._score(source, works, engine))
+        scored = self._stage("check", lambda: self._score(source, works, decided))
         bound = USUAL_KL[kind] if self._options.max_kl is None else self._options.max_kl
         costs = self._state.known("costly") or {}
         quality = Quality(**scored, bound=bound, by_matrix=costs, kept_wide=self._options.keep_wide)
@@ -221,11 +221,11 @@ class _Build:
             f"{bound:g} is the bound: {way_out}"
         )
 
-    def _score(self, source: SourceModel, works: list[Result], engine: Mapping[str, Value]) -> Result:
+    def _score(self, source: SourceModel, works: list[Result], decided: Result) -> Result:
         self._say("check", "the unbuilt model, then the built one, on the same texts")
         job = {"options": self._told, "folder": source.folder, "works": works}
         self._state.stage("reference", lambda: run_apart("score_source", job))
-        return run_apart("score_built", {"options": self._told, "engine": engine})
+        return run_apart("score_built", {"options": self._told, **decided})
 
 
 def _keep_wide(costs: Mapping[str, float]) -> str:

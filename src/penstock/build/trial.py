@@ -56,7 +56,7 @@ class OpenModel:
     def run(self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None) -> Timing:
         """Runs works with these scheduling knobs in place of the config's; nothing is cached from runs before."""
         told: dict[str, Any] = {name: getattr(place, name) for name, place in self.config.places().items()}
-        engine = engine_over(self.runner, Config.of(**{**told, **(knobs or {})}))
+        engine = engine_over(self.runner, Config.of(**{**told, **(knobs or {})}))  # its model, and kernels, are open
         return _sum([_timed(engine, self.runner, work) for work in works])
 
     def look(self, work: WorkSample) -> WorkSample:

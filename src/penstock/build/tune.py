@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -26,6 +26,7 @@ from penstock.build.decide import REPEATS, decide, measure, middle, name_of, noi
 from penstock.build.options import BuildOptions
 from penstock.build.step_table import time_steps
 from penstock.build.trial import OpenModel, Timing, kv_tokens_of
+from penstock.build.tune_kernels import tune_kernels
 from penstock.build.work_sample import WorkSample
 from penstock.config import Config
 from penstock.errors import CapacityError
@@ -34,9 +35,19 @@ from penstock.execute.open_runner import find_device
 from penstock.execute.padding import padded
 from penstock.models.read_config import read_model_config
 
-TABLE_SHARE, LAST_SHARE = 0.1, 0.2  # of the time: the steps' table, the last comparison
+KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = 0.2, 0.1, 0.2  # of the time: kernels, the steps' table, the last comparison
 RUNS = 16  # of the work in a round of all choices, about: what runs are cut to the time by
 SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})  # may differ over one open model
+
+
+Run = Callable[[Sequence[WorkSample]], Timing]
+
+
+class Choices(NamedTuple):
+    """What one of two engines beside each other is opened with."""
+
+    knobs: dict[str, Value]
+    tunables: dict[str, Value]
 
 
 class Tuned(msgspec.Struct):
@@ -44,6 +55,7 @@ class Tuned(msgspec.Struct):
 
     decisions: list[Decision]
     engine: dict[str, Value]
+    tunables: dict[str, Value]
     expected: list[ExpectedWork]
     step_seconds: StepSeconds
     works: list[WorkSample]
@@ -66,13 +78,17 @@ class Tuner:
         self._folder = Path(options.out)
         self._seconds = 60.0 * options.tune_minutes
         self._end = clock() + self._seconds * (1.0 - LAST_SHARE - TABLE_SHARE)
-        self._chosen: dict[str, Value] = {}
+        self._chosen: dict[str, Value] = {}  # knobs
+        self._tunables: dict[str, Value] = {}
         self._decisions: list[Decision] = []
         self._more = options.objective != "latency"
         self._unit = "output tok/s" if self._more else "ms a request"
 
     def run(self) -> Tuned:
         """Opens the model, once or twice beside itself, and takes what wins."""
+        kernels = self._seconds * KERNELS_SHARE
+        self._decisions += tune_kernels(self._config(), self._folder, self._works, self._clock() + kernels, _tell)
+        self._tunables = {each.name: each.chosen for each in self._decisions if each.chosen != each.default}
         with OpenModel(self._config(), self._folder) as model:
             self._works = [model.look(work) if work.ends else work for work in self._works]
             runs = self._in_time(model)
@@ -84,7 +100,7 @@ class Tuner:
         for place, (name, value) in enumerate(reopened):
             self._try_reopened(name, value, runs, (self._end - self._clock()) / (len(reopened) - place))
         expected = self._compare(runs)
-        return Tuned(self._decisions, self._chosen, expected, table, self._works)
+        return Tuned(self._decisions, self._chosen, self._tunables, expected, table, self._works)
 
     def _in_time(self, model: OpenModel) -> list[WorkSample]:
         """The works with answers so short that all choices can be run through in the time."""
@@ -121,7 +137,7 @@ class Tuner:
         self._decisions.append(decision)
         if decision.chosen != decision.default:
             self._chosen[decision.name] = decision.chosen
-        _say(told(decision))
+        _tell(decision)
 
     def _timed(self, model: OpenModel, runs: list[WorkSample], name: str, value: Value) -> Timing:
         return model.run(runs, {**self._chosen, name: value})
@@ -145,32 +161,32 @@ class Tuner:
 
     def _try_reopened(self, name: str, value: Value, runs: list[WorkSample], share: float) -> None:
         candidates: list[Value] = [getattr(Config().places()[name], name), value]
+        sides = [Choices({**self._chosen, name: each}, self._tunables) for each in candidates]
         try:
-            with self._beside(runs, [{**self._chosen, name: each} for each in candidates]) as engines:
+            with self._beside(runs, sides) as engines:
                 by_value = dict(zip(candidates, engines, strict=True))
                 self._try(name, candidates, share, lambda each: by_value[each](runs))
         except CapacityError as error:
             self._take(decide(name, candidates, {}, self._unit, more=self._more, note=f"not timed: {error}"))
 
     @contextmanager
-    def _beside(
-        self, runs: list[WorkSample], each: Sequence[dict[str, Value]]
-    ) -> Iterator[list[Callable[[Sequence[WorkSample]], Timing]]]:
-        """Engines with these knobs, open beside each other and warm: one model for those that differ in scheduling
+    def _beside(self, runs: list[WorkSample], sides: Sequence[Choices]) -> Iterator[list[Run]]:
+        """Engines with these choices, open beside each other and warm: one model for those that differ in scheduling
         alone, else one each, with no more KV than the runs need. CapacityError where they don't fit."""
-        own = [{name: value for name, value in knobs.items() if name not in SCHEDULING} for knobs in each]
+        own = [(_without(side.knobs, SCHEDULING), side.tunables) for side in sides]
         with ExitStack() as opened:
             models: list[OpenModel] = []
-            for place, knobs in enumerate(own):
-                if knobs in own[:place]:
-                    models.append(models[own.index(knobs)])
+            for place, (knobs, tunables) in enumerate(own):
+                if own[place] in own[:place]:
+                    models.append(models[own.index(own[place])])
                     continue
-                config = self._config(**knobs)
+                config = self._config(tunables, **knobs)
                 if any(other != own[0] for other in own):
                     config.memory.kv_cache_tokens = max(kv_tokens_of(runs, config), self._context(config))
                 models.append(opened.enter_context(OpenModel(config, self._folder)))
                 models[-1].run([runs[0].cut(0.0, 2)])
-            yield [partial(model.run, knobs=_part(knobs)) for model, knobs in zip(models, each, strict=True)]
+            scheduling = [_without(side.knobs, side.knobs.keys() - SCHEDULING) for side in sides]
+            yield [partial(model.run, knobs=each) for model, each in zip(models, scheduling, strict=True)]
 
     def _context(self, config: Config) -> int:
         return config.memory.max_model_len or read_model_config(self._folder).context
@@ -180,23 +196,20 @@ class Tuner:
     def _compare(self, runs: list[WorkSample]) -> list[ExpectedWork]:
         """Runs each work with all that was chosen and with the defaults, and takes the choices back where they come to
         no more. Returns what to expect."""
-        both = [self._chosen, {}] if self._chosen else [{}]
+        both = [Choices(self._chosen, self._tunables), Choices({}, {})]
+        both = both if both[0] != both[1] else both[:1]
+        sides = []
         try:
             with self._beside(runs, both) as engines:
                 sides = self._rounds(runs, engines)
-        except (
-            CapacityError
-        ):  # one after the other: what a machine's clock does from one to the other is in the figures
-            sides = []
-            for knobs in both:
-                with self._beside(runs, [knobs]) as engines:
+        except CapacityError:  # one after the other: what the clock does meanwhile is in the figures
+            for each in both:
+                with self._beside(runs, [each]) as engines:
                     sides += self._rounds(runs, engines)
-        best = self._settle(*([self._figure(each) for each in side] for side in sides)) if self._chosen else 0
+        best = self._settle(*([self._figure(each) for each in side] for side in sides)) if len(both) > 1 else 0
         return [self._expect(work, [each[place] for each in sides[best]]) for place, work in enumerate(runs)]
 
-    def _rounds(
-        self, runs: list[WorkSample], engines: Sequence[Callable[[Sequence[WorkSample]], Timing]]
-    ) -> list[list[list[Timing]]]:
+    def _rounds(self, runs: list[WorkSample], engines: Sequence[Run]) -> list[list[list[Timing]]]:
         """Timings by engine, round and work."""
         sides: list[list[list[Timing]]] = [[] for _ in engines]
         for _ in range(REPEATS):
@@ -210,11 +223,11 @@ class Tuner:
         decision = decide("all together", ["defaults", "chosen"], {"defaults": default, "chosen": chosen},
                           self._unit, more=self._more)  # fmt: skip
         if not faster:
-            self._chosen = {}
+            self._chosen, self._tunables = {}, {}
             note = "taken back: all choices together were no faster than the defaults"
             self._decisions = [replace(each, chosen=each.default, note=note) for each in self._decisions]
         self._decisions.append(replace(decision, chosen="chosen" if faster else "defaults"))
-        _say(told(self._decisions[-1]))
+        _tell(self._decisions[-1])
         return 0 if faster else 1
 
     def _expect(self, work: WorkSample, timings: Sequence[Timing]) -> ExpectedWork:
@@ -228,8 +241,11 @@ class Tuner:
             share_of_limit=round(middle(shares), 4) if shares else None,
         )
 
-    def _config(self, **knobs: Value) -> Config:
-        return self._options.config(str(self._folder), **knobs)
+    def _config(self, tunables: Mapping[str, Value] | None = None, **knobs: Value) -> Config:
+        """tunables: None: those that were chosen."""
+        config = self._options.config(str(self._folder), **knobs)
+        config.tuned = dict(self._tunables if tunables is None else tunables)
+        return config
 
 
 def told(decision: Decision) -> str:
@@ -241,8 +257,12 @@ def told(decision: Decision) -> str:
     return f"{decision.name}: {name_of(decision.chosen)}{stays}{gain}{noise}{note}"
 
 
-def _part(knobs: dict[str, Value]) -> dict[str, Value]:
-    return {name: value for name, value in knobs.items() if name in SCHEDULING}
+def _without(knobs: Mapping[str, Value], names: Collection[str]) -> dict[str, Value]:
+    return {name: value for name, value in knobs.items() if name not in names}
+
+
+def _tell(decision: Decision) -> None:
+    _say(told(decision))
 
 
 def _say(line: str) -> None:

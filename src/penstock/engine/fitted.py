@@ -19,6 +19,7 @@ from penstock.artifact.checksums import verify_files
 from penstock.artifact.manifest import KERNELS, MANIFEST, BuiltOn, Manifest, Value, find_manifest
 from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
+from penstock.kernels.tunables import known
 
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
@@ -118,6 +119,10 @@ def differences(folder: Path, manifest: Manifest, here: BuiltOn) -> list[str]:
 def _with_choices(config: Config, manifest: Manifest | None, folder: Path) -> tuple[Config, list[str], list[str]]:
     """The user's config with the manifest's knobs, where they were left alone -> it, which they are, and notes."""
     fitted, told, notes = Config.of(**config.told()), config.told(), list[str]()
+    if manifest is not None:
+        fitted.tuned = known(manifest.tunables)
+        strange = manifest.tunables.keys() - fitted.tuned.keys()
+        notes += [f"it sets {name} of kernels to what this penstock doesn't know: left out" for name in sorted(strange)]
     fitted.named, taken, places = config.named, dict[str, Value](), fitted.places()
     for name, value in (manifest.engine if manifest is not None else {}).items():
         if name not in places:

@@ -86,7 +86,7 @@ def load_for(
     """Loads the model of `folder` as the config's numbers, for the kernels that serve them here. `positions`: the
     longest sequence."""
     dtype = find_dtype(config.model.dtype, device)
-    ops = choose(device, dtype, config.schedule.kernels)
+    ops = choose(device, dtype, config.schedule.kernels, config.tuned)
     model = load_model(
         folder,
         load_format=config.model.load_format,

@@ -14,6 +14,7 @@ import torch
 
 from penstock.errors import UsageError
 from penstock.kernels.ops import OneRowOps, Ops, RowOps
+from penstock.kernels.tunables import Tuned, with_values
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,16 +101,16 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 }
 
 
-def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto") -> Ops:
+def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto", tuned: Tuned | None = None) -> Ops:
     """Fills an Ops for a device and dtype. `kernels`: `auto`, or the name of the one column to take everywhere.
 
-    Raises ValueError for a column or dtype that no candidate serves.
+    tuned: values of tunables (kernels/tunables.py). Raises ValueError for a column or dtype that no candidate serves.
     """
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
     for op in (f.name for f in fields(Ops) if f.name not in ("dtype", "one_row", "binaries", "why")):
         candidate = _pick(op, device, dtype, kernels)
-        picked[op] = candidate.load(op)
+        picked[op] = with_values(op, candidate.column, candidate.load(op), tuned or {})
         why[op] = (candidate.column, "asked for" if kernels != "auto" else candidate.reason)
     compiled = any(column == "triton" for column, _ in why.values())
     binaries = _module("triton", "disk_cache").install() if compiled else None

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.errors import UsageError
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.decode import attend_rows
+from penstock.kernels.triton.decode import FEW_PROGRAMS, attend_rows
 from penstock.kernels.triton.prefill import attend_chunks
 from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
 
@@ -44,8 +44,16 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     return KindPlan(decode, prefix)
 
 
-def attention(q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`."""
+def attention(
+    q: Tensor,
+    kv: LayerKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    *,
+    few_programs: int = FEW_PROGRAMS,
+) -> Tensor:
+    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`; the keyword: kernels/tunables.py."""
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()  # a view of a fused product has its heads side by side already
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -55,7 +63,7 @@ def attention(q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, p
             attend_prefixes(q[:rows], kv, groups.start, groups.blocks, groups.length, scale, plan.prefix)
         attend_rows(
             q[:rows], kv, decode.rows, decode.table, decode.position, decode.skip, plan.prefix, scale, window,
-            decode.max_own, out[:rows],
+            decode.max_own, out[:rows], few_programs,
         )  # fmt: skip
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill

@@ -18,6 +18,7 @@ from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, sc
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
 
 MOST_SPLITS = 64  # programs that share a row
+FEW_PROGRAMS = 512  # that few rows are cut into: what fills an H200
 
 
 @triton.jit
@@ -200,18 +201,20 @@ def attend_rows(
     window: int | None,
     max_tokens: int,
     out: Tensor,
+    few_programs: int = FEW_PROGRAMS,
 ) -> None:
     """q [S, H, D] over a layer's KV into out [S, H, D]: item i is row rows[i] of the tables.
 
     rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W * 16, less the
     first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
-    max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.
+    max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.   few_programs:
+    that few rows are cut into.
     """
     count, heads, width = q.shape
     kv_heads = kv.kv_heads
     if window is not None:
         max_tokens = min(max_tokens, window + 15)
-    splits, split_tokens = _splits(count * kv_heads, max_tokens)
+    splits, split_tokens = _splits(count * kv_heads, max_tokens, few_programs)
     tokens, warps, stages = _shape(count * kv_heads if splits == 1 else 0, width)
     part, part_lse = out, out
     if splits > 1:
@@ -244,7 +247,7 @@ def _shape(count: int, width: int) -> tuple[int, int, int]:
     return (32, 1, 2) if count >= 1024 else (64, 4, 2)
 
 
-def _splits(count: int, max_tokens: int) -> tuple[int, int]:
+def _splits(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
     """Programs that share a row, a power of two, and the fewest tokens of one, where `count` programs take a row each.
 
     Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52 us, in two 64), but
@@ -252,7 +255,7 @@ def _splits(count: int, max_tokens: int) -> tuple[int, int]:
     """
     if count <= 128:
         least = 64 if count <= 32 else 128
-        return min(MOST_SPLITS, _power(512 // count), _power(max_tokens // least)), least
+        return min(MOST_SPLITS, _power(few_programs // count), _power(max_tokens // least)), least
     return min(MOST_SPLITS, _power(4096 // count), _power(max_tokens // 2048)), 1024
 
 

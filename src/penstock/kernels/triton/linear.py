@@ -22,13 +22,20 @@ def prepare_linear(weight: Tensor) -> SmallWeight:
     return prepare_small(weight)
 
 
-def linear(x: Tensor, weight: SmallWeight, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x @ weight.T + bias, [T, out]."""
+def linear(
+    x: Tensor,
+    weight: SmallWeight,
+    bias: Tensor | None = None,
+    *,
+    small_rows: int = MOST_ROWS,
+    small_numbers: int = _WIDE,
+) -> Tensor:
+    """x [T, in] -> x @ weight.T + bias, [T, out]. The keywords: kernels/tunables.py."""
     rows = x.shape[0]
-    if rows > MOST_ROWS or rows == 0 or x.dtype == torch.float32:
+    if rows > small_rows or rows == 0 or x.dtype == torch.float32:
         return F.linear(x, weight.weight, bias)
     if rows == 1:
         return linear_one(x, weight.weight, bias)
-    if weight.weight.numel() > _WIDE and weight.weight.shape[0] < _HEAD:
+    if weight.weight.numel() > small_numbers and weight.weight.shape[0] < _HEAD:
         return F.linear(x, weight.weight, bias)
     return linear_small(x, weight, bias)

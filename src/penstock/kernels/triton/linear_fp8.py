@@ -122,11 +122,12 @@ def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8
     return Fp8Matrix(streamed, dtype, n % 16 == 0 and k % 16 == 0, parts, arrived)
 
 
-def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, K], in the matrix's form for T rows -> x @ (scale * weight).T + bias, [T, N]."""
+def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED) -> Tensor:
+    """x [T, K], in the matrix's form for T rows -> x @ (scale * weight).T + bias, [T, N]. The keyword:
+    kernels/tunables.py."""
     if isinstance(x, Tensor):
         return linear_one(x, matrix.streamed.weight, bias, scale=matrix.streamed.scale)
-    if x.numbers.shape[0] <= MOST_STREAMED or not matrix.by_library:
+    if x.numbers.shape[0] <= streamed_rows or not matrix.by_library:
         return streamed_fp8(x, matrix, bias)
     return by_library(x, matrix, bias)
 

@@ -155,9 +155,11 @@ def _matrix(
     return GroupMatrix(weight, scale.t().contiguous(), zero, kind, shape, group, dtype, arrived)
 
 
-def linear_int(x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] -> x @ ((numbers - zero) * scale).T + bias, [T, N]."""
-    if x.shape[0] <= MOST_STREAMED:
+def linear_int(
+    x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
+) -> Tensor:
+    """x [T, K] -> x @ ((numbers - zero) * scale).T + bias, [T, N]. The keyword: kernels/tunables.py."""
+    if x.shape[0] <= streamed_rows:
         return streamed_groups(x, matrix, bias)
     return by_library(x, matrix, bias)
 

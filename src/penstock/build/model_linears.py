@@ -1,0 +1,18 @@
+"""The matrices of a model that may be quantized, for stages that put others in their place. It knows layers' names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.layers.linear import Linear
+from penstock.layers.mlp import Mlp
+from penstock.models.decoder import Decoder
+
+
+def linears(model: Decoder) -> Iterator[Linear]:
+    """Yields them in the order of the layers; experts and the head are left out."""
+    for block in model.blocks:
+        yield from (block.attention.qkv, block.attention.out)
+        mlp = getattr(block, "mlp", None)
+        if isinstance(mlp, Mlp):
+            yield from (mlp.gate_up, mlp.down)

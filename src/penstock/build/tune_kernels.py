@@ -1,0 +1,157 @@
+"""Kernels' tunables, timed on the model's own layers at the work's rows: a decode step's forward and head, in a graph.
+
+One model is loaded; for each candidate its operations are set, the step captured and replayed, by turns with the
+default's. It knows a model and step inputs; no rows, no engine. Where nothing is compiled there is nothing to time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.artifact.manifest import Decision, Value
+from penstock.build.decide import decide, measure
+from penstock.build.model_linears import linears
+from penstock.build.work_sample import WorkSample
+from penstock.config import BLOCK_SIZE, Config
+from penstock.execute.kv_cache import KvCache
+from penstock.execute.open_runner import find_device, load_for, settle_kv
+from penstock.execute.padding import padded
+from penstock.kernels.inputs import DecodeInputs, StepInputs
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.ops import Ops
+from penstock.kernels.tunables import TUNABLES, Tunable, with_values
+from penstock.models.decoder import Decoder
+from penstock.models.read_config import read_model_config
+
+FULL_ROWS = 1024  # more rows' steps don't hang on these numbers
+REPLAYS = 20
+Step = tuple[Tensor, StepInputs]
+
+
+def tune_kernels(
+    config: Config, folder: Path, works: Sequence[WorkSample], deadline: float, tell: Callable[[Decision], None]
+) -> list[Decision]:
+    """Returns a decision for each tunable that this model's kernels have; none on a CPU. deadline: of time.monotonic.
+    tell: hears each."""
+    device = find_device(config.model.device)
+    if device.type == "cpu":
+        return []
+    rows = sorted({1, *(padded(min(work.concurrency, FULL_ROWS)) for work in works)})
+    context = round(statistics.fmean(f.prompt_tokens + f.output_tokens / 2 for f in (work.facts() for work in works)))
+    with torch.inference_mode():
+        trial = _Trial(config, folder, rows, context)
+        found: list[Decision] = []
+        waiting = [each for each in TUNABLES if trial.has(each)]
+        for place, tunable in enumerate(waiting):
+            end = time.monotonic() + (deadline - time.monotonic()) / (len(waiting) - place)
+            candidates: list[Value] = [tunable.default, *(n for n in tunable.candidates if n != tunable.default)]
+            by_value = {value: trial.captured(tunable, value) for value in candidates}
+            measured = measure(candidates, partial(_ms_of, by_value), end)
+            note = "" if min(map(len, measured.values())) else "not reached in the time for tuning: the default stays"
+            found.append(decide(tunable.name, candidates, measured, "ms a step", more=False, note=note))
+            trial.keep(tunable, found[-1].chosen)
+            tell(found[-1])
+    return found
+
+
+class _Trial:
+    """A loaded model with steps of so many rows, whose operations may be set."""
+
+    def __init__(self, config: Config, folder: Path, rows: Sequence[int], context: int) -> None:
+        model_config = read_model_config(folder)
+        context = min(context, model_config.context - 1)
+        device = find_device(config.model.device)
+        self._model, self._ops = load_for(config, folder, model_config, device, context + 1)
+        settle_kv(config, folder, self._model, self._ops)
+        each = -(-(context + 1) // BLOCK_SIZE)
+        self._kv = KvCache(self._model.kv_forms, max(rows) * each + 2, device).layers
+        self._steps = [decode_step(count, context, each, device) for count in rows]
+        self._own = {linear: linear.product for linear in [*linears(self._model), self._model.head]}
+
+    def has(self, tunable: Tunable) -> bool:
+        """Whether the model runs that operation, in the column that has the keyword."""
+        if self._ops.why[tunable.op][0] != "triton":
+            return False
+        operation = getattr(self._ops, tunable.op)
+        return tunable.op == "attention" or any(
+            product is not None and _is(product.multiply, operation) for product in self._own.values()
+        )
+
+    def captured(self, tunable: Tunable, value: Value) -> list[torch.cuda.CUDAGraph]:
+        """The steps with this value, as graphs."""
+        ops = self._set(tunable, value)
+        graphs = []
+        for step in self._steps:
+            _run(self._model, step, self._kv, ops)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                _run(self._model, step, self._kv, ops)
+            graphs.append(graph)
+        self._set(tunable, tunable.default)
+        return graphs
+
+    def keep(self, tunable: Tunable, value: Value) -> None:
+        """Has the steps of the tunables that come later run with this value."""
+        if value != tunable.default:
+            self._ops = self._set(tunable, value)
+            self._own = {linear: linear.product for linear in self._own}
+
+    def _set(self, tunable: Tunable, value: Value) -> Ops:
+        operation = getattr(self._ops, tunable.op)
+        tuned = with_values(tunable.op, "triton", operation, {tunable.name: value})
+        for linear, product in self._own.items():
+            if product is not None and _is(product.multiply, operation):
+                linear.product = replace(product, multiply=tuned)
+        changed: dict[str, Any] = {tunable.op: tuned}
+        return replace(self._ops, **changed)
+
+
+def decode_step(rows: int, context: int, each: int, device: torch.device) -> Step:
+    """Returns ids [rows] and inputs of rows that stand alone, `context` tokens stored before each, in `each` blocks."""
+    at = torch.full((rows,), context, dtype=torch.int64, device=device)
+    table = torch.arange(1, rows * each + 1, dtype=torch.int32, device=device).view(rows, each)
+    decode = DecodeInputs(
+        rows=torch.arange(rows, dtype=torch.int32, device=device),
+        position=at,
+        table=table,
+        length=at.to(torch.int32),
+        skip=torch.zeros(rows, dtype=torch.int32, device=device),
+        max_own=context + 1,
+        groups=None,
+    )
+    slots = table[:, context // BLOCK_SIZE].long() * BLOCK_SIZE + context % BLOCK_SIZE
+    return torch.zeros(rows, dtype=torch.int64, device=device), StepInputs(at, slots, rows, decode, None)
+
+
+def _run(model: Decoder, step: Step, kv: list[LayerKv], ops: Ops) -> Tensor:
+    ids, inputs = step
+    return model.logits(model.forward(ids, replace(inputs, plans={}), kv, ops))
+
+
+def _ms_of(graphs: dict[Value, list[torch.cuda.CUDAGraph]], value: Value) -> float:
+    """Milliseconds of one step of each size, together."""
+    total = 0.0
+    for graph in graphs[value]:
+        graph.replay()
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(REPLAYS):
+            graph.replay()
+        torch.cuda.synchronize()
+        total += 1e3 * (time.perf_counter() - begun) / REPLAYS
+    return total
+
+
+def _is(multiply: Callable[..., object], operation: Callable[..., object]) -> bool:
+    """Whether a product is this operation, or it with a keyword set."""
+    return getattr(multiply, "func", multiply) is getattr(operation, "func", operation)

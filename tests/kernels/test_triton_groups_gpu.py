@@ -53,3 +53,12 @@ def test_a_row_does_not_move_with_those_that_share_its_tile(bits):
         alone = linear_groups.linear_int(x[first:end], matrix)
         assert torch.equal(alone, linear_groups.linear_int(x[:8], matrix)[first:end])
     assert torch.equal(linear_groups.linear_int(x[2:12], matrix), linear_groups.linear_int(x, matrix)[2:12])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bits, zeros", [(4, False), (4, True), (8, False), (1, False)])
+@pytest.mark.parametrize("shape", [(32, 8, 128), (14, 2, 64)], ids=str)
+def test_one_row(dtype, bits, zeros, shape):
+    from triton_kernel_cases_groups import check_one_row
+
+    check_one_row("cuda", dtype, bits, shape, shape[0] * shape[2], 1408, zeros)

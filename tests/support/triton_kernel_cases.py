@@ -4,6 +4,7 @@ small cases, and natively on a GPU, in wide ones. Import the kernels' environmen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -101,34 +102,48 @@ def check_rotary(
     assert int((kv[:, 0, 1] != 0).any(-1).sum()) == tokens  # nothing else was written
 
 
-def check_one_row_products(device: str, dtype: torch.dtype, shape: tuple[int, int, int], d: int, inner: int) -> None:
+def plain_matrix(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[Any, Tensor]:
+    """A prepared matrix [n, k], and what it is worth in fp64."""
+    weight = drawn(n, k, seed=n, by=k**-0.5, dtype=dtype).to(device)
+    return linear_small.prepare_small(weight), weight.double()
+
+
+def check_one_row_products(
+    device: str, dtype: torch.dtype, shape: tuple[int, int, int], d: int, inner: int,
+    matrix: Callable[[str, torch.dtype, int, int], tuple[Any, Tensor]] = plain_matrix,
+) -> None:  # fmt: skip
     """The fused products of a row against the operations one after the other, in fp64 from the rounded norm on."""
     heads, kv_heads, width = shape
     outputs = (heads + 2 * kv_heads) * width
     x, residual, weight = (drawn(1, d, seed=i, dtype=dtype) for i in range(3))
-    of_qkv, of_gate = (
-        drawn(n, d, seed=4 + i, by=d**-0.5, dtype=dtype).to(device) for i, n in enumerate((outputs, 2 * inner))
-    )
+    (small, of_qkv), (gates, of_gate) = (matrix(device, dtype, n, d) for n in (outputs, 2 * inner))
     bias, angles = drawn(outputs, seed=7, dtype=dtype), drawn(90, width // 2, seed=3)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
     where = SimpleNamespace(positions=torch.tensor([77], device=device), slots=torch.tensor([37], device=device))
     for before in (None, residual):
         total = x if before is None else x + before
         normed = norm.rms_norm(total.to(device), weight[0].to(device), 1e-5).double()
-        given = (x.to(device), None if before is None else before.to(device), weight[0].to(device), 1e-5)
-        gated, kept = one_row.norm_gate(*given, linear_small.prepare_small(of_gate))
-        gate, up = (normed @ of_gate.double().T).to(dtype).double().chunk(2, dim=-1)
+
+        def given(before: Tensor | None = before) -> tuple[Any, ...]:  # what may be overwritten, anew
+            return (
+                x.clone().to(device),
+                None if before is None else before.clone().to(device),
+                weight[0].to(device),
+                1e-5,
+            )
+
+        gated, kept = one_row.norm_gate(*given(), gates)
+        gate, up = (normed @ of_gate.T).to(dtype).double().chunk(2, dim=-1)
         assert torch.equal(kept.cpu(), total)
         assert_close(gated, gate / (1 + torch.exp(-gate)) * up)
         for more in (None, bias):
             kv = torch.zeros(4, kv_heads, 2, 16, width, dtype=dtype, device=device)
             wanted_kv = kv.clone()
-            small = linear_small.prepare_small(of_qkv)
             moved = None if more is None else more.to(device)
             q, kept = one_row.norm_qkv(
-                *given, small, moved, cos_sin.to(device), where, LayerKv.plain(kv), heads, kv_heads, width
+                *given(), small, moved, cos_sin.to(device), where, LayerKv.plain(kv), heads, kv_heads, width
             )  # fmt: skip
-            qkv = (normed @ of_qkv.double().T + (0 if moved is None else moved.double())).to(dtype)
+            qkv = (normed @ of_qkv.T + (0 if moved is None else moved.double())).to(dtype)
             wanted = rotate(rotary, qkv, cos_sin.to(device), where, wanted_kv, heads, kv_heads, width)
             assert torch.equal(kept.cpu(), total)
             assert_close(q.cpu(), wanted.cpu().double())
@@ -137,14 +152,15 @@ def check_one_row_products(device: str, dtype: torch.dtype, shape: tuple[int, in
 
 
 def check_one_row_attention(
-    device: str, dtype: torch.dtype, shape: tuple[int, int, int], n: int, lengths: tuple[int, ...], window: int | None
-) -> None:
+    device: str, dtype: torch.dtype, shape: tuple[int, int, int], n: int, lengths: tuple[int, ...], window: int | None,
+    matrix: Callable[[str, torch.dtype, int, int], tuple[Any, Tensor]] = plain_matrix,
+) -> None:  # fmt: skip
     """A row among others, and what lies past its length is NaN."""
     heads, kv_heads, width = shape
     count = max(lengths) // 16 + 2
     kv = drawn(3 * count + 1, kv_heads, 2, 16, width, dtype=dtype)
     table = torch.randperm(3 * count, generator=torch.Generator().manual_seed(5)).to(torch.int32).view(3, count) + 1
-    q, weight = drawn(1, heads, width, seed=1, dtype=dtype), drawn(n, heads * width, seed=2, by=0.1, dtype=dtype)
+    q, (small, worth) = drawn(1, heads, width, seed=1, dtype=dtype), matrix(device, dtype, n, heads * width)
     bias = drawn(n, seed=3, dtype=dtype)
     for length in lengths:
         end = length + 1
@@ -162,13 +178,12 @@ def check_one_row_attention(
             rows=torch.tensor([1], dtype=torch.int32, device=device), table=table.to(device), groups=None,
             length=torch.tensor([9, length, 3], dtype=torch.int32, device=device),
         )  # fmt: skip
-        small = linear_small.prepare_small(weight.to(device))
         for more in (None, bias):
             got = one_row_attention.attention_out(
                 q.to(device), LayerKv.plain(spoiled.to(device)), SimpleNamespace(decode=decode), width**-0.5, window,
                 small, None if more is None else more.to(device),
             )  # fmt: skip
-            assert_close(got.cpu(), seen @ weight.double().T + (0 if more is None else more.double()))
+            assert_close(got.cpu(), seen @ worth.cpu().T + (0 if more is None else more.double()))
 
 
 def check_blocks(device: str, dtype: torch.dtype) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from triton_kernel_cases import drawn
+from triton_kernel_cases import check_one_row_attention, check_one_row_products, drawn
 
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.triton import linear_groups
@@ -83,3 +83,17 @@ def check_many_rows(
         got = linear_groups.by_library(x.to(device), matrix, None if more is None else more.to(device))
         bound = wanted.abs() * 2 * torch.finfo(dtype).eps + size * torch.finfo(dtype).eps
         assert got.dtype == dtype and ((got.double().cpu() - wanted).abs() <= bound + 1e-6).all()
+
+
+def check_one_row(
+    device: str, dtype: torch.dtype, bits: int, shape: tuple[int, int, int], d: int, inner: int, zeros: bool
+) -> None:
+    """The fused operations of a layer's one row, on weights of four bits, eight, or float8 in blocks."""
+
+    def matrix(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[GroupMatrix, Tensor]:
+        prepared, worth = matrix_of(device, dtype, bits, n, k, 64 if k % 64 == 0 else 32, zeros)
+        return prepared, worth.to(device)
+
+    check_one_row_products(device, dtype, shape, d, inner, matrix)
+    check_one_row_attention(device, dtype, shape, d, (0, 70, 300), None, matrix)
+    check_one_row_attention(device, dtype, shape, d, (300,), 100, matrix)

@@ -38,18 +38,22 @@ def _group(turn, BK: tl.constexpr, GROUP: tl.constexpr):
 def _linear_groups(
     x, weight, scale, zero, bias, out, parts, arrived, M, N, K, pitch, x_stride, each, splits,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
-    ZEROS: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    ZEROS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The product turned round, [outputs, rows]. A turn takes BK numbers of a row, which are of one group.
-    each: a part's turns. pitch: bytes of a row of the weight."""
+    each: a part's turns. pitch: bytes of a row of the weight. GATED: output n is silu(output n) * output n + N / 2;
+    half of a program's outputs are gates, half what they let through."""
     release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
     n = block * BN + tl.arange(0, BN)
+    if GATED:
+        of_half = tl.arange(0, BN)
+        n = block * (BN // 2) + of_half % (BN // 2) + of_half // (BN // 2) * (N // 2)
     m = tl.program_id(2) * BM + tl.arange(0, BM)
     PACKED: tl.constexpr = 2 if KIND == FOUR else 1
     lane = tl.arange(0, BK // PACKED)
-    k = lane // 16 * 32 + lane % 16 if KIND == FOUR else lane
+    k = lane // 4 * 8 + lane % 4 if KIND == FOUR else lane
     real_n = tl.minimum(n, N - 1)
     w_row = weight + real_n[:, None].to(tl.int64) * pitch + lane[None, :]
     x_row = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
@@ -64,7 +68,7 @@ def _linear_groups(
         if KIND == FOUR:
             w = tl.load(w_at)
             rows = tl.load(x_at, mask=real, other=0.0)
-            more = tl.load(x_at + 16, mask=real, other=0.0)
+            more = tl.load(x_at + 4, mask=real, other=0.0)
             low, high = widen_four(w, x.dtype.element_ty)
             now = tl.dot(high, more.T, tl.dot(low, rows.T))
         else:
@@ -91,8 +95,13 @@ def _linear_groups(
     if last:
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        place = out + m[None, :].to(tl.int64) * N + n[:, None]
-        tl.store(place, sums.to(out.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+        wide, kind = N, out.dtype.element_ty
+        if GATED:
+            gate, up = tl.split(sums.to(kind).to(tl.float32).reshape(2, BN // 2, BM).permute(1, 2, 0))
+            sums = gate / (1.0 + tl.exp(-gate)) * up
+            wide, n = N // 2, block * (BN // 2) + tl.arange(0, BN // 2)
+        place = out + m[None, :].to(tl.int64) * wide + n[:, None]
+        tl.store(place, sums.to(kind), mask=(n < wide)[:, None] & (m < M)[None, :])
 
 
 @dataclass(slots=True, frozen=True)
@@ -125,6 +134,11 @@ class GroupMatrix(TakesWideRows):
     group: int  # 0: a row
     dtype: torch.dtype
     arrived: Tensor  # int32, zeros between calls
+
+    @property
+    def streamed(self) -> GroupMatrix:
+        """What the fused operations of one row take."""
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -167,10 +181,13 @@ def linear_int(
 linear_fp8_groups = linear_int
 
 
-def streamed_groups(x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, cut: Pieces | None = None) -> Tensor:
-    """The product by this file's kernel, whatever the number of rows."""
+def streamed_groups(
+    x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, cut: Pieces | None = None, *, gated: bool = False
+) -> Tensor:
+    """The product by this file's kernel, whatever the number of rows. gated: of a matrix [2 F, K] (the gate's rows,
+    then up's) silu(gate) * up, [T, F]."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
-    out = torch.empty((m, n), dtype=x.dtype, device=device)
+    out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:
         return out
     cut = cut or pieces_of(m, n, k)
@@ -188,8 +205,8 @@ def streamed_groups(x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, 
         x, matrix.weight, matrix.scale, x if matrix.zero is None else matrix.zero, x if bias is None else bias, out,
         parts, matrix.arrived, m, n, k, matrix.weight.shape[1], x.stride(0), each, splits, BM=cut.rows,
         BN=cut.outputs, BK=turn, GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits > 1,
-        EVEN_K=k % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, EARLY=early, num_warps=cut.warps,
-        launch_pdl=bool(early),
+        GATED=gated, EVEN_K=k % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, EARLY=early,
+        num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out
 
@@ -233,9 +250,9 @@ def _widened(
     to = out + row[:, None].to(tl.int64) * K + at
     if KIND == FOUR:
         low, high = widen_four(w, kind)
-        k = (lane // 16 * 32 + lane % 16)[None, :]
+        k = (lane // 4 * 8 + lane % 4)[None, :]
         tl.store(to + k, ((low.to(tl.float32) - less) * of).to(kind), mask=mask)
-        tl.store(to + k + 16, ((high.to(tl.float32) - less) * of).to(kind), mask=mask)
+        tl.store(to + k + 4, ((high.to(tl.float32) - less) * of).to(kind), mask=mask)
     else:
         tl.store(to + lane[None, :], ((widen_eight(w, KIND, kind).to(tl.float32) - less) * of).to(kind), mask=mask)
 

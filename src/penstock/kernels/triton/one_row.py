@@ -4,6 +4,9 @@
     attention_out   the row's tokens in parts; the parts joined and the product behind them (`one_row_attention.py`)
     norm_gate       residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
 
+With weights in groups (`linear_groups.py`), which tensor cores multiply, norms, rotary and the joining have launches of
+their own: nine in all.
+
 At one row a launch that waits for the one ahead takes 1.6 to 2.8 us, whatever it does, and a layer had ten. A program
 norms the row for itself (which lies in the first-level cache), asks for its first weights before the kernel ahead has
 ended, and rounds where the kernels for more rows round. It knows a row and matrices; no layer.
@@ -18,13 +21,14 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import wide
-from penstock.kernels.inputs import StepInputs
+from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.linear_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.linear_one import gate_one
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.norm import add_rms_norm, rms_norm
 from penstock.kernels.triton.pdl import has_pdl, release, wait
-from penstock.kernels.triton.rotary import store_kv
+from penstock.kernels.triton.rotary import rotary_and_store, store_kv
 
 # Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
 # layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
@@ -81,12 +85,16 @@ def _norm_gate(
 
 
 def norm_gate(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: SmallWeight
+    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: SmallWeight | GroupMatrix
 ) -> tuple[Tensor, Tensor]:
     """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows, then up's) ->
     silu(gate) * up [1, F], and the sum of x and residual [1, K]."""
+    if isinstance(weight, GroupMatrix):
+        normed, kept = _normed_row(x, residual, norm, eps)
+        return streamed_groups(normed, weight, gated=True), kept
     if weight.scale is not None:
-        return _norm_then_gate(x, residual, norm, eps, weight.weight, weight.scale)
+        normed, kept = _normed_row(x, residual, norm, eps)
+        return gate_one(normed, weight.weight, weight.scale), kept
     n, k = weight.weight.shape
     out, kept = _empty(x, n // 2), x if residual is None else torch.empty_like(x)
     early = GATE_EARLY * has_pdl(x.device)
@@ -99,15 +107,13 @@ def norm_gate(
     return out, kept
 
 
-def _norm_then_gate(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Two launches: at eight bits a program of `_norm_gate` has too few bytes on the way (8B: 42 us, these 32)."""
+def _normed_row(x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm in a launch of its own: at eight bits a program of `_norm_gate` has too few bytes on the way (8B: 42 us,
+    two launches 32)."""
     if residual is None:
-        normed, kept = rms_norm(x, norm, eps), x
-    else:
-        normed, kept = add_rms_norm(x, residual, norm, eps)
-    return gate_one(wide(normed), weight, scale), kept
+        return wide(rms_norm(x, norm, eps)), x
+    normed, kept = add_rms_norm(x, residual, norm, eps)
+    return wide(normed), kept
 
 
 @triton.jit
@@ -176,7 +182,7 @@ def norm_qkv(
     residual: Tensor | None,
     norm: Tensor,
     eps: float,
-    weight: SmallWeight,
+    weight: SmallWeight | GroupMatrix,
     bias: Tensor | None,
     cos_sin: Tensor,
     inputs: StepInputs,
@@ -187,6 +193,11 @@ def norm_qkv(
 ) -> tuple[Tensor, Tensor]:
     """x, residual [1, K], norm [K], weight [(H + 2 Hkv) * D, K] prepared -> q [1, H, D], rotated, and the sum of x and
     residual [1, K]. K and V go to `inputs.slots` of the layer's KV. What is turned: `rotary.py`."""
+    if isinstance(weight, GroupMatrix):
+        normed, kept = _normed_row(x, residual, norm, eps)
+        qkv = streamed_groups(normed, weight, bias)
+        kind = AttentionKind(heads, kv_heads, width, rope=0, window=None, scale=1.0)
+        return rotary_and_store(qkv, cos_sin, inputs, kv, kind, None), kept
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)

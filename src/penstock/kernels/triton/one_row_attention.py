@@ -2,7 +2,8 @@
 
 `_parts` asks for what earlier steps stored (the row's length, its blocks, K and V) before the kernel ahead has ended;
 only the query and the new token's K and V wait for it. `_join_out`'s programs each join all the parts, which is a few
-KB from the second-level cache while their weights are on the way. It knows a row, its blocks and a matrix; no layer.
+KB from the second-level cache while their weights are on the way. With weights in groups they are joined in a launch of
+their own, for tensor cores. It knows a row, its blocks and a matrix; no layer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import LOG2_E, at_head, cells, scales_of, walk_row
+from penstock.kernels.triton.linear_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
@@ -96,6 +98,47 @@ def _parts(
         tl.store(part_lse + to, state_max + tl.log2(state_sum), mask=query < RATIO)
 
 
+@triton.jit
+def _joined(
+    part, part_lse, k, inside, used, WIDTH: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr
+):  # fmt: skip
+    """Returns numbers k of the row's answer before their last division, and what they are to be divided by."""
+    place = k // WIDTH * PARTS
+    largest = tl.full(k.shape, -1e30, tl.float32)
+    total = tl.zeros(k.shape, tl.float32)
+    mixed = tl.zeros(k.shape, tl.float32)
+    for at in range(0, used, AT_ONCE):
+        before = largest
+        for j in tl.static_range(AT_ONCE):
+            seen = tl.load(part_lse + place + at + j, mask=inside & (at + j < used), other=-1e30)
+            largest = tl.maximum(largest, seen)
+        shrink = tl.exp2(before - largest)
+        total *= shrink
+        mixed *= shrink
+        for j in tl.static_range(AT_ONCE):
+            there = inside & (at + j < used)
+            share = tl.exp2(tl.load(part_lse + place + at + j, mask=there, other=-1e30) - largest)
+            total += share
+            mixed += share * tl.load(part + (place + at + j) * WIDTH + k % WIDTH, mask=there, other=0.0)
+    return mixed, total
+
+
+@triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=["rows", "length"])
+def _join(
+    part, part_lse, rows, length, capacity, window, out,
+    WIDTH: tl.constexpr, BW: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A query head a program."""
+    _, _, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
+    used = tl.cdiv(end - begin, span)
+    wait(EARLY)
+    lane = tl.arange(0, BW)
+    k, inside = tl.program_id(0) * WIDTH + lane, lane < WIDTH
+    mixed, total = _joined(part, part_lse, k, inside, used, WIDTH, PARTS, AT_ONCE)
+    tl.store(out + k, (mixed / total).to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=["rows", "length"])
 def _join_out(
     part, part_lse, rows, length, capacity, window, weight, weight_scale, bias, out, N,
@@ -112,23 +155,7 @@ def _join_out(
     _, _, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
     used = tl.cdiv(end - begin, span)
     wait(EARLY)
-    place = k // WIDTH * PARTS
-    largest = tl.full([BK], -1e30, tl.float32)
-    total = tl.zeros([BK], tl.float32)
-    mixed = tl.zeros([BK], tl.float32)
-    for at in range(0, used, AT_ONCE):
-        before = largest
-        for j in tl.static_range(AT_ONCE):
-            seen = tl.load(part_lse + place + at + j, mask=inside & (at + j < used), other=-1e30)
-            largest = tl.maximum(largest, seen)
-        shrink = tl.exp2(before - largest)
-        total *= shrink
-        mixed *= shrink
-        for j in tl.static_range(AT_ONCE):
-            there = inside & (at + j < used)
-            share = tl.exp2(tl.load(part_lse + place + at + j, mask=there, other=-1e30) - largest)
-            total += share
-            mixed += share * tl.load(part + (place + at + j) * WIDTH + k % WIDTH, mask=there, other=0.0)
+    mixed, total = _joined(part, part_lse, k, inside, used, WIDTH, PARTS, AT_ONCE)
     kind = out.dtype.element_ty
     x = tl.where(inside, mixed / total, 0.0).to(kind).to(tl.float32)
     sums = tl.sum(w.to(tl.float32) * x[None, :], axis=1)
@@ -145,7 +172,7 @@ def attention_out(
     inputs: StepInputs,
     scale: float,
     window: int | None,
-    weight: SmallWeight,
+    weight: SmallWeight | GroupMatrix,
     bias: Tensor | None,
 ) -> Tensor:
     """q [1, H, D] over a layer's KV, times weight [N, H * D] prepared -> [1, N]. inputs.decode: the row,
@@ -153,10 +180,9 @@ def attention_out(
     decode = inputs.decode
     assert decode is not None and decode.groups is None and q.is_contiguous()
     _, heads, width = q.shape
-    (n, k), kv_heads, device = weight.weight.shape, kv.kv_heads, q.device
+    kv_heads, device = kv.kv_heads, q.device
     part = torch.empty((heads, PARTS, width), dtype=torch.float32, device=device)
     lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
-    out = torch.empty((1, n), dtype=q.dtype, device=device)
     can = has_pdl(device)
     capacity, windowed = decode.table.shape[1] * 16, window is not None
     tokens = TOKENS if width <= 128 else TOKENS // 2
@@ -168,6 +194,16 @@ def attention_out(
         EIGHT=kv.eight, PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=PARTS_EARLY * can, num_warps=4,
         num_stages=2, launch_pdl=bool(can),
     )  # fmt: skip
+    if isinstance(weight, GroupMatrix):
+        row = torch.empty((1, heads * width), dtype=q.dtype, device=device)
+        _join[(heads,)](
+            part, lse, decode.rows, decode.length, capacity, window or 0, row, WIDTH=width,
+            BW=triton.next_power_of_2(width), WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, AT_ONCE=AT_ONCE,
+            EARLY=can, num_warps=1, launch_pdl=bool(can),
+        )  # fmt: skip
+        return streamed_groups(row, weight, bias)
+    n, k = weight.weight.shape
+    out = torch.empty((1, n), dtype=q.dtype, device=device)
     wide = triton.next_power_of_2(k)
     each = max(1, min(32, OUT_BYTES // weight.weight.element_size() // wide))
     _join_out[(triton.cdiv(n, each),)](

@@ -12,18 +12,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.int_matrix import unpack_four
+
 FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what a byte holds
 
 
 def in_words(packed: Tensor) -> Tensor:
-    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same with the two middle bytes of each four
-    exchanged, so that a mask finds neighbours in the two halves of a word."""
+    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same size, each four bytes a word of eight
+    neighbours along K: number k lies where k's three bits read backwards count the fours of bits.
+
+        bits     0..3  4..7  8..11  12..15  16..19  20..23  24..27  28..31
+        number     0     4     2      6       1       5       3       7
+
+    So a shift and a mask find neighbours in the two halves of a word."""
     n, size = packed.shape
-    return packed.view(n, size // 4, 4)[:, :, [0, 2, 1, 3]].view(n, size)
+    low, high = unpack_four(packed).view(n, size // 4, 2, 4)[..., [0, 2, 1, 3]].unbind(2)
+    return (low | high << 4).view(n, size)
 
 
 def _four(magic: str, less: str, one: str, kind: str) -> tl.constexpr:
-    """$4: a word -> four numbers of low halves in $0 and $1, of high ones in $2 and $3, less 8."""
+    """$4: a word -> its first four numbers in $0 and $1, the others in $2 and $3, less 8."""
     return tl.constexpr(f"""{{
         .reg .b32 m, l, o, a, b, c;
         mov.b32 m, {magic};
@@ -97,7 +105,7 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 @triton.jit
 def widen_four(w, kind: tl.constexpr):
-    """w [R, C] bytes in `in_words`' order -> the numbers in their low halves and in the high ones, less 8, [R, C]."""
+    """w [R, C] bytes in `in_words`' order -> the first four numbers of each word, and the others, less 8, [R, C]."""
     if kind == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             _FOUR_BF16, "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4

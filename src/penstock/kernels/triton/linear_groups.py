@@ -95,13 +95,16 @@ def _linear_groups(
     if last:
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        wide, kind = N, out.dtype.element_ty
         if GATED:
+            kind = out.dtype.element_ty
             gate, up = tl.split(sums.to(kind).to(tl.float32).reshape(2, BN // 2, BM).permute(1, 2, 0))
-            sums = gate / (1.0 + tl.exp(-gate)) * up
-            wide, n = N // 2, block * (BN // 2) + tl.arange(0, BN // 2)
-        place = out + m[None, :].to(tl.int64) * wide + n[:, None]
-        tl.store(place, sums.to(kind), mask=(n < wide)[:, None] & (m < M)[None, :])
+            f = block * (BN // 2) + tl.arange(0, BN // 2)
+            place = out + m[None, :].to(tl.int64) * (N // 2) + f[:, None]
+            gated = (gate / (1.0 + tl.exp(-gate)) * up).to(kind)
+            tl.store(place, gated, mask=(f < N // 2)[:, None] & (m < M)[None, :])
+        else:
+            place = out + m[None, :].to(tl.int64) * N + n[:, None]
+            tl.store(place, sums.to(out.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
 
 
 @dataclass(slots=True, frozen=True)

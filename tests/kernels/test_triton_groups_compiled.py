@@ -1,0 +1,58 @@
+"""Products with weights in groups, compiled for GPUs that aren't here: what the interpreter lets pass, types and the
+assembler, is looked at, and that two numbers are widened by an instruction."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.torch
+
+COMPILE = """
+import json, sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from penstock.kernels.triton import linear_groups
+
+TENSORS = ("x", "weight", "scale", "zero", "bias", "out", "parts", "arrived")
+
+def built(fn, target, kind, x, **consts):
+    names, types = fn.arg_names, dict.fromkeys(fn.arg_names, "i32")
+    types |= dict.fromkeys(TENSORS, "*" + x) | {"weight": "*u8", "parts": "*fp32", "arrived": "*i32"}
+    if kind == 1:
+        types["scale"] = "*fp32"
+    consts |= {"KIND": kind, "EARLY": int(target >= 90)}
+    types = {name: "constexpr" if name in consts else types[name] for name in names}
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in (*consts, "M", "each")}
+    source = ASTSource(fn, types, {(names.index(name),): value for name, value in consts.items()}, aligned)
+    return compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": consts.pop("WARPS", 4)})
+
+told = []
+for target, kind, x, rows, zeros, gated in json.loads(sys.argv[1]):
+    shape = {"GROUP": 128, "ZEROS": zeros, "BN": 64, "BK": 128}
+    product = built(linear_groups._linear_groups, target, kind, x, BM=rows, SPLIT=True, GATED=gated, EVEN_K=True,
+                    HAS_BIAS=True, STAGES=3, **shape)
+    built(linear_groups._widened, target, kind, x, **shape)
+    text = product.asm["ptx"]
+    told.append([text.count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")), text.count("cvt.rn.f32.s32")])
+print(json.dumps(told))
+"""
+# compute capability, bits (1: float8), dtype, rows, zeros, gated
+CASES = [(90, 4, "bf16", 8, False, True), (90, 8, "fp16", 64, True, False), (80, 4, "fp16", 16, True, False),
+         (80, 1, "bf16", 8, False, False)]  # fmt: skip
+
+
+def test_kernels_compile_for_other_gpus(tmp_path) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILE, json.dumps(CASES)], env=env, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    for packed, single in json.loads(ran.stdout):
+        assert packed >= 16 and single == 0

@@ -109,7 +109,7 @@ def test_copy_blocks_reads_all_before_it_writes(ops, dtype):
 
 def test_choose_tells_the_column_of_each_operation_and_refuses_what_nothing_serves():
     ops = choose(torch.device("cpu"), torch.bfloat16, "reference")
-    assert set(ops.why) == {name for name in type(ops).__slots__ if name not in ("dtype", "one_row", "why")}
+    assert set(ops.why) == {name for name in type(ops).__slots__ if name not in ("dtype", "one_row", "why", "binaries")}
     assert {column for column, _ in ops.why.values()} == {"reference"}
     with pytest.raises(ValueError, match="float64"):
         choose(torch.device("cpu"), torch.float64, "auto")

@@ -29,7 +29,7 @@ MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_fp8(
-    x, x_low, x_scale, weight, scale, bias, out, parts, arrived, M, N, K, each, splits,
+    x, x_low, x_scale, weight, scale, bias, out, parts, arrived, M, N, K, each,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PAIRED: tl.constexpr, SPLIT: tl.constexpr,
     EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -60,8 +60,8 @@ def _linear_fp8(
     if PAIRED:
         sums += rest / 16.0
     last = True
-    if SPLIT:
-        sums, last = joined(sums, parts, arrived, tile, part, splits, BN, BM)
+    if SPLIT > 1:
+        sums, last = joined(sums, parts, arrived, tile, part, SPLIT, BN, BM)
     if last:
         of_n = tl.load(scale + n, mask=n < N, other=0.0)
         of_m = tl.load(x_scale + m, mask=m < M, other=0.0)
@@ -146,8 +146,8 @@ def streamed_fp8(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tile
     early = has_pdl(weight.device)
     _linear_fp8[grid](
         *pointers(x), weight, scale, x.scale if bias is None else bias, out, matrix.parts, matrix.arrived, m, n,
-        k, each, splits, BM=tiles.rows, BN=tiles.outputs, BK=tiles.inputs, PAIRED=x.low is not None,
-        SPLIT=splits > 1, EVEN_K=k % tiles.inputs == 0, HAS_BIAS=bias is not None, STAGES=tiles.stages, EARLY=early,
+        k, each, BM=tiles.rows, BN=tiles.outputs, BK=tiles.inputs, PAIRED=x.low is not None,
+        SPLIT=splits, EVEN_K=k % tiles.inputs == 0, HAS_BIAS=bias is not None, STAGES=tiles.stages, EARLY=early,
         num_warps=tiles.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out

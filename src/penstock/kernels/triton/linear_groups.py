@@ -20,7 +20,7 @@ from penstock.kernels.triton.split import joined
 from penstock.kernels.triton.widen import FLOAT8, FOUR, in_words, widen_eight, widen_four
 
 MOST_STREAMED = 64  # rows
-PROGRAMS = 800  # of a product, about: six a multiprocessor
+PROGRAMS = 800  # of two warps, about
 WIDENED_AT_ONCE = 2**24  # numbers: 32 MB, which stay in the second-level cache until they are multiplied by
 FP8_GROUP = 128
 
@@ -36,7 +36,7 @@ def _group(turn, BK: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_groups(
-    x, weight, scale, zero, bias, out, parts, arrived, M, N, K, pitch, x_stride, each, splits,
+    x, weight, scale, zero, bias, out, parts, arrived, M, N, K, pitch, x_stride, each,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     ZEROS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
     STAGES: tl.constexpr, EARLY: tl.constexpr,
@@ -59,11 +59,11 @@ def _linear_groups(
     x_row = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
     real = (m < M)[:, None]
     first, end = part * each, tl.minimum(part * each + each, tl.cdiv(K, BK))
-    of = tl.load(scale + _group(first, BK, GROUP) * N + real_n)
     wait(EARLY)
     sums = tl.zeros((BN, BM), tl.float32)
     for turn in tl.range(first, end, num_stages=STAGES):
-        next_of = tl.load(scale + _group(tl.minimum(turn + 1, end - 1), BK, GROUP) * N + real_n)
+        of_group = _group(turn, BK, GROUP) * N + real_n
+        of = tl.load(scale + of_group)
         w_at, x_at = w_row + turn * (BK // PACKED), x_row + turn * BK
         if KIND == FOUR:
             w = tl.load(w_at)
@@ -85,13 +85,11 @@ def _linear_groups(
             whole = tl.dot(ones, rows.T)
             if KIND == FOUR:
                 whole = tl.dot(ones, more.T, whole)
-            less = tl.load(zero + _group(turn, BK, GROUP) * N + real_n).to(tl.float32) - (8.0 if KIND == FOUR else 0.0)
-            now -= less[:, None] * whole
-        sums += now * of.to(tl.float32)[:, None]
-        of = next_of
+            now -= (tl.load(zero + of_group) - (8.0 if KIND == FOUR else 0.0))[:, None] * whole
+        sums += now * of[:, None]
     last = True
-    if SPLIT:
-        sums, last = joined(sums, parts, arrived, block, part, splits, BN, BM)
+    if SPLIT > 1:
+        sums, last = joined(sums, parts, arrived, block, part, SPLIT, BN, BM)
     if last:
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -119,9 +117,12 @@ class Pieces:
 
 
 def pieces_of(m: int, n: int, k: int) -> Pieces:
+    """Not measured yet; PROGRAMS are six a multiprocessor, and a part of K has at least four turns."""
     rows = 8 if m <= 8 else 16 if m <= 16 else 32 if m <= 32 else 64
-    split = max(1, min(k // 512, round(PROGRAMS / triton.cdiv(n, 64) / triton.cdiv(m, rows)))) if rows <= 16 else 1
-    return Pieces(rows, 64, split, 4, 2 if rows <= 16 else 4)
+    few = rows <= 16
+    programs = triton.cdiv(n, 64) * triton.cdiv(m, rows) * (1 if few else 2)
+    split = max(1, min(k // 512, round(PROGRAMS / programs))) if m <= rows else 1
+    return Pieces(rows, 64, split, 4, 2 if few else 4)
 
 
 @dataclass(slots=True, frozen=True)
@@ -130,8 +131,10 @@ class GroupMatrix(TakesWideRows):
     on one stream."""
 
     weight: Tensor  # bytes [N, K], of four bits [N, K / 2]
-    scale: Tensor  # [groups, N]
-    zero: Tensor | None  # [groups, N]
+    scale: (
+        Tensor  # [groups, N] float32, which is copied asynchronously beside the numbers (two bytes a thread can't be)
+    )
+    zero: Tensor | None  # [groups, N] float32
     kind: int
     shape: tuple[int, int]
     group: int  # 0: a row
@@ -168,8 +171,8 @@ def _matrix(
     dtype: torch.dtype,
 ) -> GroupMatrix:  # fmt: skip
     arrived = torch.zeros(triton.cdiv(shape[0], 16), dtype=torch.int32, device=weight.device)
-    zero = None if zero is None else zero.t().contiguous()
-    return GroupMatrix(weight, scale.t().contiguous(), zero, kind, shape, group, dtype, arrived)
+    zero = None if zero is None else zero.float().t().contiguous()
+    return GroupMatrix(weight, scale.float().t().contiguous(), zero, kind, shape, group, dtype, arrived)
 
 
 def linear_int(
@@ -206,8 +209,8 @@ def streamed_groups(
     early = has_pdl(device)
     _linear_groups[(tiles, splits, of_rows)](
         x, matrix.weight, matrix.scale, x if matrix.zero is None else matrix.zero, x if bias is None else bias, out,
-        parts, matrix.arrived, m, n, k, matrix.weight.shape[1], x.stride(0), each, splits, BM=cut.rows,
-        BN=cut.outputs, BK=turn, GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits > 1,
+        parts, matrix.arrived, m, n, k, matrix.weight.shape[1], x.stride(0), each, BM=cut.rows,
+        BN=cut.outputs, BK=turn, GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits,
         GATED=gated, EVEN_K=k % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, EARLY=early,
         num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
@@ -241,9 +244,9 @@ def _widened(
     lane = tl.arange(0, BK // PACKED)
     at = tl.program_id(1) * BK
     group = _group(tl.program_id(1), BK, GROUP)
-    of = tl.load(scale + group * N + n).to(tl.float32)[:, None]
+    of = tl.load(scale + group * N + n)[:, None]
     if ZEROS:
-        less = tl.load(zero + group * N + n).to(tl.float32)[:, None] - (8.0 if KIND == FOUR else 0.0)
+        less = tl.load(zero + group * N + n)[:, None] - (8.0 if KIND == FOUR else 0.0)
     else:
         less = tl.zeros((BN, 1), tl.float32)
     kind = out.dtype.element_ty

@@ -9,17 +9,17 @@ import triton.language as tl
 
 
 @triton.jit
-def joined(sums, parts, arrived, tile, part, splits, R: tl.constexpr, C: tl.constexpr):
-    """sums [R, C] of one of a tile's `splits` parts -> the sums of all, and whether this program is the one that has
-    them. parts [tiles, splits, R, C], arrived [tiles]: zeros before and after."""
+def joined(sums, parts, arrived, tile, part, SPLIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
+    """sums [R, C] of one of a tile's SPLIT parts -> the sums of all, and whether this program is the one that has
+    them. parts [tiles, SPLIT, R, C], arrived [tiles]: zeros before and after."""
     inner = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
-    mine = parts + tile.to(tl.int64) * splits * R * C + inner
+    mine = parts + tile.to(tl.int64) * (SPLIT * R * C) + inner
     tl.store(mine + part * R * C, sums)
     tl.debug_barrier()
-    last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
+    last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
     if last:
         sums = tl.zeros((R, C), tl.float32)
-        for other in range(splits):
+        for other in tl.static_range(SPLIT):  # whose loads are under way together
             sums += tl.load(mine + other * R * C, cache_modifier=".cg")
         tl.store(arrived + tile, 0)
     return sums, last

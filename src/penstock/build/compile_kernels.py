@@ -12,13 +12,15 @@ from typing import Any
 
 import msgspec
 
-from penstock.artifact.manifest import KERNELS, STATE
+from penstock.artifact.manifest import KERNELS, STATE, Value
 from penstock.build.build_state import Result
 from penstock.build.options import BuildOptions
 from penstock.build.trial import OpenModel
 from penstock.build.work_sample import WorkSample
 from penstock.execute.open_runner import find_device, find_dtype
 from penstock.kernels.choose import choose
+
+BOUNDS = ("max_model_len", "kv_cache_tokens")
 
 
 def compile_kernels(
@@ -29,7 +31,6 @@ def compile_kernels(
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     config = asked.config(str(folder), **engine)
-    config.tuned = tunables
     device = find_device(config.model.device)
     binaries = choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels).binaries
     if binaries is None:
@@ -38,8 +39,19 @@ def compile_kernels(
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     binaries.into = fresh
-    with OpenModel(config, folder) as model:  # which warms all that a request may need
-        model.run([work.cut(0.0, 4) for work in msgspec.convert(works, list[WorkSample])])
+    for bounds in _as_opened(asked):
+        each = asked.config(str(folder), **{**engine, **bounds})
+        each.tuned = tunables
+        with OpenModel(each, folder) as model:  # which warms all that a request may need
+            model.run([work.cut(0.0, 4) for work in msgspec.convert(works, list[WorkSample])])
     shutil.rmtree(folder / KERNELS, ignore_errors=True)
     fresh.replace(folder / KERNELS)
     return {"kernels": len({*binaries.compiled, *binaries.loaded}), "compiled": len(binaries.compiled)}
+
+
+def _as_opened(asked: BuildOptions) -> list[dict[str, Value]]:
+    """What bounds requests is never an artifact's to say: it is opened with the model's own context, and by somebody
+    who names the bounds that the build was told."""
+    told: dict[str, Value] = {name: asked.knobs[name] for name in BOUNDS if name in asked.knobs}
+    free: dict[str, Value] = dict.fromkeys(told)
+    return [free, told] if told else [{}]

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import batch_faults
 import batch_kills
+import build_kills
 import cut_streams
 import deaths
 import flood
@@ -203,6 +204,10 @@ PARTS = (
     Part(
         "faults survived", "batch killed", "kill -9 at 200 random points of a batch of 5,000 lines, good and bad",
         part(lambda folder, size: batch_kills.kill_and_resume(folder, kills=int(200 * size), lines=int(5_000 * size))),
+    ),
+    Part(
+        "faults survived", "build killed", "kill -9 at random points of each stage of a build, twice on its way",
+        part(lambda folder, size: build_kills.run(folder, max(1, int(4 * size)))), timeless=True,
     ),
     Part(
         "faults survived", "disk fails",

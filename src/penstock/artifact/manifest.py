@@ -97,7 +97,7 @@ class ExpectedWork(_Told, kw_only=True, frozen=True):
 
     told: str
     output_tokens_per_second: float
-    noise_percent: float
+    noise_percent: float | None  # None: one run alone
     requests_per_second: float
     share_of_limit: float | None = None  # least time by the data sheet over the time taken; None: not known here
 

@@ -12,6 +12,8 @@ from penstock.disk import why_not_written
 
 def sum_folder(folder: Path) -> dict[str, FileSums]:
     """Brings all files of the folder to the disk and returns their checksums. Raises JournalError, CapacityError."""
+    for draft in folder.glob("*.part"):  # of a sitting that was killed amid writing
+        draft.unlink()
     names = sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")

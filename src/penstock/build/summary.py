@@ -24,7 +24,8 @@ def summary(manifest: Manifest, out: str, price: float | None) -> str:
 
 def _expected(work: ExpectedWork, price: float | None) -> str:
     rate = work.output_tokens_per_second
-    line = f"{work.told}: {rate:,.0f} output tok/s (noise {work.noise_percent:.1f} %), "
+    noise = "one run" if work.noise_percent is None else f"noise {work.noise_percent:.1f} %"
+    line = f"{work.told}: {rate:,.0f} output tok/s ({noise}), "
     line += f"{work.requests_per_second:,.1f} requests/s"
     if work.share_of_limit is not None:
         line += f", {work.share_of_limit:.0%} of what the chip could do at most"

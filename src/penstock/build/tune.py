@@ -103,15 +103,28 @@ class Tuner:
         return Tuned(self._decisions, self._chosen, self._tunables, expected, table, self._works)
 
     def _in_time(self, model: OpenModel) -> list[WorkSample]:
-        """The works with answers so short that all choices can be run through in the time."""
-        model.run([work.cut(0.0, 2) for work in self._works])
-        begun = self._clock()
-        model.run(self._works)
-        share = self._seconds / (RUNS * REPEATS) / (self._clock() - begun)
-        if share >= 1.0:
+        """The works with answers so short, and where prompts alone take too long, so few, that all choices can be run
+        through in the time."""
+        short = [work.cut(0.0, 2) for work in self._works]
+        model.run(short)  # once for what only the first run of all does
+        prompts, whole = self._took(model, short), self._took(model, self._works)
+        room = self._seconds / (RUNS * REPEATS)
+        if whole <= room:
             return self._works
+        if room <= 2 * prompts:
+            share = room / (2 * prompts)
+            _say(
+                f"timed runs are of {share:.1%} of the prompts, with short answers: all would take longer than there is"
+            )
+            return [work.fewer(share).cut(prompts / max(whole - prompts, prompts)) for work in self._works]
+        share = (room - prompts) / (whole - prompts)
         _say(f"answers are cut to {share:.0%} of their length in timed runs: all would take longer than there is")
         return [work.cut(share) for work in self._works]
+
+    def _took(self, model: OpenModel, works: list[WorkSample]) -> float:
+        begun = self._clock()
+        model.run(works)
+        return self._clock() - begun
 
     # --- one knob
 
@@ -207,7 +220,16 @@ class Tuner:
                 with self._beside(runs, [each]) as engines:
                     sides += self._rounds(runs, engines)
         best = self._settle(*([self._figure(each) for each in side] for side in sides)) if len(both) > 1 else 0
-        return [self._expect(work, [each[place] for each in sides[best]]) for place, work in enumerate(runs)]
+        rounds = sides[best] if runs is self._works else self._whole_runs()
+        return [self._expect(work, [each[place] for each in rounds]) for place, work in enumerate(self._works)]
+
+    def _whole_runs(self) -> list[list[Timing]]:
+        """Runs of the works, uncut, with what was chosen: REPEATS, or as many as there is time for, one at least."""
+        end, rounds = self._clock() + self._seconds * LAST_SHARE, list[list[Timing]]()
+        with self._beside(self._works, [Choices(self._chosen, self._tunables)]) as (engine,):
+            while not rounds or (len(rounds) < REPEATS and self._clock() < end):
+                rounds.append([engine([work]) for work in self._works])
+        return rounds
 
     def _rounds(self, runs: list[WorkSample], engines: Sequence[Run]) -> list[list[list[Timing]]]:
         """Timings by engine, round and work."""
@@ -236,7 +258,7 @@ class Tuner:
         return ExpectedWork(
             told=work.told,
             output_tokens_per_second=round(middle(rates), 1),
-            noise_percent=round(noise_percent(rates), 2),
+            noise_percent=round(noise_percent(rates), 2) if len(rates) > 1 else None,
             requests_per_second=round(middle([each.requests / each.seconds for each in timings]), 3),
             share_of_limit=round(middle(shares), 4) if shares else None,
         )

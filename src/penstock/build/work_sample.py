@@ -82,6 +82,12 @@ class WorkSample(msgspec.Struct, kw_only=True):
             shared_tokens=shared_beginning(self.prompts),
         )
 
+    def fewer(self, share: float) -> WorkSample:
+        """Returns this share of the prompts, spread evenly, one at least."""
+        step = max(1, round(1 / max(share, 1e-6)))
+        prompts, sampling, outputs = self.prompts[::step], self.sampling[::step], self.outputs[::step]
+        return msgspec.structs.replace(self, prompts=prompts, sampling=sampling, outputs=outputs)
+
     def cut(self, share: float, least: int = 8) -> WorkSample:
         """Returns the same with answers of this share of their length, `least` tokens at least."""
         shorter = [min(out, max(least, int(out * share))) for out in self.outputs]

@@ -79,7 +79,8 @@ def _quality(seen: Quality) -> Facts:
 def _expected(work: ExpectedWork) -> str:
     share = f", {work.share_of_limit:.0%} of the hardware's limit" if work.share_of_limit is not None else ""
     rates = f"{work.output_tokens_per_second:,.0f} tok/s, {work.requests_per_second:,.2f} requests/s"
-    return f"{rates}{share}; noise {work.noise_percent:.1f} %"
+    noise = "one run" if work.noise_percent is None else f"noise {work.noise_percent:.1f} %"
+    return f"{rates}{share}; {noise}"
 
 
 def _files(manifest: Manifest) -> Facts:

@@ -23,15 +23,22 @@ def make_artifact(folder: Path, *, built: dict[str, Any] | None = None, **engine
     shutil.copytree(model_folder(), folder, dirs_exist_ok=True)
     (folder / BINARY).parent.mkdir(parents=True)
     (folder / BINARY).write_bytes(b"no kernel")
+    return seal_folder(folder, torch.device("cpu"), built, engine)
+
+
+def seal_folder(
+    folder: Path, device: torch.device, built: dict[str, Any] | None = None, engine: dict[str, Any] | None = None
+) -> Path:
+    """Writes the manifest of what lies in a folder."""
     files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    here = built_on(torch.device("cpu"))
+    here = built_on(device)
     decided = Decision(
         name="max_num_seqs", chosen=64, default=1024, unit="tok/s", measured={"64": [9.0, 9.1], "1024": [8.0, 8.1]},
         won_percent=12.4, noise_percent=1.1,
     )  # fmt: skip
     manifest = Manifest(
         penstock=__version__, model="demo", source={}, built_on=msgspec.structs.replace(here, **built or {}),
-        built_for=[], engine=engine, decisions=[decided], files=sum_files(folder, files),
+        built_for=[], engine=engine or {}, decisions=[decided], files=sum_files(folder, files),
     )  # fmt: skip
     write_manifest(folder, manifest)
     return folder
@@ -49,4 +56,4 @@ def flip(path: Path, at: int = -1) -> None:
     path.write_bytes(content)
 
 
-__all__ = ["BINARY", "MANIFEST", "edit", "flip", "make_artifact"]
+__all__ = ["BINARY", "MANIFEST", "edit", "flip", "make_artifact", "seal_folder"]

@@ -63,6 +63,7 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> 
             for size in sizes:
                 for wants in (PLAIN, EVERY):
                     step.launch_draw(size, hidden[:size], wants)
+            _score_prompts(step)
 
     step.launch_forward(sizes[0], False)  # Triton's driver is set up by one thread alone
     with ThreadPoolExecutor(1, "penstock-warm") as beside:
@@ -71,6 +72,16 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> 
             for grouped in (False, True) if grouping and size > 1 else (False,):
                 step.launch_forward(size, grouped)
         drawing.result()
+
+
+def _score_prompts(step: DeviceStep) -> None:
+    """Prompts are told their logprobs in slices of any size, however few rows may run: the head's products of few."""
+    hidden = torch.zeros(
+        (step.scorer.slice_rows, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device
+    )
+    for size in _kinds_of_sizes(step.scorer.slice_rows):
+        targets = torch.zeros(size, dtype=torch.int32, device=step.rows.device)
+        step.model.ops.token_logprobs(step.model.logits(hidden[:size]), targets, MAX_LOGPROBS)
 
 
 def _all_rows_ask(step: DeviceStep) -> None:

@@ -41,7 +41,7 @@ def _penalized(logit, count, repetition, presence, frequency):
     return value - (frequency * output + tl.where(output > 0, presence, 0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def _adjust(
     logits, adjusted, counts, row_ids, position, done, wants, prompt_length, min_length, repetition, presence,
     frequency, block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,

@@ -21,7 +21,7 @@ _BLOCK = 256
 NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is padding
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "dump_block", "table_width"])  # by memory and lengths, which differ by machine
 def _prepare(
     row_ids, offset, draft, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots,
     count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
@@ -124,7 +124,7 @@ def advance(row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, to
     return told
 
 
-@triton.jit(do_not_specialize=["words"])
+@triton.jit(do_not_specialize=["words", "table_width"])
 def _join(
     packed, state, base, stride, block_table, words, table_width,
     WORDS: tl.constexpr, WORDS_PAD: tl.constexpr, SCRATCH: tl.constexpr, BLOCK: tl.constexpr,
@@ -153,7 +153,7 @@ def join(packed: Tensor, rows: RowState) -> None:
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "table_width"])
 def _grow(new_blocks, block_table, table_width, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(new_blocks + i * 3, mask=i < count, other=-1).to(tl.int64)

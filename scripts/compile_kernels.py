@@ -1,0 +1,106 @@
+"""Compiles every kernel of the package for chips that need not be here, as engines of some models would launch them.
+
+    python scripts/compile_kernels.py [--chips 80 86 89 90] [--models plain eight ...]
+
+Says of each chip how many kernels compile, and names those that don't, or that ask for more shared memory than a
+program has there. What is compiled is not run: which chips the kernels were tried on is said in docs/kernels.md. Ends
+with 1 where a kernel fails that was expected to compile: e4m3 is for chips from 8.9 on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
+os.environ.pop("TRITON_INTERPRET", None)
+
+from launch_recorder import Launch, open_recorded, recorded  # noqa: E402
+
+from penstock.config import Config  # noqa: E402
+
+SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes that a program may have
+E4M3 = 89  # compute capability from which on chips have it
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 8192, "hidden_size": 1024,
+    "intermediate_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 64, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+WIDE = LLAMA | {"head_dim": 128, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+QWEN3 = WIDE | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+GEMMA = LLAMA | {
+    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 512,
+    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4,
+    "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": (LLAMA, {}),
+    "wide": (WIDE, {}),
+    "float16": (WIDE, {"dtype": "float16"}),
+    "qwen3": (QWEN3, {}),
+    "gemma": (GEMMA, {}),
+    "int4": (WIDE, {"quantization": "int4"}),
+    "int8": (LLAMA, {"quantization": "int8"}),
+    "eight": (WIDE, {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+    "eight-kv": (LLAMA, {"kv_cache_dtype": "fp8"}),
+}
+
+
+def launches_of(name: str, chip: int) -> dict[tuple[str, str, str], Launch]:
+    """What an engine of a model launches until it is ready, on such a chip."""
+    shape, knobs = MODELS[name]
+    config = {
+        "max_num_seqs": 1200,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_tokens": 8192,
+        "dtype": "bfloat16",
+    } | knobs
+    with tempfile.TemporaryDirectory() as folder, recorded(chip) as launches:
+        (Path(folder) / "config.json").write_text(json.dumps(shape))
+        made = Config.of(model=folder, device="cpu", load_format="dummy", skip_tokenizer_init=True, **config)
+        open_recorded(made, Path(folder)).close()
+        return dict(launches)
+
+
+def fault_of(launch: Launch, chip: int) -> str | None:
+    """Why a kernel can't run on a chip; None: it compiles and fits."""
+    try:
+        shared = launch.compile(chip).metadata.shared
+    except Exception as error:  # noqa: BLE001  it is what is asked for
+        return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()
+    return f"{shared:,} bytes of shared memory, of {SHARED[chip]:,}" if shared > SHARED[chip] else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--chips", type=int, nargs="+", choices=sorted(SHARED), default=sorted(SHARED))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    asked, failed = parser.parse_args(), False
+    os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+    for chip in asked.chips:
+        begun, wanted = time.monotonic(), dict[tuple[str, str, str], tuple[str, Launch]]()
+        for name in asked.models:
+            for key, launch in launches_of(name, chip).items():
+                wanted.setdefault(key, (name, launch))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            faults = list(pool.map(fault_of, [launch for _, launch in wanted.values()], [chip] * len(wanted)))
+        bad = [(key[0], name, why) for (key, (name, _)), why in zip(wanted.items(), faults, strict=True) if why]
+        took = time.monotonic() - begun
+        print(f"sm{chip}: {len(wanted) - len(bad)} of {len(wanted)} kernels compile and fit ({took:.0f} s)", flush=True)
+        for kernel, name, why in sorted(set(bad)):
+            expected = chip < E4M3 and name.startswith("eight")
+            failed = failed or not expected
+            print(f"  {kernel} ({name}{', as expected' if expected else ''}): {why}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""After an engine is ready no kernel is compiled: every launch has a key that the start has launched already, whatever
+the request. And no key hangs on what differs between machines of one GPU: free memory, or lengths that a user names.
+
+Without a GPU: launches are taken down where they would be made (`launch_recorder`). test_no_compiles_gpu.py asks the
+counters of real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.torch
+
+RECORDER = Path(__file__).parents[1] / "support" / "launch_recorder.py"
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+ODD = LLAMA | {
+    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_attention_heads": 6, "num_key_value_heads": 3,
+    "head_dim": 48, "hidden_size": 96, "intermediate_size": 224, "vocab_size": 517,
+}  # fmt: skip
+WINDOWS = LLAMA | {
+    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "sliding_window": 48, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_local_base_freq": 1e4,
+    "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+EIGHT = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"shape": LLAMA, "knobs": {"max_num_seqs": 2200}},
+    "another machine": {  # scratch at a block of a multiple of 16, a table of no multiple
+        "shape": LLAMA, "knobs": {"max_num_seqs": 2200, "kv_cache_tokens": 77_008, "max_model_len": 460},
+    },
+    "eight bits": {"shape": LLAMA, "knobs": {"max_num_seqs": 1300, **EIGHT}},
+    "odd, in groups": {"shape": ODD, "knobs": {"max_num_seqs": 300, "quantization": "int4", "kv_cache_dtype": "fp8"}},
+    "windows": {"shape": WINDOWS, "knobs": {"max_num_seqs": 500, "prefix_groups": "always"}},
+    "one row": {"shape": LLAMA, "knobs": {"max_num_seqs": 1, **EIGHT}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    env = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, str(RECORDER), str(tmp_path_factory.mktemp("model"))],
+        env=env, input=json.dumps(list(CASES.values())), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_launched_that_the_start_has_not_launched(case: str, found: dict[str, dict[str, Any]]) -> None:
+    assert found[case]["late"] == []
+    assert found[case]["noticed"] == 1, "a launch of what nobody warmed is seen"
+    kernels = {key.split("'")[1] for key in found[case]["ready"]}
+    assert kernels > {
+        "prefill._prefill",
+        "decode._own",
+        "filters.filter_kernel",
+        "penalties._adjust",
+        "blocks._copy_blocks",
+    }
+
+
+def test_keys_hang_on_the_model_alone(found: dict[str, dict[str, Any]]) -> None:
+    assert found["plain"]["ready"] == found["another machine"]["ready"]

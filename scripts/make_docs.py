@@ -208,11 +208,10 @@ scales of K and V are read where KV is (`kv_cache_dtype`). Matrices that
 are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs
 anywhere, by inputs between groups or blocks. A key that nobody knows, and that may change numbers, is refused by name.
 
-**Which kernels.** On a GPU float8 by channel or tensor: [eight_bits.md](design/eight_bits.md). Blocks and integers are
-multiplied by plain torch there so far, widened for each product. On a CPU with VNNI int8 goes as integers, with rows in
-sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to
+**Which kernels.** On a GPU: [eight_bits.md](design/eight_bits.md). On a CPU with VNNI int8 goes as integers, with rows
+in sixteen bits, and int4 in groups by torch's own product: one request of Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to
 1.9 times as fast as in bfloat16, its products of 512 rows together take 1.5 and 2.5 times as long. Everything else is
-widened for each product, and slow there.
+widened for each product there, and slow.
 """
 
 

@@ -42,6 +42,7 @@ from penstock.kernels.triton import (
     norm,
     penalties,
     rotary,
+    stream_groups,
 )
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
@@ -314,7 +315,7 @@ def multiplied(x: torch.Tensor, matrix: Any) -> torch.Tensor:
     if isinstance(matrix, linear_fp8.Fp8Matrix):
         form = matrix.form(len(x))
         return linear_fp8.linear_fp8(x if form == "wide" else fp8.quantize_rows(x, form), matrix)
-    return (linear_groups.linear_int if isinstance(matrix, linear_groups.GroupMatrix) else linear_op)(x, matrix)
+    return (linear_groups.linear_int if isinstance(matrix, stream_groups.GroupMatrix) else linear_op)(x, matrix)
 
 
 def groups(sweep: bool) -> None:
@@ -339,8 +340,8 @@ def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None
     rows = max(8, triton.next_power_of_2(m))
     for outputs, warps, stages in ((32, 2, 4), (32, 2, 6), (64, 2, 3), (64, 2, 4), (64, 2, 6), (64, 4, 4), (128, 4, 4)):
         for split in (1, 2, 4, 8, 16) if n < 16384 else (1, 2, 4):
-            cut = linear_groups.Pieces(rows, outputs, split, stages, warps)
-            ms = timed([lambda w=w: linear_groups.streamed_groups(x, w, None, cut) for w in matrices])
+            cut = stream_groups.Pieces(rows, outputs, split, stages, warps)
+            ms = timed([lambda w=w: stream_groups.streamed_groups(x, w, None, cut) for w in matrices])
             found.append((ms, cut))
     for ms, cut in sorted(found, key=lambda f: f[0])[:4]:
         tell(f"  {kind} {m} x {n} x {k} {cut.outputs} by {cut.split}, {cut.stages} {cut.warps}", ms, matrices[0].nbytes)

@@ -61,4 +61,4 @@ def test_a_row_does_not_move_with_those_that_share_its_tile(bits):
 def test_one_row(dtype, bits, zeros, shape):
     from triton_kernel_cases_groups import check_one_row
 
-    check_one_row("cuda", dtype, bits, shape, shape[0] * shape[2], 1408, zeros)
+    check_one_row("cuda", dtype, bits, shape, shape[0] * shape[2], 1408, zeros, (0, 70, 300, 4000))

@@ -40,6 +40,6 @@ def test_many_rows(bits, k, group, zeros, monkeypatch):
     cases.check_many_rows(CPU, F32, 5, bits, 35, k, group, zeros)
 
 
-@pytest.mark.parametrize("bits, shape, zeros", [(4, (4, 2, 16), True), (8, (3, 1, 32), False), (1, (4, 2, 16), False)])
+@pytest.mark.parametrize("bits, shape, zeros", [(4, (4, 2, 16), True), (8, (3, 1, 32), False)])
 def test_one_row(bits, shape, zeros):
-    cases.check_one_row(CPU, F32, bits, shape, 64, 24, zeros)
+    cases.check_one_row(CPU, F32, bits, shape, 64, 24, zeros, (130,))

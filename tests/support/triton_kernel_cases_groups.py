@@ -9,8 +9,8 @@ from torch import Tensor
 from triton_kernel_cases import check_one_row_attention, check_one_row_products, drawn
 
 from penstock.kernels.int_matrix import pack_four
-from penstock.kernels.triton import linear_groups
-from penstock.kernels.triton.linear_groups import GroupMatrix, Pieces
+from penstock.kernels.triton import linear_groups, stream_groups
+from penstock.kernels.triton.stream_groups import GroupMatrix, Pieces
 
 FLOAT8 = 1  # bits of what is neither four nor eight
 
@@ -61,8 +61,8 @@ def check_products(
         if cut is None:
             got = linear_groups.linear_int(there, matrix, given)
         else:
-            got = linear_groups.streamed_groups(there, matrix, given, cut)
-            assert torch.equal(got, linear_groups.streamed_groups(there, matrix, given, cut))
+            got = stream_groups.streamed_groups(there, matrix, given, cut)
+            assert torch.equal(got, stream_groups.streamed_groups(there, matrix, given, cut))
         bound = wanted.abs() * 2 * torch.finfo(dtype).eps + size * kept + 1e-6
         assert got.dtype == dtype and ((got.double().cpu() - wanted).abs() <= bound).all()
 
@@ -86,8 +86,9 @@ def check_many_rows(
 
 
 def check_one_row(
-    device: str, dtype: torch.dtype, bits: int, shape: tuple[int, int, int], d: int, inner: int, zeros: bool
-) -> None:
+    device: str, dtype: torch.dtype, bits: int, shape: tuple[int, int, int], d: int, inner: int, zeros: bool,
+    lengths: tuple[int, ...],
+) -> None:  # fmt: skip
     """The fused operations of a layer's one row, on weights of four bits, eight, or float8 in blocks."""
 
     def matrix(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[GroupMatrix, Tensor]:
@@ -95,5 +96,5 @@ def check_one_row(
         return prepared, worth.to(device)
 
     check_one_row_products(device, dtype, shape, d, inner, matrix)
-    check_one_row_attention(device, dtype, shape, d, (0, 70, 300), None, matrix)
-    check_one_row_attention(device, dtype, shape, d, (300,), 100, matrix)
+    check_one_row_attention(device, dtype, shape, d, lengths, None, matrix)
+    check_one_row_attention(device, dtype, shape, d, lengths[-1:], 100, matrix)

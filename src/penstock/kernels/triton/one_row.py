@@ -4,8 +4,8 @@
     attention_out   the row's tokens in parts; the parts joined and the product behind them (`one_row_attention.py`)
     norm_gate       residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
 
-With weights in groups (`linear_groups.py`), which tensor cores multiply, norms, rotary and the joining have launches of
-their own: nine in all.
+With weights in groups (`stream_groups.py`), which tensor cores multiply, the norms and the joining have launches of
+their own: eight in all.
 
 At one row a launch that waits for the one ahead takes 1.6 to 2.8 us, whatever it does, and a layer had ten. A program
 norms the row for itself (which lies in the first-level cache), asks for its first weights before the kernel ahead has
@@ -21,14 +21,14 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import wide
-from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.linear_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.linear_one import gate_one
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.norm import add_rms_norm, rms_norm
 from penstock.kernels.triton.pdl import has_pdl, release, wait
-from penstock.kernels.triton.rotary import rotary_and_store, store_kv
+from penstock.kernels.triton.rotary import store_kv
+from penstock.kernels.triton.stream_groups import GroupMatrix, Turned, streamed_groups
 
 # Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
 # layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
@@ -195,9 +195,8 @@ def norm_qkv(
     residual [1, K]. K and V go to `inputs.slots` of the layer's KV. What is turned: `rotary.py`."""
     if isinstance(weight, GroupMatrix):
         normed, kept = _normed_row(x, residual, norm, eps)
-        qkv = streamed_groups(normed, weight, bias)
-        kind = AttentionKind(heads, kv_heads, width, rope=0, window=None, scale=1.0)
-        return rotary_and_store(qkv, cos_sin, inputs, kv, kind, None), kept
+        turned = Turned(cos_sin, inputs, kv, heads, kv_heads, width)
+        return streamed_groups(normed, weight, bias, turned=turned), kept
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)

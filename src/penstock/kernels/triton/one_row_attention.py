@@ -16,9 +16,9 @@ from torch import Tensor
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.flash_loop import LOG2_E, at_head, cells, scales_of, walk_row
-from penstock.kernels.triton.linear_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.stream_groups import GroupMatrix, streamed_groups
 
 PARTS = 16  # programs that share a row and KV head, at most
 TOKENS = 64  # of a tile; a part has at least one

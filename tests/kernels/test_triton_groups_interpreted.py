@@ -37,7 +37,7 @@ def test_the_same_bits_however_k_is_split(bits):
 @pytest.mark.parametrize("bits, k, group, zeros", LAYOUTS)
 def test_many_rows(bits, k, group, zeros, monkeypatch):
     monkeypatch.setattr(cases.linear_groups, "WIDENED_AT_ONCE", 2000)
-    cases.check_many_rows(CPU, F32, 5, bits, 35, k, group, zeros)
+    cases.check_many_rows(CPU, F32, 5, bits, 150, k, group, zeros)
 
 
 @pytest.mark.parametrize("bits, shape, zeros", [(4, (4, 2, 16), True), (8, (3, 1, 32), False)])

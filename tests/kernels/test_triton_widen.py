@@ -21,12 +21,12 @@ def halves(words: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(words.view(np.int16).copy()).view(dtype)
 
 
-def run(program: str, words: np.ndarray, outputs: int, dtype: torch.dtype) -> torch.Tensor:
+def run(program: str, inputs: list[np.ndarray], outputs: int, dtype: torch.dtype) -> torch.Tensor:
     """Runs it on words [n] -> the pairs in its outputs, [n, 2 * outputs]."""
-    held = {f"${outputs}": words}
+    held = {f"${outputs + i}": words for i, words in enumerate(inputs)}
 
     def of(name: str) -> np.ndarray:
-        return held[name] if name in held else np.full(len(words), int(name, 0), np.uint32)
+        return held[name] if name in held else np.full(len(inputs[0]), int(name, 0), np.uint32)
 
     for line in re.findall(r"^\s*([a-z0-9.]+ .*);", program, re.M):
         op, _, rest = line.partition(" ")
@@ -57,11 +57,15 @@ def run(program: str, words: np.ndarray, outputs: int, dtype: torch.dtype) -> to
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_four_bits(dtype):
+@pytest.mark.parametrize("zero", [0, 8, 16])
+def test_four_bits(dtype, zero):
     program = widen._FOUR_BF16 if dtype == torch.bfloat16 else widen._FOUR_F16
     numbers = torch.randint(0, 16, (1, 4096), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     words = widen.in_words(pack_four(numbers)).numpy().view(np.uint32)[0]
-    assert torch.equal(run(program.value, words, 4, dtype).flatten(), numbers[0].double() - 8)
+    magic = 128.0 if dtype == torch.bfloat16 else 1024.0
+    less = torch.full((2 * len(words),), -magic - zero, dtype=dtype).view(torch.int16).numpy().view(np.uint32)
+    found = run(program.value, [words, less, less], 4, dtype)
+    assert torch.equal(found.flatten(), numbers[0].double() - zero)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -71,7 +75,7 @@ def test_eight_bits(dtype, float8):
         (torch.bfloat16, False): widen._EIGHT_BF16, (torch.bfloat16, True): widen._FLOAT8_BF16,
         (torch.float16, False): widen._EIGHT_F16, (torch.float16, True): widen._FLOAT8_F16,
     }  # fmt: skip
-    found = run(programs[dtype, float8].value, BYTES.numpy().view(np.uint32), 2, dtype).flatten()
+    found = run(programs[dtype, float8].value, [BYTES.numpy().view(np.uint32)], 2, dtype).flatten()
     right = BYTES.view(torch.float8_e4m3fn if float8 else torch.int8).double()
     sound = ~right.isnan()
     assert torch.equal(found[sound], right[sound])

@@ -59,7 +59,7 @@ def by_library(x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None) -> Te
     """The product by torch's, some of the outputs at a time: what they are widened into stays in the cache."""
     n, k = matrix.shape
     out = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
-    each = max(1, WIDENED_AT_ONCE // k)
+    each = max(128, WIDENED_AT_ONCE // k // 128 * 128)
     for first in range(0, n, each):
         wide = widened(matrix, first, min(each, n - first)).t()
         if bias is None:
@@ -69,7 +69,7 @@ def by_library(x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None) -> Te
     return out
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["first", "count"])
 def _widened(
     weight, scale, zero, out, first, count, N, K, pitch, GROUP: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
@@ -83,20 +83,19 @@ def _widened(
     at = tl.program_id(1) * BK
     group = group_of(tl.program_id(1), BK, GROUP)
     of = tl.load(scale + group * N + n)[:, None]
+    less = tl.full((BN, 1), 8.0 if KIND == FOUR else 0.0, tl.float32)
     if ZEROS:
-        less = tl.load(zero + group * N + n)[:, None] - (8.0 if KIND == FOUR else 0.0)
-    else:
-        less = tl.zeros((BN, 1), tl.float32)
+        less = tl.load(zero + group * N + n)[:, None]
     kind = out.dtype.element_ty
     byte = at // PACKED + lane
     mask = there[:, None] & (byte < pitch)[None, :]
     w = tl.load(weight + n[:, None].to(tl.int64) * pitch + byte[None, :], mask=mask, other=0)
     to = out + row[:, None].to(tl.int64) * K + at
     if KIND == FOUR:
-        low, high = widen_four(w, kind)
+        low, high = widen_four(w, less, kind)
         k = (lane // 4 * 8 + lane % 4)[None, :]
-        tl.store(to + k, ((low.to(tl.float32) - less) * of).to(kind), mask=mask)
-        tl.store(to + k + 4, ((high.to(tl.float32) - less) * of).to(kind), mask=mask)
+        tl.store(to + k, (low.to(tl.float32) * of).to(kind), mask=mask)
+        tl.store(to + k + 4, (high.to(tl.float32) * of).to(kind), mask=mask)
     else:
         tl.store(to + lane[None, :], ((widen_eight(w, KIND, kind).to(tl.float32) - less) * of).to(kind), mask=mask)
 

@@ -71,12 +71,15 @@ def _stream(
     for turn in tl.range(first, end, num_stages=STAGES):
         of_group = group_of(turn, BK, GROUP) * N + real_n
         of = tl.load(scale + of_group)
+        less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
+        if ZEROS:
+            less = tl.load(zero + of_group)
         w_at, x_at = w_row + turn * (BK // PACKED), x_row + turn * BK
         if KIND == FOUR:
             w = tl.load(w_at)
             rows = tl.load(x_at, mask=real, other=0.0)
             more = tl.load(x_at + 4, mask=real, other=0.0)
-            low, high = widen_four(w, x.dtype.element_ty)
+            low, high = widen_four(w, less[:, None], x.dtype.element_ty)
             now = tl.dot(high, more.T, tl.dot(low, rows.T))
         else:
             if EVEN_K:
@@ -86,13 +89,10 @@ def _stream(
                 inside = (turn * BK + lane < K)[None, :]
                 w = tl.load(w_at, mask=inside, other=0)
                 rows = tl.load(x_at, mask=real & inside, other=0.0)
-            now = tl.dot(widen_eight(w, KIND, x.dtype.element_ty), rows.T)
-        if ZEROS:
-            ones = tl.full((BN, BK // PACKED), 1.0, x.dtype.element_ty)
-            whole = tl.dot(ones, rows.T)
-            if KIND == FOUR:
-                whole = tl.dot(ones, more.T, whole)
-            now -= (tl.load(zero + of_group) - (8.0 if KIND == FOUR else 0.0))[:, None] * whole
+            numbers = widen_eight(w, KIND, x.dtype.element_ty)
+            if ZEROS:
+                numbers -= less[:, None].to(x.dtype.element_ty)
+            now = tl.dot(numbers, rows.T)
         sums += now * of[:, None]
     last = True
     if SPLIT > 1:

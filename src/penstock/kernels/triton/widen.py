@@ -30,29 +30,33 @@ def in_words(packed: Tensor) -> Tensor:
     return (low | high << 4).view(n, size)
 
 
-def _four(magic: str, less: str, one: str, kind: str) -> tl.constexpr:
-    """$4: a word -> its first four numbers in $0 and $1, the others in $2 and $3, less 8."""
+def _four(magic: str, one: str, kind: str) -> tl.constexpr:
+    """$4: a word; $5, $6: what is added to its first two numbers and the next two -> its first four numbers in $0 and
+    $1, the others, to which the same is added, in $2 and $3."""
     return tl.constexpr(f"""{{
-        .reg .b32 m, l, o, a, b, c;
+        .reg .b32 m, o, a, b, c;
         mov.b32 m, {magic};
-        mov.b32 l, {less};
         mov.b32 o, {one};
         shr.u32 a, $4, 8;
         shr.u32 b, $4, 4;
         shr.u32 c, $4, 12;
-        lop3.b32 $0, $4, 0x000F000F, m, 0xEA;
-        lop3.b32 $1, a, 0x000F000F, m, 0xEA;
-        lop3.b32 $2, b, 0x000F000F, m, 0xEA;
-        lop3.b32 $3, c, 0x000F000F, m, 0xEA;
-        fma.rn.{kind} $0, $0, o, l;
-        fma.rn.{kind} $1, $1, o, l;
-        fma.rn.{kind} $2, $2, o, l;
-        fma.rn.{kind} $3, $3, o, l;
+        lop3.b32 a, a, 0x000F000F, m, 0xEA;
+        lop3.b32 b, b, 0x000F000F, m, 0xEA;
+        lop3.b32 c, c, 0x000F000F, m, 0xEA;
+        lop3.b32 m, $4, 0x000F000F, m, 0xEA;
+        fma.rn.{kind} m, m, o, $5;
+        fma.rn.{kind} a, a, o, $6;
+        fma.rn.{kind} b, b, o, $5;
+        fma.rn.{kind} c, c, o, $6;
+        mov.b32 $0, m;
+        mov.b32 $1, a;
+        mov.b32 $2, b;
+        mov.b32 $3, c;
     }}""")
 
 
-_FOUR_BF16 = _four("0x43004300", "0xC308C308", "0x3F803F80", "bf16x2")
-_FOUR_F16 = _four("0x64006400", "0xE408E408", "0x3C003C00", "f16x2")
+_FOUR_BF16 = _four("0x43004300", "0x3F803F80", "bf16x2")
+_FOUR_F16 = _four("0x64006400", "0x3C003C00", "f16x2")
 # bfloat16 has no room for 8 bits behind 128: the upper one comes off, 128 or 256 from 128 and the lower seven.
 _EIGHT_BF16 = tl.constexpr("""{
     .reg .b32 m, o, a, b, c, d;
@@ -104,21 +108,24 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 
 @triton.jit
-def widen_four(w, kind: tl.constexpr):
-    """w [R, C] bytes in `in_words`' order -> the first four numbers of each word, and the others, less 8, [R, C]."""
+def widen_four(w, zero, kind: tl.constexpr):
+    """w [R, C] bytes in `in_words`' order, zero [R, 1] whole numbers in float32 -> the first four numbers of each word,
+    and the others, less the zero, [R, C]."""
     if kind == tl.bfloat16:
+        less = (-128.0 - zero).to(kind).broadcast_to(w.shape)
         low, high = tl.inline_asm_elementwise(
-            _FOUR_BF16, "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+            _FOUR_BF16, "=r,=r,=r,=r,r,r,r", [w, less], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )  # fmt: skip
     elif kind == tl.float16:
+        less = (-1024.0 - zero).to(kind).broadcast_to(w.shape)
         low, high = tl.inline_asm_elementwise(
-            _FOUR_F16, "=r,=r,=r,=r,r", [w], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+            _FOUR_F16, "=r,=r,=r,=r,r,r,r", [w, less], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )  # fmt: skip
     else:
         R: tl.constexpr = w.shape[0]
         C: tl.constexpr = w.shape[1]
         w = w.reshape(R, C // 4, 2, 2).permute(0, 1, 3, 2).reshape(R, C)
-        low, high = (w & 15).to(tl.float32) - 8.0, (w >> 4).to(tl.float32) - 8.0
+        low, high = (w & 15).to(tl.float32) - zero, (w >> 4).to(tl.float32) - zero
     return low, high
 
 

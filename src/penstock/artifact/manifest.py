@@ -73,7 +73,7 @@ class Quality(_Told, kw_only=True, frozen=True):
     """How far the built model is from the one it was built of, on the sample. KL in nats a token, from the unbuilt
     model's distribution to the built one's."""
 
-    agreement: float  # share of positions at which both would pick the same token
+    agreement: float  # share of positions at which the unbuilt model's likeliest token is the built one's too
     kl_mean: float
     kl_worst: float
     bound: float  # of kl_mean

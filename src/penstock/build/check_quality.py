@@ -195,7 +195,7 @@ def _compare(model: Decoder, ops: Ops, texts: list[list[int]], reference: _Kept)
         whole = torch.isfinite(others) & torch.isfinite(rest)  # a vocabulary of KEPT tokens has no others
         kl += torch.where(whole, others.exp() * (others - rest), 0.0)
         kls.append(kl.clamp(min=0.0).cpu())
-        sames.append((logits.argmax(-1) == ids[:, 0]).cpu())
+        sames.append((mine[:, 0] >= logprobs.amax(-1)).cpu())  # bf16 has ties: as likely as any is the same
     return torch.cat(kls), torch.cat(sames)
 
 

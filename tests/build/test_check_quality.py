@@ -1,0 +1,75 @@
+"""The check's figures: KL over the likeliest tokens against the exact one, ties, and which matrix costs most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from penstock.build import check_quality
+from penstock.build.check_quality import _compare, _kept, find_costly, score_built, score_source
+from penstock.build.options import BuildOptions
+from penstock.build.work_sample import WorkSample
+from penstock.demo import model_folder
+from penstock.weights.write_quantized import write_quantized
+
+pytestmark = pytest.mark.torch
+
+
+class Told:
+    """In place of a model: gives these logits."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+
+def compared(theirs: torch.Tensor, mine: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, ...]:
+    monkeypatch.setattr(check_quality, "_logits", lambda model, ops, texts: iter(model.logits.split(5)))
+    return _compare(Told(mine), None, [], _kept(theirs))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("vocabulary", "sharpness"), [(100, 1.0), (256, 3.0), (2000, 3.0), (2000, 0.5)])
+def test_kl_is_at_most_the_exact_one_and_near_it(
+    vocabulary: int, sharpness: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(vocabulary)
+    theirs = sharpness * torch.randn(13, vocabulary, generator=draw)
+    mine = theirs + 0.3 * torch.randn(13, vocabulary, generator=draw)
+    p, q = theirs.double().log_softmax(-1), mine.double().log_softmax(-1)
+    exact = (p.exp() * (p - q)).sum(-1)
+    kl, same = compared(theirs, mine, monkeypatch)
+    assert (kl <= exact + 1e-5).all()
+    if vocabulary <= check_quality.KEPT:
+        assert torch.allclose(kl.double(), exact, atol=1e-5)
+    elif sharpness > 1:
+        assert (kl >= 0.8 * exact).all()
+    assert torch.equal(same, theirs.argmax(-1) == mine.argmax(-1))
+
+
+def test_the_same_logits_agree_where_tokens_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    kl, same = compared(logits, logits.flip(1), monkeypatch)
+    assert same.tolist() == [True, True] and kl[1] == 0 < kl[0]
+
+
+def test_a_spoilt_matrix_is_found(tmp_path: Path) -> None:
+    """int4's numbers with one matrix turned round: past the bound, and that matrix is named first."""
+    out = tmp_path / "out"
+    write_quantized(model_folder(), out, "int8")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(out / "model.safetensors")
+    name = "model.layers.5.mlp.down_proj"
+    tensors[f"{name}.weight_scale"] = -tensors[f"{name}.weight_scale"]
+    save_file(tensors, out / "model.safetensors")
+    options = msgspec.to_builtins(BuildOptions(model="demo", out=str(out), knobs={"device": "cpu"}))
+    work = WorkSample(
+        told="rows", prompts=[list(range(40, 70))] * 2, sampling=[{}] * 2, outputs=[20] * 2, concurrency=2
+    )
+    score_source(options, str(model_folder()), [msgspec.to_builtins(work)])
+    found = score_built(options, {}, {})
+    assert found["kl_mean"] > 0.02 and found["agreement"] < 0.99 and found["tokens"] == 100
+    costs = find_costly(options, str(model_folder()))
+    assert next(iter(costs)) == name and costs[name] > 10 * sorted(costs.values())[-2]

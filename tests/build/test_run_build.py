@@ -45,7 +45,7 @@ def test_a_build_says_what_it_does_and_what_it_came_to(built: tuple[Path, str, s
 def test_the_manifest_holds_all_of_it(built: tuple[Path, str, str]) -> None:
     manifest = read_manifest(built[0])
     assert (manifest.model, manifest.revision, manifest.built_on.device) == ("demo", None, "cpu")
-    assert manifest.engine["device"] == "cpu" and manifest.engine["max_model_len"] == 96
+    assert manifest.engine == {"max_model_len": 96}
     assert manifest.quality is not None and 0 < manifest.quality.kl_mean < manifest.quality.bound
     assert manifest.quality.agreement > 0.9 and manifest.quality.tokens > 100
     assert manifest.step_seconds.rows[0] == 4 and all(seconds > 0 for seconds in manifest.step_seconds.seconds)
@@ -59,11 +59,6 @@ def test_an_artifact_is_a_model_folder(built: tuple[Path, str, str]) -> None:
     with LLM(str(built[0]), device="cpu") as llm:
         asked = llm.generate(["The answer is"], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
     assert len(asked[0].outputs[0].token_ids) == 4
-
-
-def test_a_built_folder_is_not_built_again(built: tuple[Path, str, str]) -> None:
-    again = build(built[0])
-    assert again.returncode == 2 and "is built already: name another --out" in again.stderr
 
 
 def test_an_artifact_that_moved_is_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:

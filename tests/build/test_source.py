@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from penstock.artifact.manifest import MANIFEST
 from penstock.build import source as source_file
 from penstock.build.make_weights import make_weights
 from penstock.build.options import BuildOptions
-from penstock.build.source import check_room, check_unchanged, fetch
+from penstock.build.source import _sizes, check_room, check_unchanged, fetch
 from penstock.demo import model_folder
 from penstock.errors import CapacityError, CheckpointError, UsageError
 
@@ -24,8 +25,8 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copytree(model_folder(), tmp_path / "model"))
 
 
-def options(model: Path, out: Path, **more: str) -> BuildOptions:
-    return BuildOptions(model=str(model), out=str(out), **more)  # type: ignore[arg-type]
+def options(model: Path, out: Path, **more: Any) -> BuildOptions:
+    return BuildOptions(model=str(model), out=str(out), **more)
 
 
 def test_every_file_has_its_checksum(model: Path, tmp_path: Path) -> None:
@@ -57,6 +58,22 @@ def test_too_little_memory_is_told_before_the_work(
     monkeypatch.setattr(source_file, "free_memory", lambda device: 1_000_000_000)
     with pytest.raises(CapacityError, match=r"takes 2\.2 GB of memory .*and 1\.0 GB is free: end what else"):
         check_room(options(model, tmp_path / "out"), source)
+
+
+def test_a_device_too_small_for_the_check_is_told(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, rooms = fetch(options(model, tmp_path / "out")), [10_000_000_000, 5_000_000]
+    monkeypatch.setattr(source_file, "free_memory", lambda device: rooms.pop(0))
+    with pytest.raises(CapacityError, match=r"the unbuilt model, which the check .* and 0\.0 GB is free on cpu"):
+        check_room(options(model, tmp_path / "out", knobs={"device": "cpu"}), source)
+
+
+@pytest.mark.parametrize("kind", ["none", "fp8", "int8", "int4"])
+def test_what_is_written_takes_what_was_told(kind: str, model: Path, tmp_path: Path) -> None:
+    told = options(model, tmp_path / "out", quantization=kind)
+    _, written = _sizes(told, source := fetch(told))
+    (tmp_path / "out").mkdir()
+    make_weights(told, source, kind, lambda line: None)
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size == pytest.approx(written, rel=0.08)
 
 
 def test_an_artifact_is_no_model_to_build_of(model: Path, tmp_path: Path) -> None:

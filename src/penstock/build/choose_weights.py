@@ -16,11 +16,11 @@ import torch
 
 from penstock.artifact.manifest import Decision, Value
 from penstock.build.build_state import Result
-from penstock.build.decide import decide, measure
+from penstock.build.decide import REPEATS, decide, measure
 from penstock.build.options import BuildOptions
 from penstock.build.source import SourceModel
 from penstock.build.stage_process import run_apart
-from penstock.build.trial import OpenModel, kv_tokens_of, longest_of
+from penstock.build.trial import OpenModel, in_time, kv_tokens_of, longest_of
 from penstock.build.work_sample import WorkSample
 from penstock.errors import CapacityError
 from penstock.execute.open_runner import find_device
@@ -52,24 +52,20 @@ def try_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]
     asked, some = msgspec.convert(options, BuildOptions), msgspec.convert(works, list[WorkSample])
     some = [work.cut(0.0, SHORT_OUTPUT) for work in some]
     seconds = min(TRIAL_SECONDS, 15.0 * asked.tune_minutes)
-    deadline = time.monotonic() + seconds
     candidates: list[Value] = ["none", "int8"]
     with ExitStack() as opened:
         models = {}
         try:
             for kind in candidates:
-                config = asked.config(
-                    folder,
-                    quantization="auto" if kind == "none" else kind,
-                    max_num_seqs=max(w.concurrency for w in some),
-                )
+                config = asked.config(folder, quantization="auto" if kind == "none" else kind)
                 config.memory.kv_cache_tokens = kv_tokens_of(some, config)
                 config.memory.max_model_len = longest_of(some)
                 models[kind] = opened.enter_context(OpenModel(config, Path(folder)))
-                models[kind].run([some[0].cut(0.0, 2)])
         except CapacityError as error:
             return _said(_settled("none", f"not timed, both don't fit beside each other: {error}"))
-        measured = measure(candidates, lambda kind: _speed(models[kind], some), deadline)
+        models["int8"].run([some[0].cut(0.0, 2)])
+        runs = in_time(models["none"], some, seconds / (2 * len(candidates) * REPEATS), lambda line: None)
+        measured = measure(candidates, lambda kind: _speed(models[kind], runs), time.monotonic() + seconds)
     return _said(decide("quantization", candidates, measured, "output tok/s", more=True))
 
 

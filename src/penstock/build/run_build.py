@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.artifact.manifest import BuiltOn, Decision, Manifest, Quality, read_manifest, write_manifest
+from penstock.artifact.manifest import BuiltOn, Decision, Manifest, Quality, Value, read_manifest, write_manifest
 from penstock.build.build_state import BuildState, Result
 from penstock.build.choose_weights import choose_weights
 from penstock.build.make_weights import make_weights
@@ -82,7 +82,7 @@ class _Build:
         works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
-        decided: Result = {"engine": {**self._options.named, **tuned.engine}, "tunables": tuned.tunables}
+        decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
         self._stage("compile", lambda: self._compile(decided, works))
         quality = self._check(source, works, str(weights.chosen), decided)
         return self._pack(
@@ -109,7 +109,7 @@ class _Build:
         rows = None if self._options.workload is None else self._read_rows(Path(self._options.workload))
         works = self._stage("work", lambda: self._works(out, rows))["works"]
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
-        decided: Result = {"engine": {**self._options.named, **tuned.engine}, "tunables": tuned.tunables}
+        decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
         self._stage("compile", lambda: self._compile(decided, works))
         kept = [each for each in before.decisions if each.name == "quantization"]
         return self._pack(
@@ -226,6 +226,10 @@ class _Build:
         job = {"options": self._told, "folder": source.folder, "works": works}
         self._state.stage("reference", lambda: run_apart("score_source", job))
         return run_apart("score_built", {"options": self._told, **decided})
+
+    def _kept(self) -> dict[str, Value]:
+        """The user's knobs that an artifact holds: where it runs, `built_on` says."""
+        return {name: value for name, value in self._options.named.items() if name != "device"}
 
 
 def _keep_wide(costs: Mapping[str, float]) -> str:

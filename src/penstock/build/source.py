@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from hashlib import file_digest
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import torch
@@ -16,10 +17,14 @@ import torch
 from penstock.artifact.manifest import MANIFEST
 from penstock.build.build_state import check_disk
 from penstock.build.options import BuildOptions
+from penstock.config import Quantization
 from penstock.engine.build_engine import model_folder
 from penstock.errors import CapacityError, CheckpointError, UsageError
 from penstock.execute.limits import free_memory
+from penstock.execute.open_runner import find_device
+from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
+from penstock.quant.choose import choose_schemes
 from penstock.weights.checkpoint import read_entries
 from penstock.weights.find import HUB_FILES
 
@@ -78,15 +83,35 @@ def check_unchanged(source: SourceModel) -> None:
 
 def check_room(options: BuildOptions, source: SourceModel) -> None:
     """Raises CapacityError where disk or memory is too small for what follows, before it begins."""
-    weights = sum(file.bytes for file in source.files.values())
-    share = {"fp8": 0.55, "int8": 0.55, "int4": 0.35}.get(options.quantization, 1.0)  # of bf16, head and all: at most
-    check_disk(Path(options.out), int(weights * share) + source.largest_shard, f"an artifact of {options.model}")
+    wide, written = _sizes(options, source)
+    check_disk(Path(options.out), written, f"an artifact of {options.model}")
     needed, free = int(1.3 * source.largest_shard) + SPARE, free_memory(torch.device("cpu"))
     if free < needed:
         raise CapacityError(
             f"building {options.model} takes {needed / 1e9:.1f} GB of memory (its largest file is "
             f"{source.largest_shard / 1e9:.1f} GB), and {free / 1e9:.1f} GB is free: end what else runs here"
         )
+    device = find_device(options.config().model.device)
+    room = free_memory(device)
+    if wide > room:
+        raise CapacityError(
+            f"the unbuilt model, which the check compares with, takes {wide / 1e9:.1f} GB, and {room / 1e9:.1f} GB is "
+            f"free on {device}: end what else runs there, or take a larger one"
+        )
+
+
+def _sizes(options: BuildOptions, source: SourceModel) -> tuple[int, int]:
+    """Bytes of the unbuilt model in memory, and of what is written at most."""
+    config = read_model_config(Path(source.folder))
+    stored = sum(file.bytes for name, file in source.files.items() if name.endswith(".safetensors"))
+    meta, dtype = torch.device("meta"), torch.bfloat16
+    wide = build_model(config, dtype, meta, scheme_of=choose_schemes("auto", config.quantization)).weights_bytes
+    if options.quantization in ("none", "auto") or source.quantized is not None:
+        return wide, stored
+    made = build_model(
+        config, dtype, meta, scheme_of=choose_schemes(cast(Quantization, options.quantization))
+    ).weights_bytes
+    return wide, int(stored * made / wide)
 
 
 def _names(folder: Path) -> list[str]:

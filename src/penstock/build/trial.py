@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -90,6 +90,23 @@ class _WholeWork(RooflineGauge):
 
     def least_seconds(self) -> float:
         return limit_seconds(self._steps.columns(), self._sizes, self._machine)
+
+
+def in_time(model: OpenModel, works: list[WorkSample], room: float, tell: Callable[[str], None]) -> list[WorkSample]:
+    """Returns works that take about `room` seconds together: with answers so short, and where prompts alone take too
+    long, so few. tell: hears by how much; all of it is run once to see."""
+    short = [work.cut(0.0, 2) for work in works]
+    model.run(short)  # once for what only the first run of all does
+    prompts, whole = model.run(short).seconds, model.run(works).seconds
+    if whole <= room:
+        return works
+    if room <= 2 * prompts:
+        share = room / (2 * prompts)
+        tell(f"timed runs are of {share:.1%} of the prompts, with short answers: all would take longer than there is")
+        return [work.fewer(share).cut(prompts / max(whole - prompts, prompts)) for work in works]
+    share = (room - prompts) / (whole - prompts)
+    tell(f"answers are cut to {share:.0%} of their length in timed runs: all would take longer than there is")
+    return [work.cut(share) for work in works]
 
 
 def kv_tokens_of(works: Sequence[WorkSample], config: Config) -> int:

@@ -25,7 +25,7 @@ from penstock.build.build_state import Result
 from penstock.build.decide import REPEATS, decide, measure, middle, name_of, noise_percent
 from penstock.build.options import BuildOptions
 from penstock.build.step_table import time_steps
-from penstock.build.trial import OpenModel, Timing, kv_tokens_of
+from penstock.build.trial import OpenModel, Timing, in_time, kv_tokens_of
 from penstock.build.tune_kernels import tune_kernels
 from penstock.build.work_sample import WorkSample
 from penstock.config import Config
@@ -77,7 +77,7 @@ class Tuner:
         self._options, self._works, self._clock = options, works, clock
         self._folder = Path(options.out)
         self._seconds = 60.0 * options.tune_minutes
-        self._end = clock() + self._seconds * (1.0 - LAST_SHARE - TABLE_SHARE)
+        self._end = 0.0  # of the time for knobs
         self._chosen: dict[str, Value] = {}  # knobs
         self._tunables: dict[str, Value] = {}
         self._decisions: list[Decision] = []
@@ -91,7 +91,8 @@ class Tuner:
         self._tunables = {each.name: each.chosen for each in self._decisions if each.chosen != each.default}
         with OpenModel(self._config(), self._folder) as model:
             self._works = [model.look(work) if work.ends else work for work in self._works]
-            runs = self._in_time(model)
+            runs = in_time(model, self._works, self._seconds / (RUNS * REPEATS), _say)
+            self._end = self._clock() + self._seconds * (1.0 - KERNELS_SHARE - TABLE_SHARE - LAST_SHARE)
             waiting, reopened = self._scheduling(model), self._reopening()
             for place, (name, candidates) in enumerate(waiting):
                 share = (self._end - self._clock()) / (len(waiting) + len(reopened) - place)
@@ -101,30 +102,6 @@ class Tuner:
             self._try_reopened(name, value, runs, (self._end - self._clock()) / (len(reopened) - place))
         expected = self._compare(runs)
         return Tuned(self._decisions, self._chosen, self._tunables, expected, table, self._works)
-
-    def _in_time(self, model: OpenModel) -> list[WorkSample]:
-        """The works with answers so short, and where prompts alone take too long, so few, that all choices can be run
-        through in the time."""
-        short = [work.cut(0.0, 2) for work in self._works]
-        model.run(short)  # once for what only the first run of all does
-        prompts, whole = self._took(model, short), self._took(model, self._works)
-        room = self._seconds / (RUNS * REPEATS)
-        if whole <= room:
-            return self._works
-        if room <= 2 * prompts:
-            share = room / (2 * prompts)
-            _say(
-                f"timed runs are of {share:.1%} of the prompts, with short answers: all would take longer than there is"
-            )
-            return [work.fewer(share).cut(prompts / max(whole - prompts, prompts)) for work in self._works]
-        share = (room - prompts) / (whole - prompts)
-        _say(f"answers are cut to {share:.0%} of their length in timed runs: all would take longer than there is")
-        return [work.cut(share) for work in self._works]
-
-    def _took(self, model: OpenModel, works: list[WorkSample]) -> float:
-        begun = self._clock()
-        model.run(works)
-        return self._clock() - begun
 
     # --- one knob
 

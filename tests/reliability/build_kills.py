@@ -1,6 +1,6 @@
 """kill -9 of a build at random points of each of its stages, gone on with each time: whether all end in one artifact.
 
-It knows builds by the command line (tests/support/build_drive.py); `python tests/reliability/build_kills.py [KILLS]`
+It knows builds by the command line (build_drive.py); `python tests/reliability/build_kills.py [KILLS]`
 prints one line of figures. KILLS are of each stage.
 """
 

@@ -18,12 +18,14 @@ from penstock.config import BLOCK_SIZE
 from penstock.execute.device_sampler import EVERY, PLAIN
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.limits import BatchLimits
-from penstock.execute.padding import chunk_capacity, padded
+from penstock.execute.padding import padded
 from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _NOTHING = np.zeros(0, np.int32)
+# Of steps that are chunks alone: products of so many rows differ in their tiles, also where fewer sequences may run.
+_CHUNK_TOKENS = (16, 32, 64, 128, 256, 1024)
 
 
 def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
@@ -34,12 +36,9 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     _compile_bookkeeping(step)
     _all_rows_ask(step)
     _compile_small_steps(step, _kinds_of_sizes(limits.max_rows), grouping)
-    for wants in (PLAIN, EVERY):
-        step.step(_plan(limits.max_rows, wants, most - limits.max_rows, limits, MAX_LOGPROBS))
-    step.step(_plan(0, PLAIN, most, limits, MAX_LOGPROBS))
-    for chunks in _numbers_of_chunks(most):
-        for tokens in {chunks, min(chunks + 16, most)}:
-            step.step(_many(tokens, chunks))
+    step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
+    for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}):
+        step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
     step.asked.wants[:] = 0
     step.asked.logprobs[:] = -1
 
@@ -96,15 +95,6 @@ def _kinds_of_sizes(rows: int) -> list[int]:
     return sorted({padded(count) for count in counts})
 
 
-def _numbers_of_chunks(tokens: int) -> list[int]:
-    """One for each capacity that a step of at most so many tokens may need: each chunk has a token or more."""
-    numbers, capacity = [], 0
-    while capacity < tokens:
-        capacity = chunk_capacity(capacity + 1)
-        numbers.append(min(capacity, tokens))
-    return numbers
-
-
 def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int) -> StepPlan:
     """All rows, and chunks of so many tokens, each as long as a sequence may be."""
     return StepPlan(
@@ -120,15 +110,6 @@ def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logpro
         joins=None,
         chunks=_chunks(_sizes(tokens, limits.max_model_len - 1), prompt_logprobs) if tokens else None,
     )
-
-
-def _many(tokens: int, chunks: int) -> StepPlan:
-    """So many chunks."""
-    sizes = np.ones(chunks, np.int32)
-    sizes[0] += tokens - chunks
-    plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
-    plan.chunks = _chunks(sizes, -1)
-    return plan
 
 
 def _sizes(tokens: int, longest: int) -> Int32:

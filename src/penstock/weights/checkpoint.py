@@ -36,6 +36,11 @@ class Entry:
     shard: Path
     dtype: str
     shape: tuple[int, ...]
+    start: int  # of its bytes in the file
+
+    @property
+    def bytes(self) -> int:
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -132,22 +137,22 @@ def read_header(shard: Path) -> list[Entry]:
         raise CheckpointError(f"{shard} has a broken header ({error}): {AGAIN}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{shard} has a broken header (no JSON object): {AGAIN}")
-    return [_entry(shard, name, told, size - 8 - length) for name, told in header.items() if name != "__metadata__"]
+    return [_entry(shard, name, told, 8 + length, size) for name, told in header.items() if name != "__metadata__"]
 
 
-def _entry(shard: Path, name: str, told: Any, data_bytes: int) -> Entry:
+def _entry(shard: Path, name: str, told: Any, data_start: int, size: int) -> Entry:
     if not _is_sound(told):
         raise CheckpointError(f"{shard} has a broken header at tensor {shown(name)}: {AGAIN}")
     dtype, shape, (start, end) = told["dtype"], tuple(told["shape"]), told["data_offsets"]
-    if end > data_bytes:
+    if data_start + end > size:
         raise CheckpointError(
-            f"{shard} is cut short: tensor {shown(name)} ends {end - data_bytes} bytes past its end: {AGAIN}"
+            f"{shard} is cut short: tensor {shown(name)} ends {data_start + end - size} bytes past its end: {AGAIN}"
         )
     if dtype in ITEM_BYTES and end - start != ITEM_BYTES[dtype] * math.prod(shape):
         raise CheckpointError(
             f"{shard} has a broken header: the bytes of tensor {shown(name)} don't fit its shape: {AGAIN}"
         )
-    return Entry(name, shard, dtype, shape)
+    return Entry(name, shard, dtype, shape, data_start + start)
 
 
 def _is_sound(told: Any) -> bool:

@@ -2,7 +2,7 @@
 say of themselves.
 
 Everything is checked (names, shapes, dtypes) before memory is taken for the first weight. Beyond the model itself
-at most one tensor is in memory: shards are mapped, and each tensor is converted into its place.
+little is in memory: on a CPU shards are mapped and each tensor is converted into its place, to a GPU they are streamed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.checkpoint import AGAIN, Entry, read_entries, read_tensors, shown
+from penstock.weights.stream import stream_tensors
 
 # Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
 # eight bits (kv_scales.py).
@@ -38,7 +39,9 @@ def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
     for weight in model.weights():
         for part, place in weight.places():
             places[part.name] = weight, part, place
-    for entry, tensor in read_tensors([entry for name, entry in entries.items() if name in places]):
+    wanted = [entry for name, entry in entries.items() if name in places]
+    streams = model.device.type == "cuda"
+    for entry, tensor in stream_tensors(wanted, model.device) if streams else read_tensors(wanted):
         weight, part, place = places[entry.name]
         weight.fill(part, place, tensor)
         if weight.dtype == torch.float16 and entry.dtype != "F16" and not place.isfinite().all():

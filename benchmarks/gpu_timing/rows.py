@@ -16,6 +16,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from kernels_naive import rotate
 
 from penstock.kernels.inputs import Queries
 from penstock.kernels.int_matrix import pack_four
+from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton import (
     activation,
     blocks,
@@ -40,6 +42,8 @@ from penstock.kernels.triton import (
     linear_groups,
     logprobs,
     norm,
+    one_row,
+    one_row_attention,
     penalties,
     rotary,
     stream_groups,
@@ -331,8 +335,45 @@ def groups(sweep: bool) -> None:
         for at, (n, k) in enumerate(shapes if sweep and kind not in ("bf16", "fp8") else ()):
             for m in (1, 8, 16, 32, 64):
                 sweep_groups(kind, m, n, k, [layer[at] for layer in layers])
+        one_row_layers(kind, layers, size)
         del layers
         torch.cuda.empty_cache()
+
+
+def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
+    """32 layers of one row behind 300 tokens, all their launches; of weights in groups with other early starts, too."""
+    d, (heads, kv_heads, width) = 4096, (32, 8, 128)
+    weight, start = torch.ones(d, device=GPU, dtype=B), torch.randn(1, d, device=GPU, dtype=B)
+    cos_sin = torch.randn(512, 2, width // 2, device=GPU)
+    pools = [LayerKv.plain(torch.randn(64, kv_heads, 2, 16, width, device=GPU, dtype=B)) for _ in layers]
+    length, table = torch.full((1,), 300, dtype=torch.int32, device=GPU), torch.randperm(63, device=GPU).int()[None]
+    decode = SimpleNamespace(
+        rows=torch.zeros(1, dtype=torch.int32, device=GPU), table=table, length=length, groups=None
+    )
+    at = torch.full((1,), 300, device=GPU)
+    inputs = SimpleNamespace(positions=at, slots=table[0, 300 // 16].long().view(1) * 16 + 300 % 16, decode=decode)
+
+    def run() -> torch.Tensor:
+        x, residual = start, None
+        for (qkv, out, up, down), kv in zip(layers, pools, strict=True):
+            qkv, out, up = (w.streamed if isinstance(w, linear_fp8.Fp8Matrix) else w for w in (qkv, out, up))
+            q, residual = one_row.norm_qkv(
+                x, residual, weight, 1e-5, qkv, None, cos_sin, inputs, kv, heads, kv_heads, width
+            )
+            x = one_row_attention.attention_out(q, kv, inputs, width**-0.5, None, out, None)
+            x, residual = one_row.norm_gate(x, residual, weight, 1e-5, up)
+            x = multiplied(x, down)
+        return x
+
+    tell(f"8b {kind}, one row, 32 layers with attention", timed([run], least=1), size)
+    if not isinstance(layers[0][0], stream_groups.GroupMatrix):
+        return
+    plain = stream_groups.pieces_of
+    for ahead, early in ((0, 2), (2, 1), (2, 2), (4, 2), (8, 2)):
+        stream_groups.pieces_of = lambda m, n, k: replace(plain(m, n, k), ahead=ahead)
+        norm.ONE_EARLY = early
+        tell(f"  {ahead} turns asked for ahead, norms early {early}", timed([run], least=1), size)
+    stream_groups.pieces_of, norm.ONE_EARLY = plain, 1
 
 
 def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None:

@@ -150,19 +150,25 @@ def test_a_layer_of_early_starts_is_the_same_each_time(count):
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("eight", [0, 1, 2])
-def test_layers_of_one_row_are_the_same_each_time(eight):
+@pytest.mark.parametrize("eight, four", [(0, False), (1, False), (2, False), (0, True)])
+def test_layers_of_one_row_are_the_same_each_time(eight, four):
     """Launches that read ahead of their wait, or let the next in early, see all of the step: layers in a graph."""
     from types import SimpleNamespace
 
-    from penstock.kernels.triton import linear, one_row, one_row_attention
+    from penstock.kernels.int_matrix import pack_four
+    from penstock.kernels.triton import linear, linear_groups, one_row, one_row_attention
 
+    def prepared(n: int, k: int) -> object:
+        if not four:
+            return linear.prepare_linear(torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16())
+        numbers = pack_four(torch.randint(0, 16, (n, k), dtype=torch.uint8, device=GPU))
+        scale = torch.full((n, k // 128), k**-0.5 / 5, device=GPU).bfloat16()
+        return linear_groups.prepare_linear_int(numbers, scale, None, torch.bfloat16)
+
+    product = linear_groups.linear_int if four else linear.linear
     d, inner, (heads, kv_heads, width) = 2048, 8192, (32, 8, 64)
     outputs = (heads + 2 * kv_heads) * width
-    qkv, out, up, down = (
-        linear.prepare_linear(torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16())
-        for n, k in ((outputs, d), (d, heads * width), (2 * inner, d), (d, inner))
-    )
+    qkv, out, up, down = (prepared(n, k) for n, k in ((outputs, d), (d, heads * width), (2 * inner, d), (d, inner)))
     scale, start = torch.ones(d, device=GPU).bfloat16(), torch.randn(1, d, device=GPU).bfloat16()
     angles = torch.randn(512, width // 2, device=GPU)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
@@ -184,7 +190,7 @@ def test_layers_of_one_row_are_the_same_each_time(eight):
             gap()
             x, residual = one_row.norm_gate(x, residual, scale, 1e-5, up)
             gap()
-            x = linear.linear(x, down)
+            x = product(x, down)
             gap()
         return x + residual
 

@@ -40,6 +40,13 @@ def wait(EARLY: tl.constexpr):
         gdc_wait()
 
 
+@triton.jit
+def fetch(places):
+    """Asks for the lines that pointers [R] are in, from memory into the second-level cache: constants alone."""
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
 @cache
 def has_pdl(device: torch.device) -> int:
     """EARLY of kernels on a device: 1 where they may start early, 0 where that doesn't exist."""

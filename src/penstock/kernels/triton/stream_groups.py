@@ -18,7 +18,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import TakesWideRows
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.pdl import fetch, has_pdl, release, wait
 from penstock.kernels.triton.rotary import store_kv
 from penstock.kernels.triton.split import joined
 from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
@@ -42,7 +42,7 @@ def _stream(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     ZEROS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr, SLOTS: tl.constexpr, EIGHT: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The product turned round, [outputs, rows]. A turn takes BK numbers of a row, which are of one group.
     each: a part's turns. pitch: bytes of a row of the weight.
@@ -66,6 +66,9 @@ def _stream(
     x_row = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
     real = (m < M)[:, None]
     first, end = part * each, tl.minimum(part * each + each, tl.cdiv(K, BK))
+    if EARLY > 0:
+        for turn in tl.static_range(AHEAD):
+            fetch(weight + real_n.to(tl.int64) * pitch + tl.minimum(first + turn, end - 1) * (BK // PACKED))
     wait(EARLY)
     sums = tl.zeros((BN, BM), tl.float32)
     for turn in tl.range(first, end, num_stages=STAGES):
@@ -156,6 +159,7 @@ class Pieces:
     split: int  # programs along K
     stages: int
     warps: int
+    ahead: int = 0  # turns whose weights are asked for before the kernel ahead has ended
 
 
 def pieces_of(m: int, n: int, k: int) -> Pieces:
@@ -241,8 +245,8 @@ def streamed_groups(
         KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits, GATED=gated,
         HEADS=turned.heads if turned else 0, KV_HEADS=turned.kv_heads if turned else 0,
         WIDTH=turned.width if turned else 0, SLOTS=BLOCK_SIZE, EIGHT=turned.kv.eight if turned else 0,
-        EVEN_K=k % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, EARLY=early, num_warps=cut.warps,
-        launch_pdl=bool(early),
+        EVEN_K=k % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, AHEAD=cut.ahead, EARLY=early,
+        num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out
 

@@ -216,6 +216,8 @@ class _Build:
             job = {"options": self._told, "folder": source.folder}
             costs = self._state.stage("costly", lambda: run_apart("find_costly", job))
             way_out = f"{_keep_wide(costs)}, or {way_out}"
+        if decided["engine"].get("kv_cache_dtype") == "fp8":
+            way_out = f"keep keys and values wide by --kv-cache-dtype bfloat16 in an --out of its own, or {way_out}"
         raise CheckpointError(
             f"the built model is too far from {self._options.model}: KL {quality.kl_mean:.3g} nats a token, and "
             f"{bound:g} is the bound: {way_out}"

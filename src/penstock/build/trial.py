@@ -5,6 +5,7 @@ It knows engines and clocks; what a figure means for a choice is `decide.py`'s.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 
 from penstock.artifact.manifest import Value
@@ -52,6 +54,7 @@ class OpenModel:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.runner.close()
+        give_back()
 
     def run(self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None) -> Timing:
         """Runs works with these scheduling knobs in place of the config's; nothing is cached from runs before."""
@@ -77,6 +80,13 @@ class OpenModel:
         for request, sample, tokens, _ in _turn(engine_over(self.runner, self.config), work):
             found[int(firsts[request]) + sample] += tokens
         return found
+
+
+def give_back() -> None:
+    """Gives memory that nobody holds any more back to the device, whose free bytes the next engine asks for."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class _WholeWork(RooflineGauge):

@@ -20,6 +20,7 @@ from torch import Tensor
 from penstock.artifact.manifest import Decision, Value
 from penstock.build.decide import decide, measure
 from penstock.build.model_linears import linears
+from penstock.build.trial import give_back
 from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.kv_cache import KvCache
@@ -56,10 +57,12 @@ def tune_kernels(
             candidates: list[Value] = [tunable.default, *(n for n in tunable.candidates if n != tunable.default)]
             by_value = {value: trial.captured(tunable, value) for value in candidates}
             measured = measure(candidates, partial(_ms_of, by_value), end)
-            note = "" if min(map(len, measured.values())) else "not reached in the time for tuning: the default stays"
-            found.append(decide(tunable.name, candidates, measured, "ms a step", more=False, note=note))
+            found.append(decide(tunable.name, candidates, measured, "ms a step", more=False))
             trial.keep(tunable, found[-1].chosen)
             tell(found[-1])
+            by_value.clear()
+        del trial
+    give_back()
     return found
 
 

@@ -86,6 +86,7 @@ def test_the_dashboard_names_what_there_is(serving: Serving) -> None:
 
 def test_metrics_count(serving: Serving) -> None:
     before = names(serving)
+    assert before["jit_compiles_total"] == before["jit_loads_total"] == 0
     assert ask(serving, max_tokens=7, n=3, stream=True).status_code == 200
     assert ask(serving, max_tokens=5).status_code == 200
     made = "generation_tokens_total"  # the engine's own count comes with its next word

@@ -12,6 +12,7 @@ DTYPES = [torch.bfloat16, torch.float16]
 # bits (1: float8), outputs, inputs, group (None: the row), zeros
 CASES = [
     (4, 6144, 4096, 128, False), (4, 4096, 14336, 128, True), (4, 896, 4864, 64, False), (4, 72, 864, 32, True),
+    (4, 900, 4096, 32, True),
     (4, 100, 896, None, False), (4, 70, 480, 160, True), (8, 4096, 4096, None, False), (8, 896, 4864, 64, True),
     (8, 70, 100, None, True), (8, 300, 512, 32, False), (1, 4096, 4096, 128, False), (1, 896, 4864, 128, False),
     (1, 70, 300, 128, False),

@@ -103,7 +103,7 @@ def _widened(
 def widened(matrix: GroupMatrix, first: int, count: int) -> Tensor:
     """Returns what `count` of the matrix's rows are worth, [count, K] of its dtype."""
     n, k = matrix.shape
-    turn, early = turn_of(matrix), has_pdl(matrix.weight.device)
+    turn, early = min(turn_of(matrix), matrix.group or 128), has_pdl(matrix.weight.device)
     out = torch.empty((count, k), dtype=matrix.dtype, device=matrix.weight.device)
     _widened[(triton.cdiv(count, 32), triton.cdiv(k, turn))](
         matrix.weight, matrix.scale, matrix.scale if matrix.zero is None else matrix.zero, out, first, count, n, k,

@@ -44,7 +44,8 @@ def _stream(
     WIDTH: tl.constexpr, SLOTS: tl.constexpr, EIGHT: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
     STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The product turned round, [outputs, rows]. A turn takes BK numbers of a row, which are of one group.
+    """The product turned round, [outputs, rows]. A turn takes BK numbers of a row, which are of one group,
+    or of two, for which the row is read twice with a half of it zeros.
     each: a part's turns. pitch: bytes of a row of the weight.
 
     Outputs that belong together have a half of a program's each. GATED: output n is silu(n) * (n + N / 2). WIDTH: of
@@ -71,32 +72,30 @@ def _stream(
             fetch(weight + real_n.to(tl.int64) * pitch + tl.minimum(first + turn, end - 1) * (BK // PACKED))
     wait(EARLY)
     sums = tl.zeros((BN, BM), tl.float32)
+    GROUPS: tl.constexpr = 1 if GROUP == 0 or GROUP >= BK else BK // GROUP  # of a turn
     for turn in tl.range(first, end, num_stages=STAGES):
-        of_group = group_of(turn, BK, GROUP) * N + real_n
-        of = tl.load(scale + of_group)
-        less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
-        if ZEROS:
-            less = tl.load(zero + of_group)
         w_at, x_at = w_row + turn * (BK // PACKED), x_row + turn * BK
-        if KIND == FOUR:
-            w = tl.load(w_at)
-            rows = tl.load(x_at, mask=real, other=0.0)
-            more = tl.load(x_at + 4, mask=real, other=0.0)
-            low, high = widen_four(w, less[:, None], x.dtype.element_ty)
-            now = tl.dot(high, more.T, tl.dot(low, rows.T))
-        else:
-            if EVEN_K:
-                w = tl.load(w_at)
-                rows = tl.load(x_at, mask=real, other=0.0)
-            else:
-                inside = (turn * BK + lane < K)[None, :]
-                w = tl.load(w_at, mask=inside, other=0)
-                rows = tl.load(x_at, mask=real & inside, other=0.0)
-            numbers = widen_eight(w, KIND, x.dtype.element_ty)
+        inside = lane >= 0 if EVEN_K else turn * BK + lane < K
+        w = tl.load(w_at) if EVEN_K else tl.load(w_at, mask=inside[None, :], other=0)
+        for at in tl.static_range(GROUPS):
+            mine = inside if GROUPS == 1 else lane // (GROUP // PACKED) == at
+            of_group = (group_of(turn, BK, GROUP) if GROUPS == 1 else turn * GROUPS + at) * N + real_n
+            of = tl.load(scale + of_group)
+            less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
             if ZEROS:
-                numbers -= less[:, None].to(x.dtype.element_ty)
-            now = tl.dot(numbers, rows.T)
-        sums += now * of[:, None]
+                less = tl.load(zero + of_group)
+            held = real if EVEN_K and GROUPS == 1 else real & mine[None, :]
+            rows = tl.load(x_at, mask=held, other=0.0)
+            if KIND == FOUR:
+                more = tl.load(x_at + 4, mask=held, other=0.0)
+                low, high = widen_four(w, less[:, None], x.dtype.element_ty)
+                now = tl.dot(high, more.T, tl.dot(low, rows.T))
+            else:
+                numbers = widen_eight(w, KIND, x.dtype.element_ty)
+                if ZEROS:
+                    numbers -= less[:, None].to(x.dtype.element_ty)
+                now = tl.dot(numbers, rows.T)
+            sums += now * of[:, None]
     last = True
     if SPLIT > 1:
         sums, last = joined(sums, parts, arrived, block, part, SPLIT, BN, BM)
@@ -199,8 +198,11 @@ class GroupMatrix(TakesWideRows):
 
 def turn_of(matrix: GroupMatrix) -> int:
     """Returns the numbers of a row that a program takes at once: a power of two, at most 128, that divides a group, and
-    of four bits a row, whose ends are not looked at."""
+    of four bits a row, whose ends are not looked at. 32 numbers of four bits can't be copied asynchronously: it is 64
+    then, of two groups."""
     size = matrix.group or (matrix.shape[1] if matrix.kind == FOUR.value else 128)
+    if matrix.kind == FOUR.value and matrix.group == 32 and matrix.shape[1] % 64 == 0:
+        return 64
     return min(128, size & -size)
 
 

@@ -67,6 +67,7 @@ CUTS = [
     Cut(32, 256, 4, 4, 4), Cut(64, 128, 1, 4, 4), Cut(64, 128, 4, 4, 4), Cut(64, 128, 8, 4, 4), Cut(64, 256, 4, 8, 3),
     Cut(128, 128, 4, 8, 4),
 ]  # fmt: skip
+CUTS_OF_GROUPS = [(32, 2, 4), (64, 1, 4), (64, 2, 3), (64, 2, 4), (64, 2, 6), (64, 4, 4), (128, 4, 4)]
 
 
 def timed(calls: list[Callable[[], object]], rounds: int = 7, least: int = 20) -> float:
@@ -332,8 +333,8 @@ def groups(sweep: bool) -> None:
             xs = [torch.randn(m, k, device=GPU, dtype=B) for _, k in shapes]
             calls = [lambda layer=layer: [multiplied(x, w) for x, w in zip(xs, layer, strict=True)] for layer in layers]
             tell(f"8b {kind}, {m} rows x 32 layers", 32 * timed(calls, least=32), size)
-        for at, (n, k) in enumerate(shapes if sweep and kind not in ("bf16", "fp8") else ()):
-            for m in (1, 8, 16, 32, 64):
+        for at, (n, k) in enumerate(shapes if sweep and kind == "int4" else ()):
+            for m in (1, 16, 64):
                 sweep_groups(kind, m, n, k, [layer[at] for layer in layers])
         one_row_layers(kind, layers, size)
         del layers
@@ -379,7 +380,7 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
 def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None:
     x, found = torch.randn(m, k, device=GPU, dtype=B), []
     rows = max(8, triton.next_power_of_2(m))
-    for outputs, warps, stages in ((32, 2, 4), (32, 2, 6), (64, 2, 3), (64, 2, 4), (64, 2, 6), (64, 4, 4), (128, 4, 4)):
+    for outputs, warps, stages in CUTS_OF_GROUPS:
         for split in (1, 2, 4, 8, 16) if n < 16384 else (1, 2, 4):
             cut = stream_groups.Pieces(rows, outputs, split, stages, warps)
             ms = timed([lambda w=w: stream_groups.streamed_groups(x, w, None, cut) for w in matrices])

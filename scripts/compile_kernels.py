@@ -1,6 +1,6 @@
 """Compiles every kernel of the package for chips that need not be here, as engines of some models would launch them.
 
-    python scripts/compile_kernels.py [--chips 80 86 89 90] [--models plain eight ...]
+    python scripts/compile_kernels.py [--chips 80 86 89 90] [--models plain eight ...] [--kernels NAME ...]
 
 Says of each chip how many kernels compile, and names those that don't, or that ask for more shared memory than a
 program has there. What is compiled is not run: which chips the kernels were tried on is said in docs/kernels.md. Ends
@@ -30,8 +30,8 @@ from penstock.config import Config  # noqa: E402
 SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes that a program may have
 E4M3 = 89  # compute capability from which on chips have it
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 8192, "hidden_size": 1024,
-    "intermediate_size": 2048, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 2048, "hidden_size": 256,
+    "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 2,
     "head_dim": 64, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
 }  # fmt: skip
 WIDE = LLAMA | {"head_dim": 128, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
@@ -83,13 +83,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--chips", type=int, nargs="+", choices=sorted(SHARED), default=sorted(SHARED))
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--kernels", nargs="+", help="of these names alone, as prefill._prefill")
     asked, failed = parser.parse_args(), False
     os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
     for chip in asked.chips:
         begun, wanted = time.monotonic(), dict[tuple[str, str, str], tuple[str, Launch]]()
         for name in asked.models:
             for key, launch in launches_of(name, chip).items():
-                wanted.setdefault(key, (name, launch))
+                if asked.kernels is None or key[0] in asked.kernels:
+                    wanted.setdefault(key, (name, launch))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             faults = list(pool.map(fault_of, [launch for _, launch in wanted.values()], [chip] * len(wanted)))
         bad = [(key[0], name, why) for (key, (name, _)), why in zip(wanted.items(), faults, strict=True) if why]

@@ -33,7 +33,8 @@ from penstock.kernels.binaries import Binaries
 
 RECORD = "triton.json"  # an artifact's; beside Triton's cache it is HOME_RECORD
 HOME_RECORD = "penstock-triton.json"
-_LOADED = (".json", ".cubin")  # of what Triton writes for a kernel, that which loading it reads
+_BINARIES_END = (".cubin", ".hsaco")
+_KEPT = (".json", *_BINARIES_END)  # of what Triton writes for a kernel: the rest is for people to read
 _BINARIES = Binaries()  # Triton's seam is a class that is told a key and nothing else
 _USUAL = knobs.cache.manager_class or cache.FileCacheManager
 _hash_triton = cache.triton_key
@@ -66,17 +67,16 @@ class _Shelf(cache.CacheManager):
         """Asked for a kernel before it is compiled; None: compile it."""
         name = filename.removesuffix(".json")
         group = next(self._held(filename), None) or self.usual.get_group(filename) or {}
-        group = {each: path for each, path in group.items() if each.endswith(_LOADED)}
-        if len(group) < len(_LOADED):
+        if filename not in group or not any(each.endswith(_BINARIES_END) for each in group):
             _BINARIES.compiling(name)
             return None
         _BINARIES.loaded.append(name)
-        self._keep(group)
+        self._keep_kernel(group)
         return group
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
         """Told when a kernel has been compiled."""
-        self._keep({each: path for each, path in group.items() if each.endswith(_LOADED)})
+        self._keep_kernel(group)
         return self.usual.put_group(filename, group)
 
     def get_file(self, filename: str) -> str | None:
@@ -101,6 +101,9 @@ class _Shelf(cache.CacheManager):
         for folder in _BINARIES.folders:
             if (folder / self.key / filename).is_file():
                 yield {path.name: str(path) for path in (folder / self.key).iterdir()}
+
+    def _keep_kernel(self, group: dict[str, str]) -> None:
+        self._keep({name: path for name, path in group.items() if name.endswith(_KEPT)})
 
     def _keep(self, group: dict[str, str]) -> None:
         """Copies files into the artifact that is being built, and with them the key that they go by."""

@@ -19,39 +19,37 @@ FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what 
 
 def in_words(packed: Tensor) -> Tensor:
     """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same size, each four bytes a word of eight
-    neighbours along K: number k lies where k's three bits read backwards count the fours of bits.
-
-        bits     0..3  4..7  8..11  12..15  16..19  20..23  24..27  28..31
-        number     0     4     2      6       1       5       3       7
-
-    So a shift and a mask find neighbours in the two halves of a word."""
+    neighbours along K: byte b has number b in its low half and 4 + b in its high half."""
     n, size = packed.shape
-    low, high = unpack_four(packed).view(n, size // 4, 2, 4)[..., [0, 2, 1, 3]].unbind(2)
+    low, high = unpack_four(packed).view(n, size // 4, 2, 4).unbind(2)
     return (low | high << 4).view(n, size)
 
 
+# What is packed into a register for an instruction are four numbers that a thread has, which need not be neighbours (of
+# Hopper's tensor cores they lie in two rows): a result may depend on nothing but its own byte.
 def _four(magic: str, one: str, kind: str) -> tl.constexpr:
-    """$4: a word; $5, $6: what is added to its first two numbers and the next two -> its first four numbers in $0 and
-    $1, the others, to which the same is added, in $2 and $3."""
+    """$4: four bytes; $5, $6: what is added to those of the first two and of the others -> the numbers in their low
+    halves in $0 and $1, in their high ones in $2 and $3."""
     return tl.constexpr(f"""{{
-        .reg .b32 m, o, a, b, c;
+        .reg .b32 m, o, a, b, c, d;
         mov.b32 m, {magic};
         mov.b32 o, {one};
-        shr.u32 a, $4, 8;
-        shr.u32 b, $4, 4;
-        shr.u32 c, $4, 12;
+        prmt.b32 a, $4, 0, 0x4140;
+        prmt.b32 b, $4, 0, 0x4342;
+        shr.u32 c, a, 4;
+        shr.u32 d, b, 4;
         lop3.b32 a, a, 0x000F000F, m, 0xEA;
         lop3.b32 b, b, 0x000F000F, m, 0xEA;
         lop3.b32 c, c, 0x000F000F, m, 0xEA;
-        lop3.b32 m, $4, 0x000F000F, m, 0xEA;
-        fma.rn.{kind} m, m, o, $5;
-        fma.rn.{kind} a, a, o, $6;
-        fma.rn.{kind} b, b, o, $5;
-        fma.rn.{kind} c, c, o, $6;
-        mov.b32 $0, m;
-        mov.b32 $1, a;
-        mov.b32 $2, b;
-        mov.b32 $3, c;
+        lop3.b32 d, d, 0x000F000F, m, 0xEA;
+        fma.rn.{kind} a, a, o, $5;
+        fma.rn.{kind} b, b, o, $6;
+        fma.rn.{kind} c, c, o, $5;
+        fma.rn.{kind} d, d, o, $6;
+        mov.b32 $0, a;
+        mov.b32 $1, b;
+        mov.b32 $2, c;
+        mov.b32 $3, d;
     }}""")
 
 
@@ -122,9 +120,6 @@ def widen_four(w, zero, kind: tl.constexpr):
             _FOUR_F16, "=r,=r,=r,=r,r,r,r", [w, less], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
         )  # fmt: skip
     else:
-        R: tl.constexpr = w.shape[0]
-        C: tl.constexpr = w.shape[1]
-        w = w.reshape(R, C // 4, 2, 2).permute(0, 1, 3, 2).reshape(R, C)
         low, high = (w & 15).to(tl.float32) - zero, (w >> 4).to(tl.float32) - zero
     return low, high
 

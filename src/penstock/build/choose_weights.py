@@ -22,7 +22,7 @@ from penstock.build.source import SourceModel
 from penstock.build.stage_process import run_apart
 from penstock.build.trial import OpenModel, in_time, kv_tokens_of, longest_of
 from penstock.build.work_sample import WorkSample
-from penstock.errors import CapacityError
+from penstock.errors import CapacityError, UsageError
 from penstock.execute.open_runner import find_device
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
@@ -31,6 +31,27 @@ from penstock.quant.choose import choose_schemes
 FP8_GPU = (8, 9)  # compute capability
 TRIAL_SECONDS = 60.0  # at most, and a quarter of the time for tuning
 SHORT_OUTPUT = 16  # tokens of an answer in trials of weights: all that differs is the products
+
+
+def check_scheme(options: BuildOptions, source: SourceModel) -> None:
+    """Raises UsageError for numbers that this checkpoint or GPU cannot take, with what works."""
+    asked = options.quantization
+    if source.quantized is not None and (asked not in ("auto", "none") or options.keep_wide):
+        raise UsageError(
+            f"{options.model} is quantized already ({source.quantized}): build it with --quantization none, or take "
+            "the model's unquantized checkpoint",
+            param="quantization",
+        )
+    device = find_device(options.config().model.device)
+    eight = device.type == "cpu" or torch.cuda.get_device_capability(device) >= FP8_GPU
+    if eight or "fp8" not in (asked, options.kv_cache_dtype):
+        return
+    name, way_out = ("quantization", "int8 or int4") if asked == "fp8" else ("kv_cache_dtype", "bfloat16")
+    raise UsageError(
+        f"{name} fp8 needs a GPU of compute capability 8.9 or more (L4, L40S, H100, H200), and this one is a "
+        f"{torch.cuda.get_device_name(device)}: take {way_out}",
+        param=name,
+    )
 
 
 def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkSample]) -> Decision:

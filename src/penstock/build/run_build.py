@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from penstock import __version__
 from penstock.artifact.manifest import BuiltOn, Decision, Manifest, Quality, Value, read_manifest, write_manifest
 from penstock.build.build_state import BuildState, Result
-from penstock.build.choose_weights import choose_weights
+from penstock.build.choose_weights import check_scheme, choose_weights
 from penstock.build.make_weights import make_weights
 from penstock.build.options import BuildOptions, WorkShape
 from penstock.build.pack import sum_folder
@@ -78,6 +78,7 @@ class _Build:
         source = msgspec.convert(self._stage("fetch", self._fetch), SourceModel)
         check_unchanged(source)
         if self._state.known("weights") is None:
+            check_scheme(self._options, source)
             check_room(self._options, source)
         works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)

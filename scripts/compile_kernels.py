@@ -4,7 +4,8 @@
 
 Says of each chip how many kernels compile, and names those that don't, or that ask for more shared memory than a
 program has there. What is compiled is not run: which chips the kernels were tried on is said in docs/kernels.md. Ends
-with 1 where a kernel fails that was expected to compile: e4m3 is for chips from 8.9 on.
+with 1 where a kernel fails that was expected to compile: e4m3 is for chips from 8.9 on, its streamed products from 9.0
+on (`kernels/choose.py` has such weights widened elsewhere).
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def main() -> int:
         took = time.monotonic() - begun
         print(f"sm{chip}: {len(wanted) - len(bad)} of {len(wanted)} kernels compile and fit ({took:.0f} s)", flush=True)
         for kernel, name, why in sorted(set(bad)):
-            expected = chip < E4M3 and name.startswith("eight")
+            expected = (chip < E4M3 and name.startswith("eight")) or (chip < 90 and kernel.startswith("linear_fp8."))
             failed = failed or not expected
             print(f"  {kernel} ({name}{', as expected' if expected else ''}): {why}", flush=True)
     return int(failed)

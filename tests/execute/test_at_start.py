@@ -40,6 +40,17 @@ def test_a_triton_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch
     assert choose(CUDA, torch.bfloat16, "reference").why["attention"][0] == "reference"
 
 
+@pytest.mark.parametrize(("capability", "column"), [((8, 0), "reference"), ((8, 9), "reference"), ((9, 0), "triton")])
+def test_a_gpu_that_the_tiles_of_e4m3_do_not_fit_widens_such_weights(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], column: str
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    why = choose(CUDA, torch.bfloat16).why
+    assert why["linear_fp8"][0] == why["prepare_linear_fp8"][0] == column and why["linear"][0] == "triton"
+
+
 def test_a_kernel_that_does_not_compile_is_named() -> None:
     Broken = type("CompilationError", (Exception,), {"__module__": "triton.compiler.errors"})
     source = "def attend_rows(error):\n    raise error\n"

@@ -75,7 +75,7 @@ def test_the_sample_is_what_scales_are_of(folder: Path) -> None:
     cache = KvCache(model.kv_forms, 11, CPU)
     from penstock.execute import kv_fit
 
-    inputs = kv_fit._chunks(3, 40, torch.arange(1, 10).view(3, 3))
+    inputs = kv_fit.whole_prompts(3, 40, torch.arange(1, 10).view(3, 3))
     with torch.inference_mode():
         model.forward(sample.flatten(), inputs, cache.layers)
     for layer, found in zip(cache.layers, seen, strict=True):

@@ -28,7 +28,7 @@ from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes
 
-FP8_GPU = (8, 9)  # compute capability
+FP8_GPU = (9, 0)  # compute capability: elsewhere such weights are widened for each product
 TRIAL_SECONDS = 60.0  # at most, and a quarter of the time for tuning
 SHORT_OUTPUT = 16  # tokens of an answer in trials of weights: all that differs is the products
 
@@ -103,7 +103,7 @@ def _speed(model: OpenModel, works: list[WorkSample]) -> float:
 def _for_gpu(capability: tuple[int, int], source: SourceModel) -> Decision:
     if capability < FP8_GPU:
         has = f"{capability[0]}.{capability[1]}"
-        return _settled("none", f"compute capability {has} multiplies no e4m3: ask for int8 or int4 to save memory")
+        return _settled("none", f"compute capability {has} streams no e4m3: ask for int8 or int4 to save memory")
     config = read_model_config(Path(source.folder))
     model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes("fp8"))
     if not any(weight.dtype == torch.float8_e4m3fn for weight in model.weights()):

@@ -30,9 +30,9 @@ from penstock.build.tune_kernels import tune_kernels
 from penstock.build.work_sample import WorkSample
 from penstock.config import Config
 from penstock.errors import CapacityError
-from penstock.execute.kv_fit import LEAST_GPU
 from penstock.execute.open_runner import find_device
 from penstock.execute.padding import padded
+from penstock.kernels.fp8_rows import LEAST_GPU
 from penstock.models.read_config import read_model_config
 
 KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = 0.2, 0.1, 0.2  # of the time: kernels, the steps' table, the last comparison

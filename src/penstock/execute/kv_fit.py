@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE, KvCacheDtype
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache
-from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_GPU
 from penstock.kernels.inputs import AttentionKind, PrefillInputs, StepInputs
 from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
@@ -30,7 +30,6 @@ PROMPTS, TOKENS = 4, 128  # of the built-in sample
 HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
 KEY_ERROR = 0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
 Given = list[Tensor | None]
-LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
 
 
 @dataclass(slots=True)

@@ -26,9 +26,13 @@ class Candidate:
     reason: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
+    least_gpu: tuple[int, int] = (0, 0)  # compute capability; where there is no GPU any will do
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
-        return device.type in self.devices and dtype in self.dtypes
+        if device.type not in self.devices or dtype not in self.dtypes:
+            return False
+        asks = device.type == "cuda" and self.least_gpu > (0, 0) and torch.cuda.is_available()
+        return not asks or torch.cuda.get_device_capability(device) >= self.least_gpu
 
     def load(self, op: str) -> Any:
         return getattr(_module(self.column, self.module), op)
@@ -57,9 +61,11 @@ def _linear() -> tuple[Candidate, ...]:
 
 
 def _fp8() -> tuple[Candidate, ...]:
-    """Returns the forms as `_linear` does; of the GPU's dtypes those that float8 widens to without loss."""
+    """Returns the forms as `_linear` does; of the GPU's dtypes those that float8 widens to without loss. Other GPUs
+    have the weight widened: those without e4m3, and 8.9 (L4, L40S), whose programs have 99 KB of shared memory where
+    the tiles ask for up to 164 (scripts/compile_kernels.py)."""
     reason = "the library's float8 products, for 1 to 256 rows ones that stream the weight once"
-    streamed = Candidate("triton", "linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16))
+    streamed = Candidate("triton", "linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16), (9, 0))
     return (streamed, *_reference("fp8", WIDENED))
 
 

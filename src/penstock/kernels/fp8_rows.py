@@ -16,6 +16,7 @@ from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
+LEAST_GPU = (8, 9)  # compute capability of GPUs that have e4m3
 LEAST_SCALE = 1e-12  # of a row of zeros, whose numbers are zeros
 LOW_BY = 16.0
 

@@ -35,7 +35,7 @@ LLAMA_1B = {
     "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0,
 }  # fmt: skip
 PARTS = {
-    "products": ("gemm", "nvjet", "cutlass", "linear_", "_norm_qkv", "_norm_gate", "_join_out", "splitK", "wgmma"),
+    "products": ("gemm", "nvjet", "cutlass", "linear_", "_norm_qkv", "_norm_gate", "splitK", "wgmma"),
     "attention": ("_own", "_parts", "_prefix", "_prefill", "_attend", "_join"),
     "sampling": ("tile_sums", "draw_kernel", "filter_kernel", "_adjust", "_logprobs"),
 }

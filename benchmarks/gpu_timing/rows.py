@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from kernels_naive import rotate
 
-from penstock.kernels.inputs import Queries
+from penstock.kernels.inputs import AttentionKind, Queries
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton import (
@@ -44,6 +44,7 @@ from penstock.kernels.triton import (
     norm,
     one_row,
     one_row_attention,
+    pdl,
     penalties,
     rotary,
     stream_groups,
@@ -52,7 +53,7 @@ from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as sampler
 from penstock.kernels.triton.linear import linear as linear_op
 from penstock.kernels.triton.linear import prepare_linear
-from penstock.kernels.triton.linear_small import Cut, linear_small, prepare_small
+from penstock.kernels.triton.linear_small import Cut, SmallWeight, linear_small, prepare_small
 from penstock.quant.fp8 import to_fp8
 
 B, GPU = torch.bfloat16, torch.device("cuda")
@@ -354,27 +355,37 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
     at = torch.full((1,), 300, device=GPU)
     inputs = SimpleNamespace(positions=at, slots=table[0, 300 // 16].long().view(1) * 16 + 300 % 16, decode=decode)
 
+    one_kind = AttentionKind(heads, kv_heads, width, 0, None, width**-0.5)
+
     def run() -> torch.Tensor:
         x, residual = start, None
         for (qkv, out, up, down), kv in zip(layers, pools, strict=True):
-            qkv, out, up = (w.streamed if isinstance(w, linear_fp8.Fp8Matrix) else w for w in (qkv, out, up))
-            q, residual = one_row.norm_qkv(
-                x, residual, weight, 1e-5, qkv, None, cos_sin, inputs, kv, heads, kv_heads, width
-            )
-            x = one_row_attention.attention_out(q, kv, inputs, width**-0.5, None, out, None)
-            x, residual = one_row.norm_gate(x, residual, weight, 1e-5, up)
+            if isinstance(qkv, SmallWeight):
+                q, residual = one_row.norm_qkv(
+                    x, residual, weight, 1e-5, qkv, None, cos_sin, inputs, kv, heads, kv_heads, width
+                )
+            else:
+                first = residual is None
+                add = (x,) if first else (x, residual)
+                normed = norm.rms_norm(*add, weight, 1e-5) if first else norm.add_rms_norm(*add, weight, 1e-5)
+                normed, residual = (normed, x) if first else normed
+                q = rotary.rotary_and_store(multiplied(normed, qkv), cos_sin, inputs, kv, one_kind, None)
+            seen = one_row_attention.attend_one(q, kv, inputs, width**-0.5, None)
+            x = multiplied(seen.view(1, -1), out)
+            gate = up.streamed if isinstance(up, linear_fp8.Fp8Matrix) else up
+            x, residual = one_row.norm_gate(x, residual, weight, 1e-5, gate)
             x = multiplied(x, down)
         return x
 
     tell(f"8b {kind}, one row, 32 layers with attention", timed([run], least=1), size)
     if not isinstance(layers[0][0], stream_groups.GroupMatrix):
         return
-    plain = stream_groups.pieces_of
-    for ahead, early in ((0, 2), (2, 1), (2, 2), (4, 2), (8, 2)):
+    plain, few = stream_groups.pieces_of, pdl.FEW
+    for ahead, early in ((0, few), (2, 0), (2, few), (4, few), (8, few)):
         stream_groups.pieces_of = lambda m, n, k: replace(plain(m, n, k), ahead=ahead)
-        norm.ONE_EARLY = early
-        tell(f"  {ahead} turns asked for ahead, norms early {early}", timed([run], least=1), size)
-    stream_groups.pieces_of, norm.ONE_EARLY = plain, 1
+        pdl.FEW = early
+        tell(f"  {ahead} turns ahead, kernels of {early} programs let the next in", timed([run], least=1), size)
+    stream_groups.pieces_of, pdl.FEW = plain, few
 
 
 def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None:

@@ -58,8 +58,8 @@ def test_a_row_does_not_move_with_those_that_share_its_tile(bits):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits, zeros", [(4, False), (4, True), (8, False), (1, False)])
-@pytest.mark.parametrize("shape", [(32, 8, 128), (14, 2, 64)], ids=str)
-def test_one_row(dtype, bits, zeros, shape):
+@pytest.mark.parametrize("d", [4096, 896])
+def test_one_row(dtype, bits, zeros, d):
     from triton_kernel_cases_groups import check_one_row
 
-    check_one_row("cuda", dtype, bits, shape, shape[0] * shape[2], 1408, zeros, (0, 70, 300, 4000))
+    check_one_row("cuda", dtype, bits, d, 1408, zeros)

@@ -40,6 +40,6 @@ def test_many_rows(bits, k, group, zeros, monkeypatch):
     cases.check_many_rows(CPU, F32, 5, bits, 150, k, group, zeros)
 
 
-@pytest.mark.parametrize("bits, shape, zeros", [(4, (4, 2, 16), True), (8, (3, 1, 32), False)])
-def test_one_row(bits, shape, zeros):
-    cases.check_one_row(CPU, F32, bits, shape, 64, 24, zeros, (130,))
+@pytest.mark.parametrize("bits, zeros", [(4, True), (8, False)])
+def test_one_row(bits, zeros):
+    cases.check_one_row(CPU, F32, bits, 64, 24, zeros)

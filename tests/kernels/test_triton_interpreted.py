@@ -35,14 +35,15 @@ def test_rotary(shape, norms):
 def test_one_row(shape, monkeypatch):
     for name, programs in (("QKV_PROGRAMS", 9), ("GATE_PROGRAMS", 7)):
         monkeypatch.setattr(cases.one_row, name, programs)
-    cases.check_one_row_products(CPU, F32, shape, 40, 24)
+    cases.check_one_row_gate(CPU, F32, 40, 24)
+    cases.check_one_row_qkv(CPU, F32, shape, 40)
 
 
 def test_attention_of_one_row(monkeypatch):
-    cases.check_one_row_attention(CPU, F32, (4, 2, 16), 20, (0, 70, 300), None)
+    cases.check_one_row_attention(CPU, F32, (4, 2, 16), (0, 70, 300), None)
     monkeypatch.setattr(cases.one_row_attention, "PARTS", 2)  # several tiles a part
-    cases.check_one_row_attention(CPU, F32, (3, 1, 24), 20, (5, 300), None)
-    cases.check_one_row_attention(CPU, F32, (3, 1, 24), 20, (30, 300), 100)
+    cases.check_one_row_attention(CPU, F32, (3, 1, 24), (5, 300), None)
+    cases.check_one_row_attention(CPU, F32, (3, 1, 24), (30, 300), 100)
 
 
 def test_copies():

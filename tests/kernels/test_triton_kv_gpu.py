@@ -49,7 +49,7 @@ def test_store(shape, tokens, dtype, eight):
 def test_one_row(shape, eight):
     import triton_kernel_cases_kv as cases
 
-    cases.check_one_row(GPU, torch.bfloat16, shape, 512, eight)
+    cases.check_one_row(GPU, torch.bfloat16, shape, eight)
 
 
 def test_copies(eight):

@@ -60,9 +60,10 @@ def test_rotary(cases, dtype, shape, norms):
     ids=str,
 )
 def test_one_row(cases, shape, d, inner, kind):
-    cases.check_one_row_products(GPU, kind, shape, d, inner)
+    cases.check_one_row_gate(GPU, kind, d, inner)
+    cases.check_one_row_qkv(GPU, kind, shape, d)
     for window in (None, 100) if shape[2] in (64, 80) else (None,):  # each is a second or two of compiling
-        cases.check_one_row_attention(GPU, kind, shape, d, (0, 15, 63, 64, 257, 1023, 4000), window)
+        cases.check_one_row_attention(GPU, kind, shape, (0, 15, 63, 64, 257, 1023, 4000), window)
 
 
 def test_no_rows_are_no_launch():
@@ -156,7 +157,7 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
     from types import SimpleNamespace
 
     from penstock.kernels.int_matrix import pack_four
-    from penstock.kernels.triton import linear, linear_groups, one_row, one_row_attention
+    from penstock.kernels.triton import linear, linear_groups, norm, one_row, one_row_attention, rotary
 
     def prepared(n: int, k: int) -> object:
         if not four:
@@ -182,11 +183,22 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
     def layers(gap) -> torch.Tensor:
         x, residual = start.clone(), None
         for kv in pools:
-            q, residual = one_row.norm_qkv(
-                x, residual, scale, 1e-5, qkv, None, cos_sin, inputs, kv, heads, kv_heads, width
-            )
+            if not (eight or four):
+                q, residual = one_row.norm_qkv(
+                    x, residual, scale, 1e-5, qkv, None, cos_sin, inputs, kv, heads, kv_heads, width
+                )
+            else:
+                x, residual = (
+                    (norm.rms_norm(x, scale, 1e-5), x)
+                    if residual is None
+                    else norm.add_rms_norm(x, residual, scale, 1e-5)
+                )
+                gap()
+                q = rotate(rotary, product(x, qkv), cos_sin, inputs, kv, heads, kv_heads, width)
             gap()
-            x = one_row_attention.attention_out(q, kv, inputs, width**-0.5, None, out, None)
+            q = one_row_attention.attend_one(q, kv, inputs, width**-0.5, None)
+            gap()
+            x = product(q.view(1, -1), out)
             gap()
             x, residual = one_row.norm_gate(x, residual, scale, 1e-5, up)
             gap()

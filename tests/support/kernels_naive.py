@@ -81,18 +81,21 @@ def stored_in(kv: Tensor, eight: int) -> LayerKv:
     for part, (to, wide) in enumerate(zip((made.keys, made.values), kv.unbind(2), strict=True)):
         if to.dtype != kv.dtype:
             wide = rounded(wide, made.scales[part, :, None, None])
+        if to.dim() == 5:
+            wide = wide.unflatten(2, (2, 8)).mT
         to.view(torch.uint8).copy_(wide.contiguous().view(torch.uint8))
     return made
 
 
 def rounded(x: Tensor, scale: Tensor) -> Tensor:
     """What is stored of x in eight bits."""
-    return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return (x.float() * scale.reciprocal()).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
 def worth(kv: LayerKv) -> Tensor:
     """All of it, [blocks, Hkv, 2, 16, D] float64."""
     parts = [part.double() for part in (kv.keys, kv.values)]
+    parts[1] = parts[1].mT.flatten(2, 3) if kv.values.dim() == 5 else parts[1]
     if kv.scales is not None:
         parts = [part * scale.double()[:, None, None] for part, scale in zip(parts, kv.scales, strict=True)]
     return torch.stack(parts, 2)

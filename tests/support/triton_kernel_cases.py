@@ -108,60 +108,57 @@ def plain_matrix(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[Any, 
     return linear_small.prepare_small(weight), weight.double()
 
 
-def check_one_row_products(
-    device: str, dtype: torch.dtype, shape: tuple[int, int, int], d: int, inner: int,
+def check_one_row_gate(
+    device: str, dtype: torch.dtype, d: int, inner: int,
     matrix: Callable[[str, torch.dtype, int, int], tuple[Any, Tensor]] = plain_matrix,
 ) -> None:  # fmt: skip
-    """The fused products of a row against the operations one after the other, in fp64 from the rounded norm on."""
-    heads, kv_heads, width = shape
-    outputs = (heads + 2 * kv_heads) * width
-    x, residual, weight = (drawn(1, d, seed=i, dtype=dtype) for i in range(3))
-    (small, of_qkv), (gates, of_gate) = (matrix(device, dtype, n, d) for n in (outputs, 2 * inner))
-    bias, angles = drawn(outputs, seed=7, dtype=dtype), drawn(90, width // 2, seed=3)
-    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
-    where = SimpleNamespace(positions=torch.tensor([77], device=device), slots=torch.tensor([37], device=device))
+    """The fused norm and gate against the operations one after the other, in fp64 from the rounded norm on."""
+    x, residual, weight = (drawn(1, d, seed=i, dtype=dtype).to(device) for i in range(3))
+    gates, worth = matrix(device, dtype, 2 * inner, d)
     for before in (None, residual):
         total = x if before is None else x + before
-        normed = norm.rms_norm(total.to(device), weight[0].to(device), 1e-5).double()
-
-        def given(before: Tensor | None = before) -> tuple[Any, ...]:  # what may be overwritten, anew
-            return (
-                x.clone().to(device),
-                None if before is None else before.clone().to(device),
-                weight[0].to(device),
-                1e-5,
-            )
-
-        gated, kept = one_row.norm_gate(*given(), gates)
-        gate, up = (normed @ of_gate.T).to(dtype).double().chunk(2, dim=-1)
-        assert torch.equal(kept.cpu(), total)
+        normed = norm.rms_norm(total, weight[0], 1e-5).double()
+        gated, kept = one_row.norm_gate(x.clone(), None if before is None else before.clone(), weight[0], 1e-5, gates)
+        gate, up = (normed @ worth.T).to(dtype).double().chunk(2, dim=-1)
+        assert torch.equal(kept, total)
         assert_close(gated, gate / (1 + torch.exp(-gate)) * up)
-        for more in (None, bias):
-            kv = torch.zeros(4, kv_heads, 2, 16, width, dtype=dtype, device=device)
-            wanted_kv = kv.clone()
-            moved = None if more is None else more.to(device)
-            q, kept = one_row.norm_qkv(
-                *given(), small, moved, cos_sin.to(device), where, LayerKv.plain(kv), heads, kv_heads, width
-            )  # fmt: skip
-            qkv = (normed @ of_qkv.T + (0 if moved is None else moved.double())).to(dtype)
-            wanted = rotate(rotary, qkv, cos_sin.to(device), where, wanted_kv, heads, kv_heads, width)
-            assert torch.equal(kept.cpu(), total)
-            assert_close(q.cpu(), wanted.cpu().double())
-            assert_close(kv.cpu(), wanted_kv.cpu().double())
-            assert int((kv != 0).any(-1).sum()) == 2 * kv_heads  # nothing else was written
+
+
+def check_one_row_qkv(device: str, dtype: torch.dtype, shape: tuple[int, int, int], d: int) -> None:
+    """The fused norm, qkv, rotary and store, as above."""
+    heads, kv_heads, width = shape
+    outputs = (heads + 2 * kv_heads) * width
+    x, residual, weight = (drawn(1, d, seed=i, dtype=dtype).to(device) for i in range(3))
+    small, worth = plain_matrix(device, dtype, outputs, d)
+    bias, angles = drawn(outputs, seed=7, dtype=dtype).to(device), drawn(90, width // 2, seed=3)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1).to(device)
+    where = SimpleNamespace(positions=torch.tensor([77], device=device), slots=torch.tensor([37], device=device))
+    for before, more in product((None, residual), (None, bias)):
+        total = x if before is None else x + before
+        normed = norm.rms_norm(total, weight[0], 1e-5).double()
+        kv = torch.zeros(4, kv_heads, 2, 16, width, dtype=dtype, device=device)
+        wanted_kv = kv.clone()
+        q, kept = one_row.norm_qkv(
+            x.clone(), None if before is None else before.clone(), weight[0], 1e-5, small, more, cos_sin, where,
+            LayerKv.plain(kv), heads, kv_heads, width,
+        )  # fmt: skip
+        qkv = (normed @ worth.T + (0 if more is None else more.double())).to(dtype)
+        wanted = rotate(rotary, qkv, cos_sin, where, wanted_kv, heads, kv_heads, width)
+        assert torch.equal(kept, total)
+        assert_close(q.cpu(), wanted.cpu().double())
+        assert_close(kv.cpu(), wanted_kv.cpu().double())
+        assert int((kv != 0).any(-1).sum()) == 2 * kv_heads  # nothing else was written
 
 
 def check_one_row_attention(
-    device: str, dtype: torch.dtype, shape: tuple[int, int, int], n: int, lengths: tuple[int, ...], window: int | None,
-    matrix: Callable[[str, torch.dtype, int, int], tuple[Any, Tensor]] = plain_matrix,
-) -> None:  # fmt: skip
+    device: str, dtype: torch.dtype, shape: tuple[int, int, int], lengths: tuple[int, ...], window: int | None
+) -> None:
     """A row among others, and what lies past its length is NaN."""
     heads, kv_heads, width = shape
     count = max(lengths) // 16 + 2
     kv = drawn(3 * count + 1, kv_heads, 2, 16, width, dtype=dtype)
     table = torch.randperm(3 * count, generator=torch.Generator().manual_seed(5)).to(torch.int32).view(3, count) + 1
-    q, (small, worth) = drawn(1, heads, width, seed=1, dtype=dtype), matrix(device, dtype, n, heads * width)
-    bias = drawn(n, seed=3, dtype=dtype)
+    q = drawn(1, heads, width, seed=1, dtype=dtype)
     for length in lengths:
         end = length + 1
         here = kv[table[1].long()].transpose(1, 2).clone()  # [blocks, 2, kv_heads, 16, width]
@@ -170,7 +167,7 @@ def check_one_row_attention(
             for i in range(2)
         )
         scores = torch.einsum("grd,gtd->grt", q[0].double().view(kv_heads, -1, width), keys) * width**-0.5
-        seen = torch.einsum("grt,gtd->grd", scores.softmax(-1), values).reshape(1, -1).to(dtype).double()
+        seen = torch.einsum("grt,gtd->grd", scores.softmax(-1), values).reshape(1, heads, width)
         spoiled = kv.clone()
         spoiled[table[1, length // 16].long(), :, :, length % 16 + 1 :] = float("nan")
         spoiled[table[1, length // 16 + 1 :].long()] = float("nan")
@@ -178,12 +175,10 @@ def check_one_row_attention(
             rows=torch.tensor([1], dtype=torch.int32, device=device), table=table.to(device), groups=None,
             length=torch.tensor([9, length, 3], dtype=torch.int32, device=device),
         )  # fmt: skip
-        for more in (None, bias):
-            got = one_row_attention.attention_out(
-                q.to(device), LayerKv.plain(spoiled.to(device)), SimpleNamespace(decode=decode), width**-0.5, window,
-                small, None if more is None else more.to(device),
-            )  # fmt: skip
-            assert_close(got.cpu(), seen @ worth.cpu().T + (0 if more is None else more.double()))
+        got = one_row_attention.attend_one(
+            q.to(device), LayerKv.plain(spoiled.to(device)), SimpleNamespace(decode=decode), width**-0.5, window
+        )
+        assert_close(got.cpu(), seen)
 
 
 def check_blocks(device: str, dtype: torch.dtype) -> None:

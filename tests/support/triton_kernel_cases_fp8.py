@@ -50,7 +50,7 @@ def same_rows(got: object, wanted: object) -> None:
     bound = wanted.double().abs() * (steps + 2 * torch.finfo(wanted.dtype).eps) + scale * steps * 2.0**-5
     assert ((worth - wanted.double()).abs() <= bound).all()
     most = wanted.double().abs().amax(1, keepdim=True) / 448
-    torch.testing.assert_close(scale, most.clamp(min=1e-12), rtol=2 * torch.finfo(wanted.dtype).eps, atol=0)
+    torch.testing.assert_close(scale, most.clamp(min=1e-12), rtol=4 * torch.finfo(wanted.dtype).eps, atol=0)
 
 
 def matrix_of(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[linear_fp8.Fp8Matrix, Tensor]:

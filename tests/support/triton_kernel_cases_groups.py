@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from triton_kernel_cases import check_one_row_attention, check_one_row_products, drawn
+from triton_kernel_cases import check_one_row_gate, drawn
 
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.triton import linear_groups, stream_groups
@@ -87,15 +87,12 @@ def check_many_rows(
 
 
 def check_one_row(
-    device: str, dtype: torch.dtype, bits: int, shape: tuple[int, int, int], d: int, inner: int, zeros: bool,
-    lengths: tuple[int, ...],
+    device: str, dtype: torch.dtype, bits: int, d: int, inner: int, zeros: bool
 ) -> None:  # fmt: skip
-    """The fused operations of a layer's one row, on weights of four bits, eight, or float8 in blocks."""
+    """The fused gate of a layer's one row, on weights of four bits, eight, or float8 in blocks."""
 
     def matrix(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[GroupMatrix, Tensor]:
         prepared, worth = matrix_of(device, dtype, bits, n, k, 64 if k % 64 == 0 else 32, zeros)
         return prepared, worth.to(device)
 
-    check_one_row_products(device, dtype, shape, d, inner, matrix)
-    check_one_row_attention(device, dtype, shape, d, lengths, None, matrix)
-    check_one_row_attention(device, dtype, shape, d, lengths[-1:], 100, matrix)
+    check_one_row_gate(device, dtype, d, inner, matrix)

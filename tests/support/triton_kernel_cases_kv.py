@@ -14,9 +14,9 @@ from kernels_naive import assert_close, attend, in_form, make_case, rotate, stor
 from torch import Tensor
 from triton_kernel_cases import drawn
 
-from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.reference import attention as plain_attention
-from penstock.kernels.triton import attention, blocks, linear_small, one_row, one_row_attention, rotary
+from penstock.kernels.triton import attention, blocks, one_row_attention, rotary
 
 
 def check_attention(device: str, dtype: torch.dtype, name: str, eight: int, **shape: Any) -> None:
@@ -33,12 +33,9 @@ def check_attention(device: str, dtype: torch.dtype, name: str, eight: int, **sh
 
 def moved(kv: LayerKv, device: str) -> LayerKv:
     """The same numbers on a device, K and V over one storage there."""
-    storage, width = kv.storage.to(device), kv.keys.shape[3]
-    size = 16 * width * kv.keys.element_size()
-    keys, values = (part.unflatten(2, (16, width)) for part in (
-        storage[..., :size].view(kv.keys.dtype), storage[..., size:].view(kv.values.dtype)
-    ))  # fmt: skip
-    return LayerKv(keys, values, storage, None if kv.scales is None else kv.scales.to(device))
+    scales = None if kv.scales is None else kv.scales.to(device)
+    form = KvForm(kv.kv_heads, kv.keys.shape[3], kv.keys.dtype, kv.values.dtype, scales)
+    return form.over(kv.storage.to(device))
 
 
 def check_store(device: str, dtype: torch.dtype, tokens: int, shape: tuple[int, int, int], eight: int) -> None:
@@ -79,33 +76,17 @@ def same_numbers(got: LayerKv, wanted: LayerKv) -> None:
     assert float((a != b).float().mean()) < 0.02
 
 
-def check_one_row(device: str, dtype: torch.dtype, shape: tuple[int, int, int], d: int, eight: int) -> None:
-    """The fused store against the one of many rows, and the fused attention against plain torch's."""
+def check_one_row(device: str, dtype: torch.dtype, shape: tuple[int, int, int], eight: int) -> None:
+    """A row's store, then its attention: what it reads ahead is not its own new token."""
     heads, kv_heads, width = shape
-    outputs = (heads + 2 * kv_heads) * width
-    x, weight = drawn(1, d, dtype=dtype), drawn(d, seed=1, dtype=dtype)
-    of_qkv = drawn(outputs, d, seed=2, by=3 * d**-0.5, dtype=dtype)
-    angles = drawn(400, width // 2, seed=3)
+    qkv, angles = drawn(1, (heads + 2 * kv_heads) * width, dtype=dtype), drawn(400, width // 2, seed=3)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
     for length in (3, 70, 300):
         case = make_case([length], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
-        kv = moved(stored_in(case.kv, eight), device)
-        there = on(case, device)
-        normed = (x.float() * torch.rsqrt((x.float() ** 2).mean() + 1e-5)).to(dtype).float() * weight.float()
-        qkv = (normed.to(dtype).double() @ of_qkv.double().T).to(dtype)
-        wanted = moved(kv, "cpu")
-        rotate(plain_column(), qkv, cos_sin, case.inputs, wanted, heads, kv_heads, width)
-        q, _ = one_row.norm_qkv(
-            x.to(device), None, weight.to(device), 1e-5, linear_small.prepare_small(of_qkv.to(device)), None,
-            cos_sin.to(device), there.inputs, kv, heads, kv_heads, width,
-        )  # fmt: skip
-        a, b = worth(kv).cpu(), worth(wanted)
-        assert ((a - b).abs() <= b.abs() * 2.0**-3 + 1e-2).all() and float((a != b).double().mean()) < 0.02
-        eye = torch.eye(heads * width, dtype=dtype)
-        answer = one_row_attention.attention_out(
-            q, kv, there.inputs, case.scale, None, linear_small.prepare_small(eye.to(device)), None
-        )
-        naive = replace(case, q=q.cpu(), kv=worth(kv).cpu()).naive().flatten(1)
+        kv, there = moved(stored_in(case.kv, eight), device), on(case, device)
+        q = rotate(rotary, qkv.to(device), cos_sin.to(device), there.inputs, kv, heads, kv_heads, width)
+        answer = one_row_attention.attend_one(q, kv, there.inputs, case.scale, None)
+        naive = replace(case, q=q.cpu(), kv=worth(kv).cpu()).naive()
         assert_close(answer.cpu(), naive)
 
 

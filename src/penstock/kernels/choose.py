@@ -127,8 +127,8 @@ def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
     """The fused operations, where both products and attention are of their column."""
     if {why["linear"][0], why["attention"][0]} != {"triton"}:
         return None
-    products, attention = _module("triton", "one_row"), _module("triton", "one_row_attention")
-    return OneRowOps(products.norm_qkv, attention.attention_out, products.norm_gate)
+    products = _module("triton", "one_row")
+    return OneRowOps(products.norm_qkv, products.norm_gate)
 
 
 def _module(column: str, module: str) -> Any:

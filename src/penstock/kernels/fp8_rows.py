@@ -1,9 +1,10 @@
 """Fp8Rows: rows of numbers in eight bits with a scale each, which products with float8 weights take beside plain rows.
 
 Contract of whatever writes them: x is what the plain operation would give, rounded to the model's dtype; scale = the
-row's largest magnitude / 448; numbers = x / scale in e4m3 (4 bits of exponent, 3 of mantissa; arXiv:2209.05433). A pair
-keeps what that rounding took in a second e4m3, 16 times: together they hold 8 bits of mantissa, as bfloat16 does, so
-that a product of few rows, where reading the weight is all the time there is, loses nothing and stays on eight bits.
+row's largest magnitude / 448; numbers = x * (1 / scale) in e4m3 (4 bits of exponent, 3 of mantissa;
+arXiv:2209.05433). A pair keeps what that rounding took in a second e4m3, 16 times: together they hold 8 bits of
+mantissa, as bfloat16 does, so that a product of few rows, where reading the weight is all the time there is, loses
+nothing and stays on eight bits.
 """
 
 from __future__ import annotations

@@ -63,10 +63,8 @@ class OneRowOps:
     """A layer of one row that stands alone, in fewer launches. Weights are prepared ones; the same numbers as the
     operations of Ops give one after the other, within the dtype's rounding. `residual` None: x opens the stream."""
 
-    # x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D
+    # x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D; weight and KV plain
     norm_qkv: Callable[..., tuple[Tensor, Tensor]]  # -> q [1, H, D], rotated, k and v stored; the next residual
-    # q, kv, inputs, scale, window, the weight behind attention, bias
-    attention_out: Callable[..., Tensor]  # -> [1, d]
     # x, residual [1, d], norm's weight, eps, gate_up's weight
     norm_gate: Callable[..., tuple[Tensor, Tensor]]  # -> silu(gate) * up [1, F], the next residual
 

@@ -14,7 +14,7 @@ from penstock.layers.attention import Attention
 from penstock.layers.block import Block
 from penstock.layers.mlp import FeedForward, Mlp
 from penstock.layers.norm import Norm
-from penstock.layers.one_row import OneRowLayer, fits_one_row
+from penstock.layers.one_row import OneRowLayer, fits_gate, fits_qkv
 from penstock.quant.weight import Weight
 
 
@@ -43,9 +43,10 @@ class DecoderLayer:
     def prepare(self, ops: Ops) -> Block:
         self.attention.prepare(ops)
         self.mlp.prepare(ops)
-        if ops.one_row is None or not isinstance(self.mlp, Mlp) or not fits_one_row(self.attention, self.mlp):
+        if ops.one_row is None or not isinstance(self.mlp, Mlp) or not fits_gate(self.mlp):
             return self
-        return OneRowLayer(self, ops.one_row, self.attention_norm, self.attention, self.mlp_norm, self.mlp)
+        plain = fits_qkv(self.attention)
+        return OneRowLayer(self, ops.one_row, self.attention_norm, self.attention, self.mlp_norm, self.mlp, plain)
 
     @property
     def numbers(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ class OneRowLayer:
     attention: Attention
     mlp_norm: Norm
     mlp: Mlp
+    has_plain_qkv: bool
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
@@ -35,13 +37,17 @@ class OneRowLayer:
         if not step.is_one_row:
             return self.layer(ops, x, residual, step, kv)
         fused, at, mlp, kind = self.fused, self.attention, self.mlp, self.attention.kind
-        q, residual = fused.norm_qkv(
-            x, residual, self.attention_norm.weight.value, self.attention_norm.eps, _matrix(at.qkv), _bias(at.qkv),
-            at.cos_sin, step, kv, kind.heads, kind.kv_heads, kind.width,
-        )  # fmt: skip
-        x = fused.attention_out(q, kv, step, kind.scale, kind.window, _matrix(at.out), _bias(at.out))
-        gate_up = _matrix(mlp.gate_up)
-        gated, residual = fused.norm_gate(x, residual, self.mlp_norm.weight.value, self.mlp_norm.eps, gate_up)
+        if self.has_plain_qkv and kv.scales is None:
+            q, residual = fused.norm_qkv(
+                x, residual, self.attention_norm.weight.value, self.attention_norm.eps, _matrix(at.qkv), _bias(at.qkv),
+                at.cos_sin, step, kv, kind.heads, kind.kv_heads, kind.width,
+            )  # fmt: skip
+            x = at.out(ops, ops.attention(q, kv, step, kind, step.plans[kind]).view(1, -1))
+        else:  # more launches with less in each: an 8B's in eight bits take 14 us so, 20 in one
+            rows, residual = self.attention_norm(ops, x, residual, at.qkv)
+            x = at(ops, rows, step, kv)
+        norm, gate_up = self.mlp_norm, _matrix(mlp.gate_up)
+        gated, residual = fused.norm_gate(x, residual, norm.weight.value, norm.eps, gate_up)
         return mlp.down(ops, gated), residual
 
     def weights(self) -> Iterator[Weight]:
@@ -55,16 +61,21 @@ class OneRowLayer:
         return self.layer.numbers
 
 
-def fits_one_row(attention: Attention, mlp: Mlp) -> bool:
-    """Returns whether the fused operations compute what these parts, prepared, do."""
-    linears = (attention.qkv, attention.out, mlp.gate_up)
-    streamed = all(linear.product is not None and linear.product.streamed is not None for linear in linears)
-    whole = not any(linear.is_summed for linear in linears)
-    unusual = attention.q_norm is not None or mlp.gate_up.bias is not None or attention.kind.softcap is not None
-    return streamed and whole and not unusual and mlp.activation == "silu"
+def fits_gate(mlp: Mlp) -> bool:
+    """Returns whether the fused norm and gate compute what this part, prepared, does."""
+    return _streams(mlp.gate_up) and mlp.gate_up.bias is None and mlp.activation == "silu"
 
 
-def _matrix(linear: Linear) -> object:
+def fits_qkv(attention: Attention) -> bool:
+    """Returns whether the fused norm, qkv, rotary and store compute what this part, prepared, does with plain KV."""
+    return _streams(attention.qkv) and _matrix(attention.qkv).scale is None and attention.q_norm is None
+
+
+def _streams(linear: Linear) -> bool:
+    return linear.product is not None and linear.product.streamed is not None and not linear.is_summed
+
+
+def _matrix(linear: Linear) -> Any:
     assert linear.product is not None, "a linear is prepared before it is used"
     return linear.product.streamed
 

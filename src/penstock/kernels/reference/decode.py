@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import AttentionKind, DecodeInputs
-from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.layer_kv import TURNED, LayerKv
 from penstock.kernels.reference.tiles import Tile, cut
 
 Flat = Tensor | tuple[Tensor, Tensor]  # K and V as `_flat` gives them
@@ -78,13 +78,13 @@ def attend_rows(q: Tensor, kv: LayerKv, plan: DecodePlan, kind: AttentionKind, o
 
 
 def _flat(kv: LayerKv) -> Flat:
-    """Views: of one dtype [blocks * Hkv * 2, 16 * D], K and V taking turns; of two dtypes K and V apart [blocks * Hkv,
-    16 * D]. Eight bits are bytes, as torch can move them."""
+    """Views: of plain KV [blocks * Hkv * 2, 16 * D], K and V taking turns; with V in eight bits K and V apart, each
+    [blocks * Hkv, 16 * D] as it lies there. Eight bits are bytes, as torch can move them."""
     blocks, heads, size, width = kv.keys.shape
-    if kv.keys.dtype == kv.values.dtype:
-        dtype = torch.uint8 if kv.keys.dtype == E4M3 else kv.keys.dtype
-        return kv.storage.view(dtype).view(blocks * heads * 2, size * width)
-    return kv.keys.view(blocks * heads, -1), kv.values.view(torch.uint8).view(blocks * heads, -1)
+    if kv.scales is None:
+        return kv.storage.view(kv.keys.dtype).view(blocks * heads * 2, size * width)
+    keys = kv.keys.view(torch.uint8) if kv.eight == 2 else kv.keys
+    return keys.view(blocks * heads, -1), kv.values.view(torch.uint8).view(blocks * heads, -1)
 
 
 def _attend(
@@ -113,17 +113,20 @@ def _attend(
 def _gather(
     name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
 ) -> tuple[Tensor, Tensor]:
-    """K and V, each of `shape`. index: `Tile`'s, of both."""
+    """K and V of `shape`; V in eight bits, which lies turned, as [batch, n, 8, D]. index: `Tile`'s, of both."""
     if isinstance(flat, Tensor):
         held = plan.take(name, (index.numel(), flat.shape[1]), flat, flat.dtype)
         keys, values = torch.index_select(flat, 0, index, out=held).view(2, *shape).unbind(0)
-        return (keys, values) if flat.dtype != torch.uint8 else (keys.view(E4M3), values.view(E4M3))
+        return keys, values
     apart = index.view(2, -1)[0] // 2
     keys, values = (
-        torch.index_select(part, 0, apart, out=plan.take(name, (apart.numel(), part.shape[1]), part, part.dtype))
-        for part in flat
+        torch.index_select(
+            part, 0, apart, out=plan.take(f"{name}{at}", (apart.numel(), part.shape[1]), part, part.dtype)
+        )
+        for at, part in enumerate(flat)
     )
-    return keys.view(shape), values.view(E4M3).view(shape)
+    keys = keys.view(E4M3) if keys.dtype == torch.uint8 else keys
+    return keys.view(shape), values.view(E4M3).view(shape[0], -1, shape[2], TURNED).mT
 
 
 def _scores(name: str, queries: Tensor, keys: Tensor, plan: DecodePlan, softcap: float | None) -> Tensor:
@@ -139,13 +142,14 @@ def _softmax(scores: Tensor, plan: DecodePlan) -> Tensor:
 
 
 def _weighted(name: str, weights: Tensor, values: Tensor, plan: DecodePlan, dtype: torch.dtype) -> Tensor:
-    """weights [..., tokens] float32, values [batch, tokens, D] -> [batch, m, D]: bf16 in such a model, else float32.
+    """weights [..., tokens] float32, `_gather`'s values -> [batch, m, D]: bf16 in such a model, else float32.
 
     torch multiplies strided batches one matrix at a time, so the weights are laid out one after the other first.
     """
     kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, values.shape[1])
-    return _product(flat, _as(kind, name + "_v", values, plan))
+    flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, weights.shape[-1])
+    values = _as(kind, name + "_v", values, plan)
+    return _product(flat, values if values.dim() == 3 else values.flatten(1, 2))
 
 
 def _as(dtype: torch.dtype, name: str, part: Tensor, plan: DecodePlan) -> Tensor:

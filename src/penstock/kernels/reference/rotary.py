@@ -4,7 +4,7 @@ qkv product. It knows heads, positions and slots; no layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.inputs import AttentionKind, StepInputs
-from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.layer_kv import TURNED, LayerKv
 from penstock.kernels.reference.norm import rms_norm
 
 
@@ -27,16 +27,7 @@ class RotaryPlan:
     offset: Tensor  # [T, 1] int64: its place in the block
     wide: Tensor  # [T, H + Hkv, 2, D / 2] float32, a buffer
     turned: Tensor  # the same
-    stores: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
-
-    def rows_of(self, per_cell: int, keys: int, values: int) -> Tensor:
-        """[T * 2 * Hkv] int64: where k and v of a token and head go in a storage seen as rows of D numbers, of which a
-        block and head has `per_cell`, its keys from row `keys` on, its values from row `values` on."""
-        found = self.stores.get((per_cell, keys, values))
-        if found is None:
-            first = self.cell * per_cell + self.offset
-            found = self.stores[per_cell, keys, values] = torch.stack((first + keys, first + values), 1).flatten()
-        return found
+    rows: Tensor  # [T * 2 * Hkv] int64: where k and v of a token and head go in a plain storage seen as rows of D
 
 
 class HasRotary(Protocol):
@@ -74,7 +65,9 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
     cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)
     wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
-    return RotaryPlan(cos, sin, cell, offset[:, None], wide, torch.empty_like(wide))
+    first = cell * (2 * BLOCK_SIZE) + offset[:, None]
+    rows = torch.stack((first, first + BLOCK_SIZE), 1).flatten()
+    return RotaryPlan(cos, sin, cell, offset[:, None], wide, torch.empty_like(wide), rows)
 
 
 def _rotate(x: Tensor, plan: RotaryPlan) -> None:
@@ -90,22 +83,21 @@ def _rotate(x: Tensor, plan: RotaryPlan) -> None:
 def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
     """parts [T, 2 * Hkv, D]: k's heads, then v's."""
     width = parts.shape[2]
-    if kv.scales is None or kv.eight == 2:
-        rows = parts if kv.scales is None else _eight_bits(parts, kv.scales.flatten())
-        both = plan.rows_of(2 * BLOCK_SIZE, 0, BLOCK_SIZE)
-        _put(rows.reshape(-1, width), kv.storage, kv.keys.dtype, both)
+    if kv.scales is None:
+        _put(parts.reshape(-1, width), kv.storage, kv.keys.dtype, plan.rows)
         return
     keys, values = parts.view(-1, 2, kv.kv_heads, width).unbind(1)
-    values = _eight_bits(values, kv.scales[1])
-    for part, like, first in ((keys, kv.keys, 0), (values, kv.values, kv.keys.itemsize * BLOCK_SIZE)):
-        per_cell = BLOCK_SIZE * (kv.keys.itemsize + kv.values.itemsize) // like.itemsize
-        where = plan.rows_of(per_cell, first, first).view(-1, 2, kv.kv_heads)[:, 0]
-        _put(part.reshape(-1, width), kv.storage, like.dtype, where.flatten())
+    if kv.eight == 2:
+        kv.keys.view(torch.uint8).flatten(0, 1)[plan.cell, plan.offset] = _eight_bits(keys, kv.scales[0])
+    else:
+        kv.keys.flatten(0, 1)[plan.cell, plan.offset] = keys
+    cells, offset = kv.values.view(torch.uint8).flatten(0, 1), plan.offset
+    cells[plan.cell, offset // TURNED, :, offset % TURNED] = _eight_bits(values, kv.scales[1])
 
 
 def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
-    """part [T, heads, D], scale [heads] -> e4m3."""
-    return (part.float() / scale[:, None]).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3)
+    """part [T, heads, D], scale [heads] -> e4m3, as bytes."""
+    return (part.float() * scale.reciprocal()[:, None]).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3).view(torch.uint8)
 
 
 def _put(rows: Tensor, storage: Tensor, dtype: torch.dtype, where: Tensor) -> None:
@@ -114,6 +106,4 @@ def _put(rows: Tensor, storage: Tensor, dtype: torch.dtype, where: Tensor) -> No
     flat, rows = storage.view(dtype).view(-1, rows.shape[1]), rows.to(dtype)
     if rows.shape[1] * rows.element_size() % 16 == 0 and storage.data_ptr() % 16 == 0 and storage.device.type == "cpu":
         flat, rows = flat.view(torch.complex128), rows.view(torch.complex128)
-    elif dtype == E4M3:
-        flat, rows = flat.view(torch.uint8), rows.view(torch.uint8)
     flat[where] = rows

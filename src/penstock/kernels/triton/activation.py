@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.triton.fp8 import BITS, empty_fp8, pointers, store_fp8
-from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
 _BLOCK = 1024
 
@@ -33,7 +33,8 @@ def _gated(
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         value = gate * (1.0 - 1.0 / (1.0 + tl.exp(2.0 * inner))) * up
     else:
-        value = gate / (1.0 + tl.exp(-gate)) * up
+        root = tl.rsqrt(1.0 + tl.exp2(gate * -1.4426950408889634))  # squared: the reciprocal in one instruction
+        value = gate * root * root * up
     value = value.to(gate_up.dtype.element_ty)
     if FP8 > 0:
         alone = row + tl.zeros((1, 1), tl.int64)
@@ -69,7 +70,7 @@ def _launch_fp8(gate_up: Tensor, gelu: bool, form: Form) -> Fp8Rows:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = empty_fp8(gate_up, form, width)
     if rows:
-        early, block = has_pdl(gate_up.device), triton.next_power_of_2(width)
+        early, block = early_of(gate_up.device, rows), triton.next_power_of_2(width)
         _gated[(rows, 1)](
             gate_up, *pointers(out), width, gate_up.stride(0), GELU=gelu, FP8=BITS[form], EARLY=early, BLOCK=block,
             num_warps=max(1, min(16, block // 512)), launch_pdl=bool(early),

@@ -15,6 +15,7 @@ from penstock.errors import UsageError
 from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.decode import FEW_PROGRAMS, attend_rows
+from penstock.kernels.triton.one_row_attention import attend_one
 from penstock.kernels.triton.prefill import attend_chunks
 from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
 
@@ -56,6 +57,8 @@ def attention(
     """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`; the keyword: kernels/tunables.py."""
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()  # a view of a fused product has its heads side by side already
+    if inputs.is_one_row:
+        return attend_one(q, kv, inputs, kind.scale, kind.window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows, scale, window = inputs.rows, kind.scale, kind.window
     if (decode := plan.decode) is not None:

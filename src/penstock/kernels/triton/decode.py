@@ -14,7 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.flash_loop import LOG2_E, at_head, nothing_seen, scales_of, span, walk_row
+from penstock.kernels.triton.flash_loop import (
+    LOG2_E,
+    at_head,
+    nothing_seen,
+    scales_of,
+    span,
+    turned,
+    walk_row,
+    with_eight,
+)
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
 
 MOST_SPLITS = 64  # programs that share a row
@@ -120,12 +129,13 @@ def _own(
                 state_max = larger
         at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
         scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
+        queries, scale = with_eight(queries, scale, EIGHT)
         table = blocks + row * stride_blocks
         state_max, state_sum, mixed = walk_row(
-            queries, state_max, state_sum, mixed, at_keys, at_values, table, begin, last, first, scale, stride_block,
-            stride_values, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
+            turned(queries, EIGHT), state_max, state_sum, turned(mixed, EIGHT), at_keys, at_values, table, begin, last,
+            first, scale, stride_block, stride_values, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT, PRECISION,
         )  # fmt: skip
-        mixed = mixed / state_sum[:, None]
+        mixed = turned(mixed, EIGHT) / state_sum[:, None]
         if EIGHT > 0:
             mixed *= of_values
         if alone:
@@ -215,7 +225,7 @@ def attend_rows(
     if window is not None:
         max_tokens = min(max_tokens, window + 15)
     splits, split_tokens = _splits(count * kv_heads, max_tokens, few_programs)
-    tokens, warps, stages = _shape(count * kv_heads if splits == 1 else 0, width)
+    tokens, warps, stages = _shape(count * kv_heads, width)
     part, part_lse = out, out
     if splits > 1:
         part = torch.empty((count, heads, splits, width), dtype=torch.float32, device=q.device)
@@ -229,7 +239,7 @@ def attend_rows(
         q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, out, answer, lse, part, part_lse, block_table,
         rows, *step, *sizes, scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), out.stride(0),
         kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
-        max(16, triton.next_power_of_2(heads // kv_heads)), skips, 1 if prefix_splits == 1 else MOST_PARTS,
+        least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
         PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, kv.eight,
         "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
@@ -240,8 +250,13 @@ def attend_rows(
         )  # fmt: skip
 
 
+def least_queries(ratio: int, kv: LayerKv) -> int:
+    """Query heads of a KV head as a tile has them: a tensor core takes 16 in its rows, 8 in its columns."""
+    return max(8 if kv.eight else 16, triton.next_power_of_2(ratio))
+
+
 def _shape(count: int, width: int) -> tuple[int, int, int]:
-    """Tokens of a tile, warps, stages. Many whole rows: small programs, so that enough of them are there at once."""
+    """Tokens of a tile, warps, stages. Many rows: small programs, so that enough of them are there at once."""
     if width > 128:
         return 32, 2, 2
     return (32, 1, 2) if count >= 1024 else (64, 4, 2)
@@ -251,12 +266,13 @@ def _splits(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
     """Programs that share a row, a power of two, and the fewest tokens of one, where `count` programs take a row each.
 
     Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52 us, in two 64), but
-    where a row may be long it isn't left to one program, which walks 2,000 tokens in 36 us.
+    where a row may be long it isn't left to one program, which walks 2,000 tokens in 36 us. The launch that joins them
+    costs 3.4 us a layer, needed or not.
     """
     if count <= 128:
         least = 64 if count <= 32 else 128
         return min(MOST_SPLITS, _power(few_programs // count), _power(max_tokens // least)), least
-    return min(MOST_SPLITS, _power(4096 // count), _power(max_tokens // 2048)), 1024
+    return min(MOST_SPLITS, _power(4096 // count), _power(max_tokens // 4096)), 1024
 
 
 def _power(number: int) -> int:

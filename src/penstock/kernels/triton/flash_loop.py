@@ -10,17 +10,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from penstock.kernels.layer_kv import TURNED
+
 LOG2_E = 1.4426950408889634
+BESIDE: tl.constexpr = tl.constexpr(TURNED)
 
 
 @triton.jit
 def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.constexpr):
     """The layer's K and V at a KV head, and what V's blocks lie apart: K's and V's own pointers, in their own numbers.
 
-    EIGHT: what is in eight bits, 0 nothing, 1 V, 2 K and V (kernels/layer_kv.py). Where K and V are of one dtype V is
-    reached from K, which `cells` does, and what is given of V here is not read.
+    EIGHT: what is in eight bits, 0 nothing, 1 V, 2 K and V (kernels/layer_kv.py). Plain V is reached from K, which
+    `plain_cells` does, and what is given of V here is not read.
     """
     at_keys, stride_values = keys + head * (32 * WIDTH), stride_block
+    if EIGHT == 2:
+        values += head * (32 * WIDTH)
     if EIGHT == 1:
         wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
         apart: tl.constexpr = 16 * WIDTH * (wider + 1)  # numbers of V between its heads
@@ -31,15 +36,27 @@ def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.con
 
 
 @triton.jit
-def cells(
-    keys, values, block, where, stride_block, stride_values, lane, WIDTH: tl.constexpr, EIGHT: tl.constexpr
-):  # fmt: skip
-    """Pointers [tokens, lanes] to K and to V of tokens `where`, which lie in `block`; keys, values: `at_head`'s."""
+def load_blocks(table, at, last, token):
+    """The blocks [tokens] of the tile from `at` on, which begins a block; tokens of a block have one mask, so that what
+    is read of a block is read in one piece."""
+    return tl.load(table + at // 16 + token // 16, mask=at + token // 16 * 16 < last, other=0).to(tl.int64)
+
+
+@triton.jit
+def plain_cells(keys, block, where, stride_block, lane, WIDTH: tl.constexpr):
+    """Pointers [tokens, lanes] to K and to V of tokens `where`, which lie in `block`; keys: `at_head`'s."""
     cell = (keys + block.to(tl.int64) * stride_block + where % 16 * WIDTH)[:, None] + lane[None, :]
-    beside = cell + 16 * WIDTH
-    if EIGHT == 1:
-        beside = (values + block.to(tl.int64) * stride_values + where % 16 * WIDTH)[:, None] + lane[None, :]
-    return cell, beside
+    return cell, cell + 16 * WIDTH
+
+
+@triton.jit
+def eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH: tl.constexpr):
+    """Pointers [tokens, lanes] to K, whatever its dtype, and [lanes, tokens] to V in eight bits, which lies turned
+    (kernels/layer_kv.py); block: `load_blocks`'s, keys, values: `at_head`'s."""
+    cell = (keys + block * stride_block + token % 16 * WIDTH)[:, None] + lane[None, :]
+    turned = token % 16 // BESIDE * (BESIDE * WIDTH) + token % BESIDE
+    beside = (values + block * stride_values + turned)[None, :] + lane[:, None] * BESIDE
+    return cell, tl.max_contiguous(tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE])  # not found by itself
 
 
 @triton.jit
@@ -54,6 +71,15 @@ def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
 
 
 @triton.jit
+def with_eight(queries, scale, EIGHT: tl.constexpr):
+    """Queries as they are multiplied by K, and their scale. e4m3 widens to float16 in one instruction for two numbers,
+    to bfloat16 in five; queries beyond a million would overflow it, what is below 2^-20 adds nothing to a score."""
+    if EIGHT == 2 and queries.dtype != tl.float32:
+        queries, scale = (queries * 0.0625).to(tl.float16), scale * 16
+    return queries, scale
+
+
+@triton.jit
 def walk(
     q,  # [M, D]
     state_max,  # [M] float32, powers of two
@@ -62,7 +88,7 @@ def walk(
     at_keys,  # as `at_head` gives them
     at_values,
     table,  # the sequence's block table
-    begin,  # first token, any
+    begin,  # first token, of a block
     end,  # one past the last token
     position,  # [M] the queries' positions: a query sees tokens up to its own
     window,
@@ -80,26 +106,32 @@ def walk(
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH
+    wide: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16  # of V in eight bits
+    q, scale = with_eight(q, scale, EIGHT)
     for at in range(begin, end, TOKENS):
         where = at + token
-        if MASKED:
-            stored = where < end
-            block = tl.load(table + where // 16, mask=stored, other=0)
+        stored = where < end
+        if EIGHT > 0:
+            block = load_blocks(table, at, end, token)
+            cell, beside = eight_cells(at_keys, at_values, block, token, stride_block, stride_values, lane, WIDTH)
+            there = at + token // 16 * 16 < end
+            keys = tl.load(cell, mask=there[:, None] & inside[None, :], other=0.0).to(q.dtype)
+            values = tl.trans(tl.load(beside, mask=there[None, :] & inside[:, None], other=0.0)).to(wide)
         else:
-            block = tl.load(table + where // 16)
-        cell, beside = cells(
-            at_keys, at_values, block, where, stride_block, stride_values, lane, WIDTH, EIGHT
-        )  # fmt: skip
-        if MASKED:
-            keys = tl.load(cell, mask=stored[:, None] & inside[None, :], other=0.0)
-            values = tl.load(beside, mask=stored[:, None] & inside[None, :], other=0.0)
-        elif WIDTH == WIDTH_PAD:
-            keys = tl.load(cell)
-            values = tl.load(beside)
-        else:
-            keys = tl.load(cell, mask=inside[None, :], other=0.0)
-            values = tl.load(beside, mask=inside[None, :], other=0.0)
-        keys, values = keys.to(q.dtype), values.to(q.dtype)  # nothing, where they are plain
+            if MASKED:
+                block = tl.load(table + where // 16, mask=stored, other=0)
+            else:
+                block = tl.load(table + where // 16)
+            cell, beside = plain_cells(at_keys, block, where, stride_block, lane, WIDTH)
+            if MASKED:
+                keys = tl.load(cell, mask=stored[:, None] & inside[None, :], other=0.0)
+                values = tl.load(beside, mask=stored[:, None] & inside[None, :], other=0.0)
+            elif WIDTH == WIDTH_PAD:
+                keys = tl.load(cell)
+                values = tl.load(beside)
+            else:
+                keys = tl.load(cell, mask=inside[None, :], other=0.0)
+                values = tl.load(beside, mask=inside[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
         if MASKED:
             seen = stored[None, :] & (where[None, :] <= position[:, None])
@@ -147,11 +179,42 @@ def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
 
 
 @triton.jit
+def attend_tile(
+    queries, state_max, state_sum, mixed, keys, values, stored, scale, EIGHT: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """A tile of tokens that all queries of a row see: `walk_row`'s arguments, keys [T, D], values [T, D], stored [T].
+
+    EIGHT > 0: queries, mixed and values come turned, [D, M], [D, M] and [D, T]: a tile of a tensor core has 16 rows, of
+    tokens or numbers here, and 8 columns, of queries, so less of it is padding, and V needs no shuffling (32 tokens of
+    width 128 take 435 instructions, the other way 1,670)."""
+    if EIGHT > 0:
+        scores = tl.dot(keys.to(queries.dtype), queries, input_precision=PRECISION) * scale
+        scores = tl.where(stored[:, None], scores, -1e30)
+        larger = tl.maximum(state_max, tl.max(scores, 0))
+        weights = tl.exp2(scores - larger[None, :])
+        shrink = tl.exp2(state_max - larger)
+        state_sum = state_sum * shrink + tl.sum(weights, 0)
+        wide: tl.constexpr = tl.float32 if queries.dtype == tl.float32 else tl.float16
+        mixed *= shrink[None, :]
+        mixed = tl.dot(values.to(wide), weights.to(wide), mixed, input_precision=PRECISION)
+    else:
+        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+        scores = tl.where(stored[None, :], scores, -1e30)
+        larger = tl.maximum(state_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+        shrink = tl.exp2(state_max - larger)
+        state_sum = state_sum * shrink + tl.sum(weights, 1)
+        mixed *= shrink[:, None]
+        mixed = tl.dot(weights.to(values.dtype), values, mixed, input_precision=PRECISION)
+    return larger, state_sum, mixed
+
+
+@triton.jit
 def walk_row(
-    queries,  # [M, D]
+    queries,  # [M, D]; all of a row in eight bits comes turned, as `turned` leaves it
     state_max,  # [M] float32, powers of two
     state_sum,  # [M] float32
-    mixed,  # [M, D] float32
+    mixed,  # [M, D] float32, or turned
     at_keys,  # as `at_head` gives them
     at_values,
     table,  # the row's block table
@@ -175,24 +238,34 @@ def walk_row(
     for at in range(begin, last, TOKENS):
         where = at + token
         stored = where < last
-        block = tl.load(table + where // 16, mask=stored, other=0)
-        cell, beside = cells(
-            at_keys, at_values, block, where, stride_block, stride_values, lane, WIDTH, EIGHT
-        )  # fmt: skip
-        if WINDOWED:
-            stored &= where >= first
-        held = stored[:, None] & inside[None, :]
-        keys = tl.load(cell, mask=held, other=0.0).to(queries.dtype)
-        values = tl.load(beside, mask=held, other=0.0).to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-        scores = tl.where(stored[None, :], scores, -1e30)
-        larger = tl.maximum(state_max, tl.max(scores, 1))
-        weights = tl.exp2(scores - larger[:, None])
-        shrink = tl.exp2(state_max - larger)
-        state_sum = state_sum * shrink + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
-        state_max = larger
+        if EIGHT > 0:
+            block = load_blocks(table, at, last, token)
+            cell, beside = eight_cells(at_keys, at_values, block, token, stride_block, stride_values, lane, WIDTH)
+            there = at + token // 16 * 16 < last
+            keys = tl.load(cell, mask=there[:, None] & inside[None, :], other=0.0)
+            values = tl.load(beside, mask=there[None, :] & inside[:, None], other=0.0)
+            if WINDOWED:
+                stored &= where >= first
+        else:
+            block = tl.load(table + where // 16, mask=stored, other=0)
+            cell, beside = plain_cells(at_keys, block, where, stride_block, lane, WIDTH)
+            if WINDOWED:
+                stored &= where >= first
+            held = stored[:, None] & inside[None, :]
+            keys = tl.load(cell, mask=held, other=0.0)
+            values = tl.load(beside, mask=held, other=0.0)
+        state_max, state_sum, mixed = attend_tile(
+            queries, state_max, state_sum, mixed, keys, values, stored, scale, EIGHT, PRECISION
+        )
     return state_max, state_sum, mixed
+
+
+@triton.jit
+def turned(x, EIGHT: tl.constexpr):
+    """[M, D] to [D, M] and back, for rows with anything in eight bits."""
+    if EIGHT > 0:
+        x = tl.trans(x)
+    return x
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import E4M3, Form, Fp8Rows
-from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.pdl import early_of, release, wait
 
 BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2}  # kernels' FP8
 
@@ -19,7 +19,7 @@ def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.con
     of pairs (FP8 2) the rest to low + at: kernels/fp8_rows.py."""
     wide = wide.to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=1, keep_dims=True) / 448.0, 1e-12)
-    scaled = tl.clamp(wide / scale, -448.0, 448.0)
+    scaled = wide * tl.div_rn(1.0, scale)  # at most a last bit past 448, which rounds to it
     eight = scaled.to(tl.float8e4nv)
     tl.store(numbers + at, eight, mask=there)
     tl.store(scales + row, scale, mask=row_there)
@@ -47,7 +47,7 @@ def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows:
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
-        early = has_pdl(x.device)
+        early = early_of(x.device, triton.cdiv(rows, each))
         _quantize[(triton.cdiv(rows, each),)](
             x, *pointers(out), rows, x.stride(0), d, FP8=BITS[form], EARLY=early, ROWS=each, D=width,
             num_warps=max(1, min(16, width * each // 256)), launch_pdl=bool(early),

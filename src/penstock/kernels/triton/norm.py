@@ -12,9 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, Rows
 from penstock.kernels.triton.fp8 import BITS, empty_fp8, pointers, store_fp8
-from penstock.kernels.triton.pdl import has_pdl, release, wait
-
-ONE_EARLY = 1  # how early one row's norm lets the next kernel in (pdl.py)
+from penstock.kernels.triton.pdl import early_of, release, wait
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -64,7 +62,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form
     if rows:
         width = triton.next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
-        early = has_pdl(x.device) * (ONE_EARLY if rows == 1 else 1)
+        early = early_of(x.device, triton.cdiv(rows, each))
         warps = max(1, min(16, width * each // 256))
         _rms_norm[(triton.cdiv(rows, each),)](
             x, x if residual is None else residual, weight,

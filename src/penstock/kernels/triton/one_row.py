@@ -1,11 +1,8 @@
-"""A layer of one row in five launches: norms, gate, rotary and store go into the products beside them.
+"""A layer of one row in six launches: norms, gate, rotary and store go into the products beside them.
 
-    norm_qkv        residual sum, norm, qkv, rotary and KV store
-    attention_out   the row's tokens in parts; the parts joined and the product behind them (`one_row_attention.py`)
-    norm_gate       residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
-
-With weights in groups (`stream_groups.py`), which tensor cores multiply, the norms and the joining have launches of
-their own: eight in all.
+    norm_qkv     residual sum, norm, qkv, rotary and KV store
+    attention    the row's tokens in parts, the parts joined (`one_row_attention.py`), then the product `linear_one`
+    norm_gate    residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
 
 At one row a launch that waits for the one ahead takes 1.6 to 2.8 us, whatever it does, and a layer had ten. A program
 norms the row for itself (which lies in the first-level cache), asks for its first weights before the kernel ahead has
@@ -28,7 +25,7 @@ from penstock.kernels.triton.linear_small import SmallWeight
 from penstock.kernels.triton.norm import add_rms_norm, rms_norm
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.rotary import store_kv
-from penstock.kernels.triton.stream_groups import GroupMatrix, Turned, streamed_groups
+from penstock.kernels.triton.stream_groups import GroupMatrix, streamed_groups
 
 # Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
 # layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
@@ -118,11 +115,10 @@ def _normed_row(x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) ->
 
 @triton.jit
 def _norm_qkv(
-    x, residual, kept, norm, weight, scale, bias, cos_sin, positions, slots, keys, values, kv_scales, q,
-    eps, kv_stride,
+    x, residual, kept, norm, weight, bias, cos_sin, positions, slots, keys, q, eps, kv_stride,
     PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, SCALED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, EIGHT: tl.constexpr, EARLY: tl.constexpr,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, HAS_BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A pair: the two outputs of a head that turn together."""
     release(EARLY)
@@ -151,9 +147,6 @@ def _norm_qkv(
         a, b = tl.reduce((of_a.to(tl.float32) * row, of_b.to(tl.float32) * row), 0, _both)
         head, lane = pair // HALF, pair % HALF
         at = head * WIDTH + lane
-        if SCALED:
-            a *= tl.load(scale + at, mask=real, other=0.0)
-            b *= tl.load(scale + at + HALF, mask=real, other=0.0)
         if HAS_BIAS:
             a += tl.load(bias + at, mask=real, other=0.0).to(tl.float32)
             b += tl.load(bias + at + HALF, mask=real, other=0.0).to(tl.float32)
@@ -167,13 +160,8 @@ def _norm_qkv(
         is_q = head < HEADS
         tl.store(q + at, one, mask=is_q)
         tl.store(q + at + HALF, other, mask=is_q)
-        store_kv(
-            keys, values, kv_scales, slot, kv_stride, kv_head, is_v, lane, one, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
-        )  # fmt: skip
-        store_kv(
-            keys, values, kv_scales, slot, kv_stride, kv_head, is_v, lane + HALF, other, stored, KV_HEADS, WIDTH,
-            SLOTS, EIGHT,
-        )  # fmt: skip
+        store_kv(keys, keys, slot, kv_stride, kv_head, is_v, lane, one, stored, KV_HEADS, WIDTH, SLOTS, 0)
+        store_kv(keys, keys, slot, kv_stride, kv_head, is_v, lane + HALF, other, stored, KV_HEADS, WIDTH, SLOTS, 0)
         of_a, of_b = more_a, more_b
 
 
@@ -182,7 +170,7 @@ def norm_qkv(
     residual: Tensor | None,
     norm: Tensor,
     eps: float,
-    weight: SmallWeight | GroupMatrix,
+    weight: SmallWeight,
     bias: Tensor | None,
     cos_sin: Tensor,
     inputs: StepInputs,
@@ -191,24 +179,18 @@ def norm_qkv(
     kv_heads: int,
     width: int,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [1, K], norm [K], weight [(H + 2 Hkv) * D, K] prepared -> q [1, H, D], rotated, and the sum of x and
-    residual [1, K]. K and V go to `inputs.slots` of the layer's KV. What is turned: `rotary.py`."""
-    if isinstance(weight, GroupMatrix):
-        normed, kept = _normed_row(x, residual, norm, eps)
-        turned = Turned(cos_sin, inputs, kv, heads, kv_heads, width)
-        return streamed_groups(normed, weight, bias, turned=turned), kept
+    """x, residual [1, K], norm [K], weight [(H + 2 Hkv) * D, K] prepared, plain as the layer's KV is -> q [1, H, D],
+    rotated, and the sum of x and residual [1, K]. K and V go to `inputs.slots`. What is turned: `rotary.py`."""
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)
     programs = min(QKV_PROGRAMS, n // 2)
     _norm_qkv[(programs,)](
-        x, x if residual is None else residual, kept, norm, weight.weight,
-        x if weight.scale is None else weight.scale, x if bias is None else bias, cos_sin, inputs.positions,
-        inputs.slots, kv.keys, kv.values, cos_sin if kv.scales is None else kv.scales, q, eps, kv.keys.stride(0),
-        PROGRAMS=programs, EACH=triton.cdiv(n // 2, programs), K=k,
-        BK=triton.next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, SLOTS=BLOCK_SIZE,
-        ADD=residual is not None, SCALED=weight.scale is not None, HAS_BIAS=bias is not None, EIGHT=kv.eight,
-        EARLY=early, num_warps=_warps(k), launch_pdl=bool(early),
+        x, x if residual is None else residual, kept, norm, weight.weight, x if bias is None else bias, cos_sin,
+        inputs.positions, inputs.slots, kv.keys, q, eps, kv.keys.stride(0), PROGRAMS=programs,
+        EACH=triton.cdiv(n // 2, programs), K=k, BK=triton.next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads,
+        WIDTH=width, SLOTS=BLOCK_SIZE, ADD=residual is not None, HAS_BIAS=bias is not None, EARLY=early,
+        num_warps=_warps(k), launch_pdl=bool(early),
     )  # fmt: skip
     return q, kept
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.flash_loop import BESIDE
+from penstock.kernels.triton.pdl import early_of, release, wait
 
 _HEADS, _WARPS = 16, 4
 _MANY = 512  # tokens, from which on a program takes all heads of one: 0.0302 ms against 0.0319 at 8,192
@@ -30,31 +31,46 @@ def _by(x, scale, weight, dtype: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def to_eight(numbers, scale):
+    """Numbers rounded to the model's dtype -> e4m3 of them over their scale, by its reciprocal."""
+    eight = numbers.to(tl.float32) * tl.div_rn(1.0, scale)
+    return tl.clamp(eight, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
+
+
+@triton.jit
 def store_kv(
-    keys, values, scales, slot, stride, head, is_v, lane, numbers, there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    keys, scales, slot, stride, head, is_v, lane, numbers, there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
     SLOTS: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
-    """Writes numbers of KV heads, rounded to the model's dtype, to a slot's K and, where is_v, its V, at `lane`.
-
-    EIGHT: what is in eight bits (kernels/layer_kv.py): 0 nothing, 1 V, 2 K and V."""
+    """Writes numbers of KV heads, rounded to the model's dtype, to a slot's K and, where is_v, its V, at `lane`; V in
+    eight bits is `store_eight_v`'s. EIGHT: what is in eight bits (kernels/layer_kv.py): 0 nothing, 1 V, 2 K and V."""
     block, offset = slot // SLOTS, slot % SLOTS
-    part = tl.where(is_v, 1, 0)
-    if EIGHT > 0:
-        of_head = tl.minimum(tl.maximum(part * KV_HEADS + head, 0), 2 * KV_HEADS - 1)  # beside KV heads: any
-        eight = tl.div_rn(numbers.to(tl.float32), tl.load(scales + of_head))
-        eight = tl.clamp(eight, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
-    if EIGHT == 1:
-        wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
-        apart: tl.constexpr = SLOTS * WIDTH * (wider + 1)  # numbers of V between its heads
-        cell = offset * WIDTH + lane
-        tl.store(keys + block * stride + head * (apart // wider) + cell, numbers, mask=there & (part == 0))
-        tl.store(values + block * (stride * wider) + head * apart + cell, eight, mask=there & (part == 1))
-    else:
+    if EIGHT == 0:
+        part = tl.where(is_v, 1, 0)
         target = keys + block * stride + ((head * 2 + part) * SLOTS + offset) * WIDTH + lane
+        tl.store(target, numbers.to(keys.dtype.element_ty), mask=there)
+    else:
+        wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
+        target = keys + block * stride + head * (SLOTS * WIDTH * (wider + 1) // wider) + offset * WIDTH + lane
         if EIGHT == 2:
-            tl.store(target, eight, mask=there)
-        else:
-            tl.store(target, numbers.to(keys.dtype.element_ty), mask=there)
+            of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)  # beside KV heads: any
+            numbers = to_eight(numbers, tl.load(scales + of_head))
+        tl.store(target, numbers, mask=there & (is_v == 0))
+
+
+@triton.jit
+def store_eight_v(
+    keys, values, scales, slot, stride, head, lane, numbers, there, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Writes V of KV heads, rounded to the model's dtype, to a slot in eight bits, which lie turned."""
+    wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
+    of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)
+    eight = to_eight(numbers, tl.load(scales + KV_HEADS + of_head))
+    offset = slot % SLOTS
+    turned = offset // BESIDE * (BESIDE * WIDTH) + lane * BESIDE + offset % BESIDE
+    target = values + slot // SLOTS * (stride * wider) + head * (SLOTS * WIDTH * (wider + 1)) + turned
+    tl.store(target, eight, mask=there)
 
 
 @triton.jit
@@ -62,7 +78,7 @@ def _rotary_and_store(
     qkv, cos_sin, positions, slots, keys, values, scales, q_norm, k_norm, eps, kv_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, SLOTS: tl.constexpr,
     EIGHT: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
-    PIECE: tl.constexpr,
+    PIECE: tl.constexpr, OF_V: tl.constexpr,
 ):  # fmt: skip
     release(EARLY)
     wait(EARLY)
@@ -100,11 +116,21 @@ def _rotary_and_store(
     kv_head = head - HEADS - tl.where(is_v, 1, 0) * KV_HEADS
     stored = there & (head >= HEADS)
     store_kv(
-        keys, values, scales, slot, kv_stride, kv_head, is_v, lane, first, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
+        keys, scales, slot, kv_stride, kv_head, is_v, lane, first, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
     )  # fmt: skip
     store_kv(
-        keys, values, scales, slot, kv_stride, kv_head, is_v, lane + half, second, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
+        keys, scales, slot, kv_stride, kv_head, is_v, lane + half, second, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
     )  # fmt: skip
+    if EIGHT > 0 and tl.program_id(1) == 0:  # byte by byte: of V's heads alone, not of all that a program has
+        each = tl.arange(0, OF_V)
+        numbers = tl.load(
+            qkv + token * ((HEADS + 2 * KV_HEADS) * WIDTH) + (HEADS + KV_HEADS) * WIDTH + each,
+            mask=each < KV_HEADS * WIDTH, other=0.0,
+        )  # fmt: skip
+        store_eight_v(
+            keys, values, scales, slot, kv_stride, each // WIDTH, each % WIDTH, numbers, each < KV_HEADS * WIDTH,
+            KV_HEADS, WIDTH, SLOTS,
+        )  # fmt: skip
 
 
 def rotary_and_store(
@@ -124,8 +150,8 @@ def rotary_and_store(
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
     assert qkv.is_contiguous() and cos_sin.is_contiguous()
     if tokens:
-        early = has_pdl(qkv.device)
         piece = min(_HEADS if tokens < _MANY else 64, triton.next_power_of_2(parts))
+        early = early_of(qkv.device, tokens * triton.cdiv(parts, piece))
         half = triton.next_power_of_2(width // 2)
         _rotary_and_store[(tokens, triton.cdiv(parts, piece))](
             qkv, cos_sin, inputs.positions, inputs.slots, kv.keys, kv.values,
@@ -135,6 +161,7 @@ def rotary_and_store(
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=half, SLOTS=BLOCK_SIZE,
             EIGHT=kv.eight, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
             WIDE=q_norm is not None and q_norm.dtype == torch.float32, EARLY=early, PIECE=piece,
+            OF_V=triton.next_power_of_2(kv_heads * width),
             num_warps=max(1, min(_WARPS, piece * half // 128)), launch_pdl=bool(early),
         )  # fmt: skip
     return qkv.view(tokens, parts, width)[:, :heads]

@@ -1,6 +1,6 @@
 """Products of few rows with weights that have a scale for each group of a row's numbers: the weight is streamed once,
 and widened on its way to the tensor cores. Rows come as they are, so that nothing of them is lost; what stands behind
-the product of a layer's gate and up, or of its q, k and v, may be done with the sums at once.
+the product of a layer's gate and up may be done with the sums at once.
 
 It knows rows and a matrix; no layer.
 """
@@ -14,12 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import TakesWideRows
-from penstock.kernels.inputs import StepInputs
-from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.pdl import fetch, has_pdl, release, wait
-from penstock.kernels.triton.rotary import store_kv
 from penstock.kernels.triton.split import joined
 from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
 
@@ -37,27 +33,21 @@ def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _stream(
-    x, weight, scale, zero, bias, out, parts, arrived, cos_sin, positions, slots, keys, values, kv_scales,
-    M, N, K, pitch, x_stride, each, kv_stride,
+    x, weight, scale, zero, bias, out, parts, arrived, M, N, K, pitch, x_stride, each,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
-    ZEROS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr, SLOTS: tl.constexpr, EIGHT: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ZEROS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
     STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The product turned round, [outputs, rows]. A turn takes BK numbers of a row, which are of one group,
     or of two, for which the row is read twice with a half of it zeros.
     each: a part's turns. pitch: bytes of a row of the weight.
 
-    Outputs that belong together have a half of a program's each. GATED: output n is silu(n) * (n + N / 2). WIDTH: of
-    the heads of q, k, v, whose pairs are turned, q's written to out and the others stored."""
+    GATED: output n is silu(n) * (n + N / 2), which have a half of a program's each."""
     release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
     n = block * BN + tl.arange(0, BN)
-    pair, second = block * (BN // 2) + tl.arange(0, BN) % (BN // 2), tl.arange(0, BN) // (BN // 2)
     if GATED:
-        n = pair + second * (N // 2)
-    if WIDTH:
-        n = pair // (WIDTH // 2) * WIDTH + pair % (WIDTH // 2) + second * (WIDTH // 2)
+        n = block * (BN // 2) + tl.arange(0, BN) % (BN // 2) + tl.arange(0, BN) // (BN // 2) * (N // 2)
     m = tl.program_id(2) * BM + tl.arange(0, BM)
     PACKED: tl.constexpr = 2 if KIND == FOUR else 1
     lane = tl.arange(0, BK // PACKED)
@@ -102,51 +92,16 @@ def _stream(
     if last:
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        if GATED or WIDTH:
+        if GATED:
             kind = out.dtype.element_ty
             a, b = tl.split(sums.to(kind).to(tl.float32).reshape(2, BN // 2, BM).permute(1, 2, 0))
             own = (block * (BN // 2) + tl.arange(0, BN // 2))[:, None]
             there = (own < N // 2) & (m < M)[None, :]
-            if GATED:
-                to = out + m[None, :].to(tl.int64) * (N // 2) + own
-                tl.store(to, (a / (1.0 + tl.exp(-a)) * b).to(kind), mask=there)
-            else:
-                _turn(
-                    a, b, own, m[None, :], there, out, cos_sin, positions, slots, keys, values, kv_scales, kv_stride,
-                    HEADS, KV_HEADS, WIDTH, SLOTS, EIGHT,
-                )  # fmt: skip
+            to = out + m[None, :].to(tl.int64) * (N // 2) + own
+            tl.store(to, (a / (1.0 + tl.exp(-a)) * b).to(kind), mask=there)
         else:
             place = out + m[None, :].to(tl.int64) * N + n[:, None]
             tl.store(place, sums.to(out.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
-
-
-@triton.jit
-def _turn(
-    a, b, pair, m, there, q, cos_sin, positions, slots, keys, values, kv_scales, kv_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, EIGHT: tl.constexpr,
-):  # fmt: skip
-    """Turns pairs [P, 1] of rows m [1, R], a and b [P, R] rounded, and writes them where they go."""
-    HALF: tl.constexpr = WIDTH // 2
-    head, lane = pair // HALF, pair % HALF
-    table = cos_sin + tl.load(positions + m + pair * 0, mask=there, other=0).to(tl.int64) * WIDTH + lane
-    slot = tl.load(slots + m + pair * 0, mask=there, other=0).to(tl.int64)
-    cos, sin = tl.load(table, mask=there, other=0.0), tl.load(table + HALF, mask=there, other=0.0)
-    is_v = head >= HEADS + KV_HEADS
-    kind = q.dtype.element_ty
-    one = tl.where(is_v, a, a * cos - b * sin).to(kind)
-    other = tl.where(is_v, b, b * cos + a * sin).to(kind)
-    to = q + m.to(tl.int64) * (HEADS * WIDTH) + head * WIDTH + lane
-    tl.store(to, one, mask=there & (head < HEADS))
-    tl.store(to + HALF, other, mask=there & (head < HEADS))
-    kv_head = head - HEADS - tl.where(is_v, 1, 0) * KV_HEADS
-    stored = there & (head >= HEADS)
-    store_kv(
-        keys, values, kv_scales, slot, kv_stride, kv_head, is_v, lane, one, stored, KV_HEADS, WIDTH, SLOTS, EIGHT
-    )  # fmt: skip
-    store_kv(
-        keys, values, kv_scales, slot, kv_stride, kv_head, is_v, lane + HALF, other, stored, KV_HEADS, WIDTH, SLOTS,
-        EIGHT,
-    )  # fmt: skip
 
 
 @dataclass(slots=True, frozen=True)
@@ -206,27 +161,13 @@ def turn_of(matrix: GroupMatrix) -> int:
     return min(128, size & -size)
 
 
-@dataclass(slots=True, frozen=True)
-class Turned:
-    """What becomes of the outputs of a product for q, k and v: q [T, H, D] is rotated, and k and v stored."""
-
-    cos_sin: Tensor
-    inputs: StepInputs
-    kv: LayerKv
-    heads: int
-    kv_heads: int
-    width: int
-
-
 def streamed_groups(
-    x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, cut: Pieces | None = None, *, gated: bool = False,
-    turned: Turned | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, cut: Pieces | None = None, *, gated: bool = False
+) -> Tensor:
     """The product by this file's kernel, whatever the number of rows. gated: of a matrix [2 F, K] (the gate's rows,
-    then up's) silu(gate) * up, [T, F]. turned: q [T, H, D] alone comes back."""
+    then up's) silu(gate) * up, [T, F]."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
-    shape = (m, n // 2 if gated else n) if turned is None else (m, turned.heads, turned.width)
-    out = torch.empty(shape, dtype=x.dtype, device=device)
+    out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:
         return out
     cut = cut or pieces_of(m, n, k)
@@ -242,21 +183,9 @@ def streamed_groups(
     early = has_pdl(device)
     _stream[(tiles, splits, of_rows)](
         x, matrix.weight, matrix.scale, x if matrix.zero is None else matrix.zero, x if bias is None else bias, out,
-        parts, matrix.arrived, *_places(out, turned), m, n, k, matrix.weight.shape[1], x.stride(0), each,
-        0 if turned is None else turned.kv.keys.stride(0), BM=cut.rows, BN=cut.outputs, BK=turn, GROUP=matrix.group,
-        KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits, GATED=gated,
-        HEADS=turned.heads if turned else 0, KV_HEADS=turned.kv_heads if turned else 0,
-        WIDTH=turned.width if turned else 0, SLOTS=BLOCK_SIZE, EIGHT=turned.kv.eight if turned else 0,
+        parts, matrix.arrived, m, n, k, matrix.weight.shape[1], x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=turn,
+        GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits, GATED=gated,
         EVEN_K=k % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, AHEAD=cut.ahead, EARLY=early,
         num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out
-
-
-def _places(out: Tensor, turned: Turned | None) -> tuple[Tensor, ...]:
-    """Returns where turned outputs go, as the kernel takes it."""
-    if turned is None:
-        return (out,) * 6
-    inputs, kv = turned.inputs, turned.kv
-    scales = turned.cos_sin if kv.scales is None else kv.scales
-    return turned.cos_sin, inputs.positions, inputs.slots, kv.keys, kv.values, scales

@@ -29,8 +29,7 @@ TENSORS = ("x", "weight", "scale", "zero", "bias", "out", "parts", "arrived")
 def built(fn, target, kind, x, **consts):
     names, types = fn.arg_names, dict.fromkeys(fn.arg_names, "i32")
     types |= dict.fromkeys(TENSORS, "*" + x) | {"weight": "*u8", "arrived": "*i32"}
-    types |= dict.fromkeys(("scale", "zero", "parts", "cos_sin", "kv_scales"), "*fp32")
-    types |= {"positions": "*i64", "slots": "*i64", "keys": "*" + x, "values": "*" + x}
+    types |= dict.fromkeys(("scale", "zero", "parts"), "*fp32")
     consts |= {"KIND": kind, "EARLY": int(target >= 90)}
     types = {name: "constexpr" if name in consts else types[name] for name in names}
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in (*consts, "M", "each")}
@@ -38,18 +37,17 @@ def built(fn, target, kind, x, **consts):
     return compile(source, target=GPUTarget("cuda", target, 32), options={"num_warps": consts.pop("WARPS", 4)})
 
 told = []
-for target, kind, x, rows, zeros, how in json.loads(sys.argv[1]):
+for target, kind, x, rows, zeros, gated in json.loads(sys.argv[1]):
     shape = {"GROUP": 128, "ZEROS": zeros, "BN": 64, "BK": 128}
-    product = built(stream_groups._stream, target, kind, x, BM=rows, SPLIT=3, GATED=how == 1,
-                    HEADS=32, KV_HEADS=8, WIDTH=128 * (how == 2), SLOTS=16, EIGHT=0, EVEN_K=True,
+    product = built(stream_groups._stream, target, kind, x, BM=rows, SPLIT=3, GATED=gated, EVEN_K=True,
                     HAS_BIAS=True, STAGES=3, AHEAD=2, **shape)
     built(linear_groups._widened, target, kind, x, **shape)
     text = product.asm["ptx"]
     told.append([text.count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")), text.count("cvt.rn.f32.s32")])
 print(json.dumps(told))
 """
-# compute capability, bits (1: float8), dtype, rows, zeros, 1: gated, 2: turned
-CASES = [(90, 4, "bf16", 8, False, 1), (90, 8, "fp16", 64, True, 0), (80, 4, "fp16", 16, True, 2)]  # fmt: skip
+# compute capability, bits (1: float8), dtype, rows, zeros, gated
+CASES = [(90, 4, "bf16", 8, False, True), (90, 8, "fp16", 64, True, False), (80, 4, "fp16", 16, True, False)]
 
 
 def test_kernels_compile_for_other_gpus(tmp_path) -> None:

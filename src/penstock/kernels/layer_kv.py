@@ -11,7 +11,7 @@ nothing: all that read a token read the same numbers. Keys alone are never in ei
 
 V in eight bits lies turned, 8 tokens beside each other: an answer is a sum over tokens, of which tensor cores take
 neighbours out of one register. (1,000 rows of 640 tokens, width 128, on an H200: 16 beside each other 420 us, 8 331,
-4 355, plain V 600, copied 307.) It knows heads and bytes; no tokens.
+4 355; copied 307.) It knows heads and bytes; no tokens.
 """
 
 from __future__ import annotations

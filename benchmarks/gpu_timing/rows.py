@@ -327,7 +327,14 @@ def multiplied(x: torch.Tensor, matrix: Any) -> torch.Tensor:
 def groups(sweep: bool) -> None:
     """The products of an 8B model's 32 layers (float8's rows scaled before each, by a launch of their own)."""
     shapes = SHAPES["8b"][:-1]
-    for kind, share in (("bf16", 2), ("fp8", 1), ("int4", 0.52), ("int4 zeros", 0.53), ("int8", 1), ("fp8 blocks", 1)):
+    for kind, share in (
+        ("bf16", 2),
+        ("fp8", 1),
+        ("int4", 0.53),
+        ("int4 zeros", 0.56),
+        ("int8", 1),
+        ("fp8 blocks", 1.03),
+    ):
         layers = [[group_matrix(kind, n, k) for n, k in shapes] for _ in range(32)]
         size = 32 * sum(n * k for n, k in shapes) * share
         for m in (1, 2, 8, 16, 32, 64, 128, 512):

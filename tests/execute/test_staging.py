@@ -10,7 +10,6 @@ from penstock.execute import packing
 from penstock.execute.graphs import coarse_first
 from penstock.execute.padding import (
     GRAPH_ROWS,
-    chunk_capacity,
     graph_sizes,
     group_capacity,
     padded,
@@ -18,7 +17,6 @@ from penstock.execute.padding import (
     sizes_up_to,
 )
 from penstock.execute.staging import LOOSE_WORDS, RING, Staging
-from penstock.execute.warm import _numbers_of_chunks
 from penstock.schedule.step import Chunks, StepPlan
 
 pytestmark = pytest.mark.torch
@@ -43,13 +41,6 @@ def test_sizes_hold_their_rows_and_are_few() -> None:
     assert (padded(0), group_capacity(0), group_capacity(1)) == (0, 0, 0)
     assert all(group_capacity(size) & (group_capacity(size) - 1) == 0 for size in sizes_up_to(8192))
     assert [padded_tokens(tokens) for tokens in (0, 1, 16, 17)] == [0, 16, 16, 32]
-
-
-@pytest.mark.parametrize("tokens", [1, 16, 17, 512, 4096, 4097, 16384, 70000])
-def test_every_number_of_chunks_that_may_come_is_warmed(tokens: int) -> None:
-    warmed = {chunk_capacity(chunks) for chunks in _numbers_of_chunks(tokens)}
-    assert warmed == {chunk_capacity(chunks) for chunks in range(1, tokens + 1)}
-    assert max(_numbers_of_chunks(tokens)) <= tokens and len(warmed) < 8
 
 
 def test_every_step_up_to_the_largest_graph_has_one_that_is_little_larger() -> None:

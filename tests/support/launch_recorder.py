@@ -27,7 +27,9 @@ from triton.runtime import jit
 from penstock.config import Config
 from penstock.engine.build_engine import engine_over
 from penstock.execute import executor as executor_file
+from penstock.execute import warm
 from penstock.execute.device_sampler import EVERY, PLAIN
+from penstock.execute.limits import BatchLimits
 from penstock.execute.open_runner import open_runner
 from penstock.execute.padding import CHUNK_GRAPHS, GRAPH_ROWS, graph_sizes, sizes_up_to
 from penstock.execute.runner import TorchRunner
@@ -125,6 +127,16 @@ def launch_sizes(runner: TorchRunner, sizes: list[int]) -> None:
             step.launch_draw(size, hidden[:size], wants)
 
 
+@torch.inference_mode()
+def launch_chunks(runner: TorchRunner, numbers: list[int]) -> None:
+    """Steps of so many chunks of a token."""
+    assert runner._state is not None
+    for number in numbers:
+        plan = warm._plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
+        plan.chunks = warm._chunks(np.ones(number, np.int32), -1)
+        runner._state.step(plan)
+
+
 def wander(runner: TorchRunner, config: Config, seed: int, steps: int, many: int) -> None:
     """So many steps of odd requests, one to `many` of which come at once."""
     rng, number, engine = random.Random(seed), 0, engine_over(runner, config)
@@ -151,6 +163,7 @@ def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         runner = open_recorded(config, folder)
         ready = set(launches)
         launch_sizes(runner, sizes_up_to(runner.max_rows))
+        launch_chunks(runner, [1, 15, 17, 300, runner.max_batched_tokens])
         wander(runner, config, seed=0, steps=80, many=12)
         late = sorted(map(str, launches.keys() - ready))
         table = torch.zeros(8, 64, dtype=torch.float64)

@@ -26,7 +26,7 @@ from triton.testing import do_bench
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from kernels_naive import attend, in_form
 
-from penstock.kernels.inputs import ChunkSizes, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton import attention as column
 
@@ -145,22 +145,17 @@ def monkeys_row(rate: float, grouped: bool) -> Row:
     return Row("8,192 rows, 656 shared by 1,024 + 96 own", ms, copy_ms=rows * 96 * token_bytes(kv) / rate)
 
 
-def prefill_row(
-    prompts: int, tokens: int, heads: int, kv_heads: int, width: int, window: int | None = None, library: bool = True
-) -> Row:
-    """library: where the host knows the chunks' sizes; else our own kernel, as in graphs."""
+def prefill_row(prompts: int, tokens: int, heads: int, kv_heads: int, width: int, window: int | None = None) -> Row:
     lengths = torch.full((prompts,), tokens, dtype=torch.int32, device="cuda")
     table = tables(prompts, lengths, tokens // 16)
     kv = pool(prompts * tokens // 16 + 1, kv_heads, width)
     q = queries(prompts * tokens, heads, kv_heads, width)
     start = (torch.arange(prompts + 1, device="cuda") * tokens).to(torch.int32)
-    sizes = ChunkSizes(tokens, tokens, prompts * tokens) if library else None
-    prefill = PrefillInputs(start, torch.zeros_like(lengths), table, prompts * tokens, sizes)
+    prefill = PrefillInputs(start, torch.zeros_like(lengths), table, prompts * tokens)
     inputs = StepInputs(start, start, 0, None, prefill)
     ms = median(lambda: attend(column, q, kv, inputs, width**-0.5, window))
     seen = tokens * tokens / 2 if window is None else window * (tokens - window / 2)
     what = f"prefill {prompts} x {tokens}, width {width}" + (f", window {window}" if window else "")
-    what += "" if library else ", ours"
     plain = None
     if window is None:
         shaped = q.reshape(prompts, tokens, heads, width).transpose(1, 2).contiguous()
@@ -196,9 +191,6 @@ def measure() -> list[Row]:
         decode_row("1 row x 384, width 128", same(1, 384), large, 8192, rate, graph=True),
         prefill_row(16, 1024, *small),
         prefill_row(8, 1024, *large),
-        prefill_row(64, 256, *large, library=False),
-        prefill_row(64, 256, *large),
-        prefill_row(4, 4096, *large, library=False),
         prefill_row(4, 4096, *large),
         prefill_row(4, 4096, *large, window=1024),
     ]

@@ -56,20 +56,3 @@ def test_copies(eight):
     import triton_kernel_cases_kv as cases
 
     assert torch.equal(*cases.copied(GPU, eight))
-
-
-@pytest.mark.parametrize("form", [0, 1, 2])
-@pytest.mark.parametrize("shape", [(32, 8, 128), (14, 2, 64), (6, 2, 80)], ids=str)
-def test_what_chunks_see_is_gathered(shape, form):
-    from triton_kernel_cases_kv import check_gather
-
-    check_gather(GPU, torch.bfloat16, shape, form)
-
-
-@pytest.mark.parametrize("window", [None, 200])
-@pytest.mark.parametrize("form", [0, 1, 2])
-@pytest.mark.parametrize("shape", [(32, 8, 128), (14, 2, 64), (8, 4, 256)], ids=str)
-def test_long_chunks_by_the_library(shape, form, window):
-    from triton_kernel_cases_kv import check_long_chunks
-
-    check_long_chunks(GPU, torch.bfloat16, shape, form, window)

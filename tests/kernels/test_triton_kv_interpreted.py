@@ -36,10 +36,5 @@ def test_one_row(eight):
     cases.check_one_row(CPU, F32, (4, 2, 16), eight)
 
 
-@pytest.mark.parametrize("form", [0, 1, 2])
-def test_what_chunks_see_is_gathered(form):
-    cases.check_gather(CPU, F32, (7, 1, 80), form)
-
-
 def test_copies(eight):
     assert torch.equal(*cases.copied(CPU, eight))

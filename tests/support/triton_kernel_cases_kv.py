@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from attention_cases import SMALL, of_columns, on
-from kernels_naive import assert_close, attend, in_form, kind_of, make_case, rotate, stored_in, worth
+from kernels_naive import assert_close, attend, in_form, make_case, rotate, stored_in, worth
 from torch import Tensor
 from triton_kernel_cases import drawn
 
-from penstock.kernels.inputs import ChunkSizes
 from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.reference import attention as plain_attention
-from penstock.kernels.triton import attention, blocks, one_row_attention, ragged, rotary
+from penstock.kernels.triton import attention, blocks, one_row_attention, rotary
 
 
 def check_attention(device: str, dtype: torch.dtype, name: str, eight: int, **shape: Any) -> None:
@@ -89,41 +88,6 @@ def check_one_row(device: str, dtype: torch.dtype, shape: tuple[int, int, int], 
         answer = one_row_attention.attend_one(q, kv, there.inputs, case.scale, None)
         naive = replace(case, q=q.cpu(), kv=worth(kv).cpu()).naive()
         assert_close(answer.cpu(), naive)
-
-
-def check_gather(device: str, dtype: torch.dtype, shape: tuple[int, int, int], eight: int) -> None:
-    """What chunks see, one after the other, and an empty chunk among them."""
-    heads, kv_heads, width = shape
-    chunks = [(5, 13), (0, 80), (7, 0), (64, 3)]
-    case = make_case([], chunks=chunks, heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
-    kv, there = moved(stored_in(case.kv, eight), device), on(case, device)
-    told = there.inputs.prefill
-    start = torch.tensor([0, 18, 98, 105, 172], dtype=torch.int32, device=device)
-    both = torch.zeros(2, 172, kv_heads, width, dtype=dtype, device=device)
-    found = ragged.Ragged(start, both[0], both[1], 80, 80)
-    ragged.gather(kv, told, found)
-    held = worth(kv).cpu()[told.block_table.cpu().long()].movedim(3, 1)  # [chunks, 2, W, Hkv, 16, D]
-    for chunk, (context, count) in enumerate(chunks):
-        seen = held[chunk].transpose(2, 3).flatten(1, 2)[:, : context + count]
-        got = both[:, int(start[chunk]) : int(start[chunk + 1])].cpu().double()
-        assert ((got - seen).abs() <= seen.abs() * torch.finfo(dtype).eps).all()
-
-
-def check_long_chunks(
-    device: str, dtype: torch.dtype, shape: tuple[int, int, int], eight: int, window: int | None
-) -> None:
-    """Chunks that the library attends, beside rows, against fp64 of the stored numbers."""
-    heads, kv_heads, width = shape
-    case = make_case(
-        [40, 3], chunks=[(300, 300), (0, 520), (9, 40)], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype
-    )
-    kv, there = stored_in(case.kv, eight), on(case, device)
-    there.inputs.prefill.sizes = ChunkSizes(520, 600, 1169)
-    kind = kind_of(heads, kv_heads, width, there.scale, window)
-    plan = attention.plan(there.inputs, kind, torch.empty(0), dtype)
-    assert plan.ragged is not None
-    got = attention.attention(there.q, moved(kv, device), there.inputs, kind, plan)
-    assert_close(got.cpu(), replace(case, kv=worth(kv)).naive(window))
 
 
 def copied(device: str, eight: int) -> tuple[Tensor, Tensor]:

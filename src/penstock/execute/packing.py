@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.execute.staging import Staging
-from penstock.kernels.inputs import ChunkSizes, PrefillInputs
+from penstock.kernels.inputs import PrefillInputs
 from penstock.kernels.row_state import pack_joins
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, Int64, Joins, StepPlan
@@ -83,15 +83,9 @@ def pack_chunks(
     context[:count] = chunks.context
     inputs = PrefillInputs(
         start=staging.add(start), context=staging.add(context), block_table=staging.add(_widened(chunks.blocks)),
-        tokens=size, sizes=_sizes(chunks),
+        tokens=size,
     )  # fmt: skip
     return staging.add(ids), staging.add(positions), staging.add(slots), inputs
-
-
-def _sizes(chunks: Chunks) -> ChunkSizes:
-    size = np.diff(chunks.start)
-    seen = chunks.context + size
-    return ChunkSizes(int(size.max(initial=0)), int(seen.max(initial=0)), int(seen.sum()))
 
 
 def chunk_positions(chunks: Chunks) -> Int64:

@@ -112,25 +112,18 @@ def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logpro
     )
 
 
-def _behind(tokens: int, longest: int) -> StepPlan:
-    """Chunks that follow on four times their tokens, or as much as a sequence holds: the most that is gathered."""
-    plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
-    plan.chunks = _chunks(_sizes(tokens, max(1, longest // 4)), -1, behind=longest - max(1, longest // 4))
-    return plan
-
-
 def _sizes(tokens: int, longest: int) -> Int32:
     whole, rest = divmod(tokens, longest)
     return np.array([longest] * whole + [rest] * bool(rest), np.int32)
 
 
-def _chunks(sizes: Int32, prompt_logprobs: int, behind: int = 0) -> Chunks:
+def _chunks(sizes: Int32, prompt_logprobs: int) -> Chunks:
     tokens = int(sizes.sum())
     return Chunks(
         tokens=np.zeros(tokens, np.int32),
         start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
-        context=np.full(sizes.size, behind, np.int32),
-        blocks=np.zeros((sizes.size, -(-(behind + int(sizes.max())) // BLOCK_SIZE)), np.int32),
+        context=np.zeros(sizes.size, np.int32),
+        blocks=np.zeros((sizes.size, -(-int(sizes.max()) // BLOCK_SIZE)), np.int32),
         prompt_logprobs=np.full(sizes.size, prompt_logprobs, np.int32),
         next_token=np.zeros(tokens, np.int32),
     )

@@ -96,9 +96,7 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "route": _reference("moe"),
     "experts": _reference("moe"),
     "plan": _triton("attention", "takes buffers once a step"),
-    "attention": _triton(
-        "attention", "reads block tables on the device; a prefix once a group; long chunks by torch's flash attention"
-    ),
+    "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
     "embed": _triton("embedding", "one launch"),
     "copy_blocks": _triton("blocks", "all layers in one launch"),
     "sample": _triton("sample", "one pass over the logits; filters without a sort"),

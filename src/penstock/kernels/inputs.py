@@ -63,16 +63,6 @@ class PrefillInputs:
     context: Tensor  # [chunks] int32: position of a chunk's first token
     block_table: Tensor  # [chunks, width] int32
     tokens: int  # host: of all chunks, padding left out
-    sizes: ChunkSizes | None = None  # None: the host doesn't know them, as in a graph
-
-
-@dataclass(slots=True, frozen=True)
-class ChunkSizes:
-    """What the host knows of a step's chunks, in tokens."""
-
-    longest: int  # chunk
-    most_seen: int  # by one chunk, itself included
-    seen: int  # by all of them
 
 
 @dataclass(slots=True)

@@ -45,10 +45,6 @@ TUNABLES = (
         "rows up to which a product with integers streams its weight; more: widened, for the library",
     ),
     Tunable(
-        "plan", "ragged_from", 512, (512, 256, 1024, 1 << 30),
-        "tokens that a step's longest chunk sees, from which on the library attends its chunks",
-    ),
-    Tunable(
         "attention", "few_programs", 512, (512, 256, 1024),
         "programs that few rows' attention is cut into",
     ),

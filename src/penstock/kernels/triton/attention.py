@@ -18,7 +18,6 @@ from penstock.kernels.triton.decode import FEW_PROGRAMS, attend_rows
 from penstock.kernels.triton.one_row_attention import attend_one
 from penstock.kernels.triton.prefill import attend_chunks
 from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
-from penstock.kernels.triton.ragged import RAGGED_FROM, Ragged, attend_ragged, plan_ragged
 
 
 @dataclass(slots=True)
@@ -27,19 +26,10 @@ class KindPlan:
 
     decode: DecodeInputs | None
     prefix: PrefixState | None
-    ragged: Ragged | None  # of chunks that the library takes
 
 
-def plan(
-    inputs: StepInputs,
-    kind: AttentionKind,
-    cos_sin: Tensor,
-    dtype: torch.dtype,
-    *,
-    ragged_from: int = RAGGED_FROM,
-) -> KindPlan:
-    """Takes the buffers that layers of a kind share. UsageError for what the kernels don't compute. The keyword:
-    kernels/tunables.py."""
+def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
+    """Takes the buffers that layers of a kind share. UsageError for what the kernels don't compute."""
     if kind.softcap is not None:
         raise UsageError(
             "the GPU's kernels don't cap attention's scores (attn_logit_softcapping): run this model by --kernels "
@@ -52,9 +42,7 @@ def plan(
         groups = decode.groups.length.shape[0]
         shape, device = (inputs.rows, kind.heads, kind.width), inputs.positions.device
         prefix = PrefixState.of(shape, dtype, device, kind.kv_heads, groups)
-    chunks = inputs.prefill
-    ragged = None if chunks is None else plan_ragged(chunks, kind, kind.kv_heads, dtype, ragged_from)
-    return KindPlan(decode, prefix, ragged)
+    return KindPlan(decode, prefix)
 
 
 def attention(
@@ -82,8 +70,5 @@ def attention(
         )  # fmt: skip
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
-        if plan.ragged is not None:
-            seen = attend_ragged(q[rows:], kv, chunks, plan.ragged, scale, window)
-            return seen if not rows else torch.cat((out[:rows], seen))
         attend_chunks(q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:])
     return out

@@ -73,3 +73,15 @@ def test_a_spoilt_matrix_is_found(tmp_path: Path) -> None:
     assert found["kl_mean"] > 0.02 and found["agreement"] < 0.99 and found["tokens"] == 100
     costs = find_costly(options, str(model_folder()))
     assert next(iter(costs)) == name and costs[name] > 10 * sorted(costs.values())[-2]
+
+
+def test_eight_bits_of_kv_are_in_the_built_model_alone(tmp_path: Path) -> None:
+    options = msgspec.to_builtins(
+        BuildOptions(model="demo", out=str(tmp_path), kv_cache_dtype="fp8", knobs={"device": "cpu"})
+    )
+    for path in model_folder().iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    work = WorkSample(told="rows", prompts=[list(range(40, 70))], sampling=[{}], outputs=[20], concurrency=1)
+    score_source(options, str(model_folder()), [msgspec.to_builtins(work)])
+    assert score_built(options, {"kv_cache_dtype": "auto"}, {})["kl_mean"] == 0
+    assert score_built(options, {"kv_cache_dtype": "fp8"}, {})["kl_mean"] > 0

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.artifact.manifest import STATE
+from penstock.artifact.manifest import STATE, Value
 from penstock.build.build_state import Result
 from penstock.build.model_linears import linears
 from penstock.build.options import BuildOptions
@@ -41,14 +41,16 @@ TEXTS, ANSWER, LONGEST = 32, 128, 1024  # of the sample: texts, tokens of an ans
 OWN_WORDS = 256  # tokens of a text that the model draws itself, where a work is a shape
 SLICE = 128  # positions whose logits exist at once
 REFERENCE = "reference.npz"
+UNBUILT: dict[str, Value] = {"quantization": "auto", "kv_cache_dtype": "auto"}
 LOOKED_AT, COSTLY = 1024, 8  # positions that each matrix is looked at by; matrices that are named
 
 
 def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
     """Draws the sample's answers and writes what the unbuilt model makes of each position: a stage's call."""
     asked = msgspec.convert(options, BuildOptions)
-    config = asked.config(folder, quantization="auto")
-    texts = _texts(config, Path(folder), msgspec.convert(works, list[WorkSample]))
+    config = asked.config(folder, **UNBUILT)
+    few = asked.config(folder, **UNBUILT, max_num_seqs=TEXTS)  # fewer graphs, a shorter start
+    texts = _texts(few, Path(folder), msgspec.convert(works, list[WorkSample]))
     with torch.inference_mode():
         model, ops = _open(config, Path(folder), max(map(len, texts)))
         found = [_kept(logits) for logits in _logits(model, ops, texts)]
@@ -89,7 +91,7 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
     some = texts[: 1 + int(np.searchsorted(np.cumsum([len(text) for text in texts]), LOOKED_AT))]
     longest = max(map(len, some))
     with torch.inference_mode():
-        wide, ops = _open(asked.config(folder, quantization="auto"), Path(folder), longest)
+        wide, ops = _open(asked.config(folder, **UNBUILT), Path(folder), longest)
         built, _ = _open(asked.config(str(out)), out, longest)
         costs: dict[str, float] = {}
         for ours, theirs in zip(linears(wide), linears(built), strict=True):

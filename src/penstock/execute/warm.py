@@ -35,7 +35,7 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     most = limits.max_batched_tokens
     _compile_bookkeeping(step)
     _all_rows_ask(step)
-    _compile_small_steps(step, _kinds_of_sizes(limits.max_rows), grouping)
+    _compile_small_steps(step, _kinds_of_sizes(limits.max_rows), grouping, min(step.scorer.slice_rows, most))
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
     for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}):
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
@@ -52,7 +52,8 @@ def _compile_bookkeeping(step: DeviceStep) -> None:
     step.step(plan)
 
 
-def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> None:
+def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, scored: int) -> None:
+    """scored: the most tokens of prompts that are told their logprobs at once."""
     device = step.rows.device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
     hidden = torch.zeros((sizes[-1], step.model.config.hidden_size), dtype=step.model.dtype, device=device)
@@ -62,7 +63,7 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> 
             for size in sizes:
                 for wants in (PLAIN, EVERY):
                     step.launch_draw(size, hidden[:size], wants)
-            _score_prompts(step)
+            _score_prompts(step, scored)
 
     step.launch_forward(sizes[0], False)  # Triton's driver is set up by one thread alone
     with ThreadPoolExecutor(1, "penstock-warm") as beside:
@@ -73,14 +74,12 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool) -> 
         drawing.result()
 
 
-def _score_prompts(step: DeviceStep) -> None:
+def _score_prompts(step: DeviceStep, most: int) -> None:
     """Prompts are told their logprobs in slices of any size, however few rows may run: the head's products of few."""
-    hidden = torch.zeros(
-        (step.scorer.slice_rows, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device
-    )
-    for size in _kinds_of_sizes(step.scorer.slice_rows):
+    hidden = torch.zeros((most, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device)
+    for size in {min(kind, most) for kind in _kinds_of_sizes(most)}:
         targets = torch.zeros(size, dtype=torch.int32, device=step.rows.device)
-        step.model.ops.token_logprobs(step.model.logits(hidden[:size]), targets, MAX_LOGPROBS)
+        step.model.ops.token_logprobs(step.model.logits(hidden[:size]), targets, 1)
 
 
 def _all_rows_ask(step: DeviceStep) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service_prompts import all_prompts
 
 from penstock import LLM, SamplingParams
+from penstock.errors import PenstockError
 
 SHOWN = 3  # answers that the command prints
 
@@ -102,4 +103,7 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "demo")
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "demo")
+    except PenstockError as error:
+        sys.exit(f"error: {error}")

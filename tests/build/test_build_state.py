@@ -31,6 +31,24 @@ def test_a_stage_that_ended_is_not_run_again(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_what_fails_before_anything_long_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), BuildState(tmp_path / "out", {"workload": "nofile"}):
+        fails()
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ZeroDivisionError), BuildState(tmp_path / "out", {"workload": "file"}) as state:
+        state.keep("work", {})
+        fails()
+    assert (tmp_path / "out" / STATE / "work.json").exists()
+
+
+def test_a_broken_result_is_named(tmp_path: Path) -> None:
+    with BuildState(tmp_path, {}) as state:
+        (state.folder / "work.json").write_text("{")
+        with pytest.raises(UsageError, match=r"work.json is broken .*: remove it"):
+            state.known("work")
+        (state.folder / "work.json").unlink()
+
+
 def test_another_asking_is_refused_and_what_differs_named(tmp_path: Path) -> None:
     BuildState(tmp_path, {"model": "demo", "quantization": "int8"}).__exit__(None, None, None)
     with pytest.raises(UsageError, match=r'asked otherwise \(quantization: "int8" there, "fp8" now\): give the same'):

@@ -19,6 +19,13 @@ from penstock.errors import CheckpointError
 pytestmark = pytest.mark.torch
 
 
+def flip(path: Path) -> None:
+    """Turns one bit in the middle of a file round."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """Its folder, what it printed, and what it said on the way, in the sitting behind a kill."""
@@ -27,6 +34,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     assert killed.in_time and (out / STATE).is_dir()
     with pytest.raises(CheckpointError, match="unfinished build"):
         find_manifest(out)
+    flip(out / "model.safetensors")
+    refused = build(out)
+    assert refused.returncode == 2 and "model.safetensors is not as it was built" in refused.stderr
+    assert f"rm -r {out}" in refused.stderr and "Traceback" not in refused.stderr
+    flip(out / "model.safetensors")
     done = build(out, "--price", "3.6")
     assert done.returncode == 0, done.stderr
     for stage in STAGES:
@@ -59,6 +71,17 @@ def test_an_artifact_is_a_model_folder(built: tuple[Path, str, str]) -> None:
     with LLM(str(built[0]), device="cpu") as llm:
         asked = llm.generate(["The answer is"], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
     assert len(asked[0].outputs[0].token_ids) == 4
+
+
+def test_a_damaged_artifact_is_not_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(built[0], spoilt)
+    flip(spoilt / "model.safetensors")
+    before = (spoilt / "penstock.json").read_bytes()
+    options = BuildOptions(model=str(spoilt), out=str(spoilt), retune=True, tune_minutes=0.001)
+    with pytest.raises(CheckpointError, match="not as it was built"):
+        run_build(options, lambda path: (0, lambda defaults: iter(())))
+    assert (spoilt / "penstock.json").read_bytes() == before and not (spoilt / STATE).exists()
 
 
 def test_an_artifact_that_moved_is_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:

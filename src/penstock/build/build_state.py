@@ -51,12 +51,19 @@ class BuildState:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None and self.known("work") is None:  # nothing long was done: a mistyped option leaves nothing
+            shutil.rmtree(self.folder)
+            if not any(self.out.iterdir()):
+                self.out.rmdir()
         os.close(self._lock)
 
     def known(self, name: str) -> Result | None:
         """What a stage came to, None: it has not ended."""
         path = self.folder / f"{name}.json"
-        return json.loads(path.read_bytes()) if path.exists() else None
+        try:
+            return json.loads(path.read_bytes()) if path.exists() else None
+        except ValueError as error:
+            raise UsageError(f"{path} is broken ({error}): remove it, and this stage runs again") from error
 
     def stage(self, name: str, make: Callable[[], Result]) -> Result:
         """Returns what a stage came to: from its file, else by `make`."""

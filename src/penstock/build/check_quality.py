@@ -28,6 +28,7 @@ from penstock.build.options import BuildOptions
 from penstock.build.trial import OpenModel
 from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
+from penstock.disk import why_not_written
 from penstock.execute.kv_cache import KvCache
 from penstock.execute.kv_fit import whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
@@ -59,7 +60,10 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
     path.parent.mkdir(parents=True, exist_ok=True)
     lengths = np.array([len(text) for text in texts])
     columns |= {"texts": np.concatenate([np.array(text) for text in texts]), "lengths": lengths}
-    np.savez(path, allow_pickle=False, **columns)
+    try:
+        np.savez(path, allow_pickle=False, **columns)
+    except OSError as error:
+        raise why_not_written(error, path) from error
     return {"texts": len(texts), "tokens": int(lengths.sum())}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock.artifact.manifest import Decision, Value
 
 REPEATS = 3  # rounds at least; each candidate runs once in a round, next to the default
+NOT_REACHED = "not reached in the time for tuning: the default stays"
 LEAST_GAIN = 0.5  # percent; less is not worth leaving the default for
 
 
@@ -54,7 +55,7 @@ def decide(
     default = candidates[0]
     told = {each: [float(f"{figure:.6g}") for figure in figures] for each, figures in measured.items()}
     if min(map(len, told.values()), default=0) < REPEATS:
-        kept = note or "not reached in the time for tuning: the default stays"
+        kept = note or NOT_REACHED
         return Decision(name=name, chosen=default, default=default, unit=unit, measured=told, note=kept)
     gains = {each: _gain(measured[name_of(default)], measured[name_of(each)], more) for each in candidates[1:]}
     winners = [each for each, (won, noise) in gains.items() if won > max(noise, LEAST_GAIN)]

@@ -16,9 +16,21 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock import __version__
-from penstock.artifact.manifest import BuiltOn, Decision, Manifest, Quality, Value, read_manifest, write_manifest
+from penstock.artifact.checksums import verify_files
+from penstock.artifact.manifest import (
+    KERNELS,
+    BuiltOn,
+    Decision,
+    FileSums,
+    Manifest,
+    Quality,
+    Value,
+    read_manifest,
+    write_manifest,
+)
 from penstock.build.build_state import BuildState, Result
 from penstock.build.choose_weights import check_scheme, choose_weights
+from penstock.build.decide import NOT_REACHED
 from penstock.build.make_weights import make_weights
 from penstock.build.options import BuildOptions, WorkShape
 from penstock.build.pack import sum_folder
@@ -82,6 +94,7 @@ class _Build:
             check_room(self._options, source)
         works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
+        files = self._files()
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
         decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
         self._stage("compile", lambda: self._compile(decided, works))
@@ -100,16 +113,18 @@ class _Build:
                 quality=quality,
                 step_seconds=tuned.step_seconds,
                 expected=tuned.expected,
-                files={},
+                files=files,
             )
         )
 
     def retune(self, machine: BuiltOn, before: Manifest) -> Manifest:
         """Times the choices of an artifact again; what its weights are stays."""
         out = Path(self._options.out)
+        kept_files = {name: told for name, told in before.files.items() if not name.startswith(f"{KERNELS}/")}
+        verify_files(out, kept_files)
         rows = None if self._options.workload is None else self._read_rows(Path(self._options.workload))
         works = self._stage("work", lambda: self._works(out, rows))["works"]
-        tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
+        tuned = _kept_where_untimed(msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned), before)
         decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
         self._stage("compile", lambda: self._compile(decided, works))
         kept = [each for each in before.decisions if each.name == "quantization"]
@@ -124,12 +139,33 @@ class _Build:
                 decisions=[*kept, *tuned.decisions],
                 step_seconds=tuned.step_seconds,
                 expected=tuned.expected,
+                files=kept_files,
             )
         )
 
+    def _files(self) -> dict[str, FileSums]:
+        """Checksums of the model's files as they were written: what comes later must find them so."""
+        before = self._state.known("files")
+        out = Path(self._options.out)
+        files = msgspec.convert(
+            self._state.stage("files", lambda: msgspec.to_builtins(sum_folder(out))), dict[str, FileSums]
+        )
+        if before is not None:
+            try:
+                verify_files(out, files)
+            except CheckpointError as error:
+                raise CheckpointError(f"{str(error).partition(': ')[0]}: begin anew behind rm -r {out}") from error
+        return files
+
     def _pack(self, manifest: Manifest) -> Manifest:
+        """manifest.files: those of the model; kernels' are added here."""
         self._say("pack", "checksums and the manifest")
-        whole = replace(manifest, files=sum_folder(Path(self._options.out)))
+        out = Path(self._options.out)
+        found = sum_folder(out)
+        strange = [n for n in found if n not in manifest.files and not n.startswith(f"{KERNELS}/")]
+        if strange:
+            raise UsageError(f"{out / strange[0]} was put there by something else: move it away, and build on")
+        whole = replace(manifest, files=found | manifest.files)
         write_manifest(Path(self._options.out), whole)
         return whole
 
@@ -233,6 +269,21 @@ class _Build:
     def _kept(self) -> dict[str, Value]:
         """The user's knobs that an artifact holds: where it runs, `built_on` says."""
         return {name: value for name, value in self._options.named.items() if name != "device"}
+
+
+def _kept_where_untimed(tuned: Tuned, before: Manifest) -> Tuned:
+    """What there was no time for stays as the artifact has it."""
+    held = {each.name: each for each in before.decisions if each.chosen != each.default}
+    untimed = {each.name for each in tuned.decisions if each.note == NOT_REACHED and each.name in held}
+    if not untimed:
+        return tuned
+    note = "as it was: not reached in the time for tuning"
+    return replace(
+        tuned,
+        decisions=[replace(held[each.name], note=note) if each.name in untimed else each for each in tuned.decisions],
+        engine={**{n: v for n, v in before.engine.items() if n in untimed}, **tuned.engine},
+        tunables={**{n: v for n, v in before.tunables.items() if n in untimed}, **tuned.tunables},
+    )
 
 
 def _keep_wide(costs: Mapping[str, float]) -> str:

@@ -217,15 +217,20 @@ class Tuner:
         return sides
 
     def _settle(self, chosen: list[float], default: list[float]) -> int:
-        """Which side stays, 0: what was chosen."""
-        faster = middle(chosen) >= middle(default) if self._more else middle(chosen) <= middle(default)
+        """Which side stays, 0: what was chosen. Single choices win by three rounds, which noise does now and then."""
         decision = decide("all together", ["defaults", "chosen"], {"defaults": default, "chosen": chosen},
                           self._unit, more=self._more)  # fmt: skip
+        faster = decision.chosen == "chosen"
         if not faster:
             self._chosen, self._tunables = {}, {}
-            note = "taken back: all choices together were no faster than the defaults"
-            self._decisions = [replace(each, chosen=each.default, note=note) for each in self._decisions]
-        self._decisions.append(replace(decision, chosen="chosen" if faster else "defaults"))
+            note = "taken back: all choices together won by no more than the noise"
+            self._decisions = [
+                replace(each, chosen=each.default, won_percent=0.0, note=f"{name_of(each.chosen)} {note}")
+                if each.chosen != each.default
+                else each
+                for each in self._decisions
+            ]
+        self._decisions.append(decision)
         _tell(self._decisions[-1])
         return 0 if faster else 1
 

@@ -69,7 +69,10 @@ def build(
         typer.Option(help="Matrices that aren't quantized, by name or pattern (`*.down_proj`); may be given again."),
     ] = None,
     price: Annotated[
-        float | None, typer.Option(help="Dollars an hour of this machine: the summary says those of a million tokens.")
+        float | None,
+        typer.Option(
+            help="Dollars an hour of this machine: the summary says those of a million tokens.", min=0, max=1e6
+        ),
     ] = None,
     retune: Annotated[
         bool, typer.Option("--retune", help="Time an artifact's choices again, on this machine; MODEL is its folder.")

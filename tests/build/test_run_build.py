@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from build_drive import STAGES, build, kill_at
+from msgspec.structs import replace
 
 from penstock import LLM, SamplingParams
 from penstock.artifact.checksums import verify_files
-from penstock.artifact.manifest import STATE, find_manifest, read_manifest
+from penstock.artifact.manifest import STATE, Decision, find_manifest, read_manifest, write_manifest
 from penstock.build.options import BuildOptions
 from penstock.build.run_build import run_build
 from penstock.errors import CheckpointError
@@ -87,7 +88,10 @@ def test_a_damaged_artifact_is_not_timed_again(built: tuple[Path, str, str], tmp
 def test_an_artifact_that_moved_is_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(built[0], moved)
-    before = read_manifest(moved)
+    fewer = Decision(name="steps_ahead", chosen=0, default=1, won_percent=9.0)  # which there is no time for again
+    whole = read_manifest(moved)
+    before = replace(whole, engine={**whole.engine, "steps_ahead": 0}, decisions=[whole.decisions[0], fewer])
+    write_manifest(moved, before)
     options = BuildOptions(model=str(moved), out=str(moved), retune=True, tune_minutes=0.001)
     after = run_build(options, lambda path: (0, lambda defaults: iter(())))
     assert after == read_manifest(moved)

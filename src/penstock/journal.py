@@ -285,10 +285,7 @@ class Journal:
         self._state.journal_end = len(header)
 
     def _compare(self, run: dict[str, Any], fingerprint: dict[str, Any]) -> None:
-        asked = json.loads(json.dumps(fingerprint))
-        names = [name for name in run | asked if run.get(name) != asked.get(name)]
-        if names:
-            changes = ", ".join(f"{n}: {_short(run.get(n))} there, {_short(asked.get(n))} now" for n in names)
+        if changes := changes_told(run, json.loads(json.dumps(fingerprint))):
             raise JournalError(
                 f"{self.path} belongs to a run with other settings ({changes}): name another output, "
                 f"or delete {self.path.name} and {self.journal_path.name} to begin anew"
@@ -369,6 +366,12 @@ def _text(key: Key) -> str:
 
 def _hash(key: Key) -> int:
     return int.from_bytes(blake2b(_text(key).encode(), digest_size=8).digest()) or 1  # 0 marks an empty place
+
+
+def changes_told(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Returns which of a run's settings differ, as an error tells them; empty where none does."""
+    names = [name for name in before | now if before.get(name) != now.get(name)]
+    return ", ".join(f"{n}: {_short(before.get(n))} there, {_short(now.get(n))} now" for n in names)
 
 
 def _short(value: Any) -> str:

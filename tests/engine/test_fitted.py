@@ -18,6 +18,7 @@ from penstock.config import Config
 from penstock.engine import fitted
 from penstock.engine.fitted import differences, fit
 from penstock.errors import CheckpointError, EngineError, UsageError
+from penstock.execute import open_runner
 from penstock.jobs.doctor import print_doctor
 from penstock.kernels.binaries import Binaries
 
@@ -162,7 +163,7 @@ def test_other_faults_of_an_artifact_are_one_line(folder: Path) -> None:
 def test_binaries_are_read_while_the_engine_is_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels are compiled. A kernel that isn't there ends a sealed start with one line."""
     binaries = Binaries()
-    monkeypatch.setattr(fitted, "_binaries", lambda config: binaries)
+    monkeypatch.setattr(open_runner, "find_binaries", lambda config: binaries)
     config = Config.of(model=str(folder), sealed=True, **SMALL)
     llm = LLM(**config.told())
     assert binaries.folders == binaries.sealed == [folder / "kernels"]

@@ -23,11 +23,6 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=[1, 2], ids=["values", "both"])
-def eight(request):
-    return request.param
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_attention_of_what_is_stored(name, dtype, eight):
     told, window = SMALL[name]

@@ -16,11 +16,6 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=[1, 2], ids=["values", "both"])
-def eight(request):
-    return request.param
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_attention(name, dtype, eight):
     import triton_kernel_cases_kv as cases

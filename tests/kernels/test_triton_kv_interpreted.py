@@ -13,11 +13,6 @@ CPU, F32 = "cpu", torch.float32
 STEPS = ("rows alone", "one row, split", "groups and chunks", "ratio 7, width 80", "window 20")
 
 
-@pytest.fixture(params=[1, 2], ids=["values", "both"])
-def eight(request):
-    return request.param
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_attention(name, eight):
     cases.check_attention(CPU, F32, name, eight)

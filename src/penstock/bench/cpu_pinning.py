@@ -1,5 +1,6 @@
 """Which of this machine's cores the measured server has, and which the client: each its own (on two cores without this
-every client was short of CPU); and what they are called. It knows sets of cores; not who runs on them.
+every client was short of CPU); what they are called, and the memory beside them. It knows sets of cores; not who runs
+on them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.M) if info.exists() else None
     return (found[1] if found else platform.processor() or platform.machine() or "unknown").strip()
+
+
+def memory_bytes() -> int:
+    """Returns this machine's memory; 0 where the system cannot say."""
+    info = Path("/proc/meminfo")
+    found = re.search(r"^MemTotal:\s*(\d+) kB", info.read_text(), re.M) if info.exists() else None
+    return int(found[1]) << 10 if found else 0
 
 
 def cores_here() -> list[int]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from penstock.almanac.parse_record import faults_in_a_line
 from penstock.almanac.record import Gpu, MachineInfo
-from penstock.bench.cpu_pinning import count_all, count_here, processor
+from penstock.bench.cpu_pinning import count_all, count_here, memory_bytes, processor
 from penstock.bench.endpoint import target_of
 from penstock.errors import EngineError, UsageError
 
@@ -57,7 +57,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
         gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES") if started else None),
         cpu=processor(),
         cores=count_here() if started else count_all(),
-        memory_mib=_memory_mib(),
+        memory_mib=memory_bytes() >> 20,
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
     )
@@ -89,9 +89,3 @@ def _gpu(visible: str | None) -> Gpu | None:
 def _mib(text: str) -> int:
     """Returns the number; 0: the driver doesn't say, as for memory that the CPU shares."""
     return int(float(text)) if re.fullmatch(r"\d+(\.\d+)?", text) else 0
-
-
-def _memory_mib() -> int:
-    info = Path("/proc/meminfo")
-    found = re.search(r"^MemTotal:\s*(\d+) kB", info.read_text(), re.M) if info.exists() else None
-    return int(found[1]) // 1024 if found else 0

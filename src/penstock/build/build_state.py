@@ -18,6 +18,7 @@ from typing import Any
 from penstock.artifact.manifest import MANIFEST, STATE
 from penstock.disk import why_not_written, write_whole
 from penstock.errors import CapacityError, UsageError
+from penstock.journal import changes_told
 
 Result = dict[str, Any]
 
@@ -98,9 +99,7 @@ class BuildState:
         if before is None:
             self.keep("asked", asked)
             return
-        names = [name for name in before | asked if before.get(name) != asked.get(name)]
-        if names:
-            changes = ", ".join(f"{n}: {_short(before.get(n))} there, {_short(asked.get(n))} now" for n in names)
+        if changes := changes_told(before, asked):
             raise UsageError(
                 f"{self.out} holds an unfinished build that was asked otherwise ({changes}): give the same options, "
                 f"name another --out, or begin anew behind rm -r {self.folder if self.is_retune(before) else self.out}"
@@ -120,8 +119,3 @@ def check_disk(folder: Path, needed: int, what: str) -> None:
             f"{what} takes {needed / 1e9:.1f} GB, and the disk of {folder} has {free / 1e9:.1f} GB free: make room, or "
             "name an --out elsewhere"
         )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

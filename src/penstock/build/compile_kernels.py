@@ -17,8 +17,7 @@ from penstock.build.build_state import Result
 from penstock.build.options import BuildOptions
 from penstock.build.trial import OpenModel
 from penstock.build.work_sample import WorkSample
-from penstock.execute.open_runner import find_device, find_dtype
-from penstock.kernels.choose import choose
+from penstock.execute.open_runner import find_binaries
 
 BOUNDS = ("max_model_len", "kv_cache_tokens")
 
@@ -31,8 +30,7 @@ def compile_kernels(
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     config = asked.config(str(folder), **engine)
-    device = find_device(config.model.device)
-    binaries = choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels).binaries
+    binaries = find_binaries(config)
     if binaries is None:
         return {"kernels": 0}
     fresh = folder / STATE / KERNELS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from penstock.artifact.checksums import sum_files
@@ -10,8 +11,9 @@ from penstock.artifact.manifest import MANIFEST, STATE, FileSums
 from penstock.disk import why_not_written
 
 
-def sum_folder(folder: Path) -> dict[str, FileSums]:
-    """Brings all files of the folder to the disk and returns their checksums. Raises JournalError, CapacityError."""
+def sum_folder(folder: Path, known: Collection[str] = ()) -> dict[str, FileSums]:
+    """Brings the files of the folder, but for the known ones, to the disk and returns their checksums. Raises
+    JournalError, CapacityError."""
     for draft in folder.glob("*.part"):  # of a sitting that was killed amid writing
         draft.unlink()
     names = sorted(
@@ -19,6 +21,7 @@ def sum_folder(folder: Path) -> dict[str, FileSums]:
         for path in folder.rglob("*")
         if path.is_file() and path.relative_to(folder).parts[0] not in (MANIFEST, STATE)
     )
+    names = [name for name in names if name not in known]
     for name in names:
         try:
             handle = os.open(folder / name, os.O_RDONLY)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -95,9 +96,7 @@ class _Build:
         works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
         weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
         files = self._files()
-        tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
-        decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
-        self._stage("compile", lambda: self._compile(decided, works))
+        tuned, decided = self._fit(works)
         quality = self._check(source, works, str(weights.chosen), decided)
         return self._pack(
             Manifest(
@@ -106,14 +105,11 @@ class _Build:
                 revision=source.revision,
                 source={name: file.sha256 for name, file in source.files.items()},
                 built_on=machine,
-                built_for=[work.facts() for work in tuned.works],
-                objective=self._options.objective or "throughput",
-                **decided,
                 decisions=[weights, *tuned.decisions],
                 quality=quality,
-                step_seconds=tuned.step_seconds,
-                expected=tuned.expected,
                 files=files,
+                **decided,
+                **self._timed(tuned),
             )
         )
 
@@ -124,24 +120,36 @@ class _Build:
         verify_files(out, kept_files)
         rows = None if self._options.workload is None else self._read_rows(Path(self._options.workload))
         works = self._stage("work", lambda: self._works(out, rows))["works"]
-        tuned = _kept_where_untimed(msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned), before)
-        decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
-        self._stage("compile", lambda: self._compile(decided, works))
+        tuned, decided = self._fit(works, before)
         kept = [each for each in before.decisions if each.name == "quantization"]
         return self._pack(
             replace(
                 before,
                 penstock=__version__,
                 built_on=machine,
-                built_for=[work.facts() for work in tuned.works],
-                objective=self._options.objective or "throughput",
-                **decided,
                 decisions=[*kept, *tuned.decisions],
-                step_seconds=tuned.step_seconds,
-                expected=tuned.expected,
                 files=kept_files,
+                **decided,
+                **self._timed(tuned),
             )
         )
+
+    def _fit(self, works: list[Result], before: Manifest | None = None) -> tuple[Tuned, Result]:
+        """Times the choices, and compiles for them. before: an artifact's, which keeps what there is no time for."""
+        tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works)), Tuned)
+        tuned = tuned if before is None else _kept_where_untimed(tuned, before)
+        decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
+        self._stage("compile", lambda: self._compile(decided, works))
+        return tuned, decided
+
+    def _timed(self, tuned: Tuned) -> dict[str, Any]:
+        """What the manifest holds of the timing beside its decisions."""
+        return {
+            "built_for": [work.facts() for work in tuned.works],
+            "objective": self._options.objective or "throughput",
+            "step_seconds": tuned.step_seconds,
+            "expected": tuned.expected,
+        }
 
     def _files(self) -> dict[str, FileSums]:
         """Checksums of the model's files as they were written: what comes later must find them so."""
@@ -161,8 +169,8 @@ class _Build:
         """manifest.files: those of the model; kernels' are added here."""
         self._say("pack", "checksums and the manifest")
         out = Path(self._options.out)
-        found = sum_folder(out)
-        strange = [n for n in found if n not in manifest.files and not n.startswith(f"{KERNELS}/")]
+        found = sum_folder(out, manifest.files)
+        strange = [name for name in found if not name.startswith(f"{KERNELS}/")]
         if strange:
             raise UsageError(f"{out / strange[0]} was put there by something else: move it away, and build on")
         whole = replace(manifest, files=found | manifest.files)

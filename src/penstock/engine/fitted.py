@@ -23,7 +23,6 @@ from penstock.kernels.tunables import known
 
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
-    from penstock.kernels.binaries import Binaries
 
 # Never an artifact's to say: which model, how to open it, and what would make a longer request fail.
 NOT_ITS_OWN = frozenset(
@@ -73,7 +72,9 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
     if (folder / KERNELS).is_dir():
         verify_files(folder, kernels)
         _refuse_strangers(folder, kernels.keys())
-    binaries = _binaries(fitted.config)
+    from penstock.execute.open_runner import find_binaries
+
+    binaries = find_binaries(fitted.config)
     let_go: Callable[[], object] = partial(binaries.close, folder / KERNELS) if binaries is not None else lambda: None
     with ThreadPoolExecutor(1, "penstock-verify") as beside:
         checking = beside.submit(verify_files, folder, {n: told for n, told in files.items() if n not in kernels})
@@ -148,15 +149,6 @@ def _refuse_strangers(folder: Path, listed: Collection[str]) -> None:
     there = {path.relative_to(folder).as_posix() for path in (folder / KERNELS).rglob("*") if not path.is_dir()}
     if strange := sorted(there - set(listed)):
         raise CheckpointError(f"{folder / strange[0]} is not in the artifact's manifest: remove it, or build again")
-
-
-def _binaries(config: Config) -> Binaries | None:
-    """Where kernels are compiled: what this process knows of them."""
-    from penstock.execute.open_runner import find_device, find_dtype
-    from penstock.kernels.choose import choose
-
-    device = find_device(config.model.device)
-    return choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels).binaries
 
 
 def _other(then: str | None, here: str | None) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from penstock.artifact.manifest import BuiltOn
-from penstock.bench.cpu_pinning import processor
+from penstock.bench.cpu_pinning import memory_bytes, processor
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -21,19 +21,13 @@ def built_on(device: torch.device) -> BuiltOn:
     return BuiltOn(
         device="cpu" if gpu is None else gpu.name,
         capability=None if gpu is None else (gpu.major, gpu.minor),
-        memory_bytes=_memory() if gpu is None else gpu.total_memory,
+        memory_bytes=memory_bytes() if gpu is None else gpu.total_memory,
         processor=processor(),
         driver=None if gpu is None else _driver(),
         torch=str(torch.__version__),
         triton=None if gpu is None else _version("triton"),
         cuda=None if gpu is None else torch.version.cuda,
     )
-
-
-def _memory() -> int:
-    info = Path("/proc/meminfo")
-    total = re.search(r"^MemTotal:\s*(\d+) kB", info.read_text(), re.M) if info.exists() else None
-    return int(total[1]) << 10 if total else 0
 
 
 def _driver() -> str | None:

@@ -20,6 +20,7 @@ from penstock.execute.kv_cache import token_bytes
 from penstock.execute.kv_fit import check_eight_bits, fit_kv, reads_eight_bits
 from penstock.execute.limits import BatchLimits, Limits, batch_limits, free_memory, with_kv
 from penstock.execute.runner import TorchRunner, run_worst_steps
+from penstock.kernels.binaries import Binaries
 from penstock.kernels.choose import choose
 from penstock.kernels.ops import Ops
 from penstock.models.decoder import Decoder
@@ -101,6 +102,12 @@ def load_for(
         room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
     )
     return model, ops
+
+
+def find_binaries(config: Config) -> Binaries | None:
+    """Returns what this process knows of its kernels' binaries; None where nothing is compiled."""
+    device = find_device(config.model.device)
+    return choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels).binaries
 
 
 def find_kv_dtype(asked: KvCacheDtype, folder: Path, device: torch.device, ops: Ops) -> KvCacheDtype:

@@ -13,7 +13,7 @@ from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, LOW_BY, Form
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix(TakesWideRows):
-    """A matrix [out, in] e4m3 and a scale a row [out] float32."""
+    """A matrix [out, in] e4m3 and float32 scales: of each row [out], or of its neighbours (fp8_groups.py)."""
 
     numbers: Tensor
     scale: Tensor

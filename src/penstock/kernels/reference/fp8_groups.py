@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import TakesWideRows
+from penstock.kernels.reference.fp8 import Fp8Matrix, prepare_linear_fp8
 from penstock.kernels.reference.linear import widened_linear
 
 GROUP = 128
 
 
-@dataclass(slots=True, frozen=True)
-class Fp8Groups(TakesWideRows):
-    """A matrix [out, in] e4m3 and its scales [out, ceil(in / 128)] float32."""
-
-    numbers: Tensor
-    scale: Tensor
-    dtype: torch.dtype
+def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
+    """weight [out, in] e4m3, scale [out, ceil(in / 128)] float32, the model's dtype -> what the product takes."""
+    return prepare_linear_fp8(weight, scale, dtype)
 
 
-def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Groups:
-    """weight [out, in] e4m3, scale [out, ceil(in / 128)] float32, the model's dtype -> what the
-    product takes."""
-    return Fp8Groups(weight.contiguous(), scale.contiguous(), dtype)
-
-
-def linear_fp8_groups(x: Tensor, matrix: Fp8Groups, bias: Tensor | None = None) -> Tensor:
+def linear_fp8_groups(x: Tensor, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
     """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype. The weight is dequantised in float32,
     and rounded to that dtype."""
 

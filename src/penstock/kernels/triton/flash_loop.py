@@ -24,9 +24,7 @@ def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.con
     `plain_cells` does, and what is given of V here is not read.
     """
     at_keys, stride_values = keys + head * (32 * WIDTH), stride_block
-    if EIGHT == 2:
-        values += head * (32 * WIDTH)
-    if EIGHT == 1:
+    if EIGHT > 0:
         wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
         apart: tl.constexpr = 16 * WIDTH * (wider + 1)  # numbers of V between its heads
         at_keys = keys + head * (apart // wider)
@@ -57,6 +55,18 @@ def eight_cells(keys, values, block, token, stride_block, stride_values, lane, W
     turned = token % 16 // BESIDE * (BESIDE * WIDTH) + token % BESIDE
     beside = (values + block * stride_values + turned)[None, :] + lane[:, None] * BESIDE
     return cell, tl.max_contiguous(tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE])  # not found by itself
+
+
+@triton.jit
+def load_eight(
+    keys, values, table, at, last, token, lane, inside, stride_block, stride_values, WIDTH: tl.constexpr
+):  # fmt: skip
+    """K [tokens, lanes] and V [lanes, tokens] of the tile from `at` on, whole blocks up to that of `last`."""
+    block = load_blocks(table, at, last, token)
+    cell, beside = eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH)
+    there = at + token // 16 * 16 < last
+    k = tl.load(cell, mask=there[:, None] & inside[None, :], other=0.0)
+    return k, tl.load(beside, mask=there[None, :] & inside[:, None], other=0.0)
 
 
 @triton.jit
@@ -112,11 +122,10 @@ def walk(
         where = at + token
         stored = where < end
         if EIGHT > 0:
-            block = load_blocks(table, at, end, token)
-            cell, beside = eight_cells(at_keys, at_values, block, token, stride_block, stride_values, lane, WIDTH)
-            there = at + token // 16 * 16 < end
-            keys = tl.load(cell, mask=there[:, None] & inside[None, :], other=0.0).to(q.dtype)
-            values = tl.trans(tl.load(beside, mask=there[None, :] & inside[:, None], other=0.0)).to(wide)
+            keys, values = load_eight(
+                at_keys, at_values, table, at, end, token, lane, inside, stride_block, stride_values, WIDTH
+            )
+            keys, values = keys.to(q.dtype), tl.trans(values).to(wide)
         else:
             if MASKED:
                 block = tl.load(table + where // 16, mask=stored, other=0)
@@ -239,11 +248,9 @@ def walk_row(
         where = at + token
         stored = where < last
         if EIGHT > 0:
-            block = load_blocks(table, at, last, token)
-            cell, beside = eight_cells(at_keys, at_values, block, token, stride_block, stride_values, lane, WIDTH)
-            there = at + token // 16 * 16 < last
-            keys = tl.load(cell, mask=there[:, None] & inside[None, :], other=0.0)
-            values = tl.load(beside, mask=there[None, :] & inside[:, None], other=0.0)
+            keys, values = load_eight(
+                at_keys, at_values, table, at, last, token, lane, inside, stride_block, stride_values, WIDTH
+            )
             if WINDOWED:
                 stored &= where >= first
         else:

@@ -6,11 +6,12 @@ stdlib only; ids are plain ints, text is what somebody else made of them.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import ContextLengthError, UsageError, too_long
 from penstock.row_table import RANGES
@@ -24,6 +25,7 @@ MAX_STOPS = 64  # stop strings; all are looked for in each text that may hold on
 MAX_STOP_CHARACTERS = 2_048  # of all stop strings together
 MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
 MAX_SAMPLES = 65_536
+MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choices together
 MAX_SEED = 2**63 - 1
 MAX_SALT = 2**62 - 1
 _WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams: the lowest and the highest
@@ -38,6 +40,69 @@ _WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams
 _MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 _LARGEST = sys.float_info.max  # compared with, and never converted to: a whole number may be larger than any float
+
+
+@dataclass(slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """The form that each answer has: one of the first five. Checked when made; whether a grammar can be served is seen
+    when it is compiled.
+
+    json: a JSON Schema, kept as text.    regex: of the whole text.    choice: one of these texts.
+    grammar: in Lark or GBNF.             json_object: any JSON object.
+    lenient: what of a schema isn't known is passed over, and oneOf is anyOf; else such a schema is refused.
+    disable_any_whitespace: JSON without any.    whitespace_pattern: a regex of what may stand between JSON's parts.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    lenient: bool = False
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None  # vLLM's; here to be refused by name
+
+    def __post_init__(self) -> None:
+        if self.structural_tag is not None:
+            raise _form("structural_tag is not served: say it as a grammar")
+        kinds = ("json", "regex", "choice", "grammar", "json_object")
+        if sum(getattr(self, name) not in (None, False) for name in kinds) != 1:
+            raise _form(f"structured_outputs takes exactly one of {', '.join(kinds)}")
+        if isinstance(self.json, dict):
+            self.json = _schema_text(self.json)
+        for name in ("json", "regex", "grammar", "whitespace_pattern"):
+            if not isinstance(getattr(self, name), (str, NoneType)):
+                raise _form(f"structured_outputs.{name} must be text")
+        for name in ("lenient", "disable_any_whitespace", "json_object"):
+            if not isinstance(getattr(self, name), (bool, NoneType)):
+                raise _form(f"structured_outputs.{name} must be true or false")
+        choice = self.choice
+        if choice is not None and (
+            not isinstance(choice, (list, tuple))
+            or not choice
+            or not all(isinstance(text, str) and text for text in choice)
+        ):
+            raise _form("structured_outputs.choice must be a list of at least one text, none of them empty")
+        if self.size > MAX_GRAMMAR:
+            raise _form(f"structured_outputs holds at most {MAX_GRAMMAR:,} characters: send a smaller form")
+
+    @property
+    def size(self) -> int:
+        """Characters, of all its texts."""
+        texts = [self.json, self.regex, self.grammar, self.whitespace_pattern, *(self.choice or ())]
+        return sum(len(text) for text in texts if text is not None)
+
+
+def _schema_text(schema: dict[str, Any]) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _form("structured_outputs.json holds what JSON has no word for, or is nested too deep") from error
+
+
+def _form(rule: str) -> UsageError:
+    return UsageError(rule, param="structured_outputs", rule=rule)
 
 
 @takes_vllms
@@ -56,6 +121,7 @@ class SamplingParams:
     bad_words: strings that may not be said: a word's last token is barred where the ones before it were just drawn.
     stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
     seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.
+    structured_outputs: the form that each sample has; it ends where that is complete, and draws no end id before.
     logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
     """
 
@@ -81,6 +147,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -103,6 +170,10 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, "true or false", getattr(self, name))
         self._check_lists()
+        if not isinstance(self.structured_outputs, (StructuredOutputsParams, NoneType)):
+            raise _wrong("structured_outputs", "a StructuredOutputsParams", self.structured_outputs)
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise _form("ignore_eos leaves a structured answer no end: leave one of them out")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -1,21 +1,26 @@
-"""A constraint over a toy grammar holds for every token of a real model's samples, beside free rows that are what they
-are alone: forked and preempted, results 0 to 3 steps late, with fewer mask slots than samples want."""
+"""A constraint holds for every token of a real model's samples, beside free rows that are what they are alone: forked
+and preempted, results 0 to 3 steps late, with fewer mask slots than samples want. Over a toy grammar, and over a regex
+that llguidance compiled."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from engine_model import CONTEXT, END, VOCABULARY, logits_of, make_folder
+from engine_model import CONTEXT, END, VOCABULARY, logits_of, make_folder, make_tokenizer
 from toy_constraint import Alternating, holds
 
 from penstock.config import Config
 from penstock.engine.build_engine import build_engine
 from penstock.engine.engine import Engine
-from penstock.request import Request, SamplingParams
+from penstock.engine.grammars import Grammars
+from penstock.request import Request, SamplingParams, StructuredOutputsParams
+from penstock.schedule.constraint import Constraint
 from penstock.schedule.scheduler import Scheduler
 
 pytestmark = pytest.mark.torch
@@ -30,11 +35,23 @@ ASKED = [
 CONSTRAINED = (0, 2)  # of the requests
 
 
-def _run(engine: Engine) -> list[dict[int, list[int]]]:
+REGEX = "([a-z ]{1,5}[0-9]){2,6}!"
+
+
+@dataclass
+class Grammar:
+    """What makes a sample's constraint, what is asked with it, and what each sample is alone."""
+
+    make: Callable[[], Constraint]
+    asked: list[SamplingParams]
+    alone: list[dict[int, list[int]]]
+
+
+def _run(engine: Engine, grammar: Grammar) -> list[dict[int, list[int]]]:
     """All requests at once -> tokens by sample, of each."""
-    for number, (prompt, params) in enumerate(zip(PROMPTS, ASKED, strict=True)):
+    for number, (prompt, params) in enumerate(zip(PROMPTS, grammar.asked, strict=True)):
         request = Request(request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=replace(params))
-        constrain = (lambda sample: Alternating(VOCABULARY, (END,))) if number in CONSTRAINED else None
+        constrain = (lambda sample: grammar.make()) if number in CONSTRAINED else None
         engine.scheduler.submit(request, constrain)
     out: list[dict[int, list[int]]] = [{} for _ in PROMPTS]
     while engine.has_work:
@@ -51,16 +68,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> list[dict[int, list[int]]]:
+@pytest.fixture(scope="module", params=["toy", "regex"])
+def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
+    make: Callable[[], Constraint] = lambda: Alternating(VOCABULARY, (END,))  # noqa: E731
+    asked = ASKED
+    if request.param == "regex":
+        make = Grammars(folder, VOCABULARY, (END,)).compile(StructuredOutputsParams(regex=REGEX)).matcher
+        asked = [replace(params, allowed_token_ids=None) for params in ASKED]  # they bar what the regex needs
     twin = logits_of(folder)
-    return [
-        {
-            k: twin.run(prompt, params, k, Alternating(VOCABULARY, (END,)) if number in CONSTRAINED else None)
-            for k in range(params.n)
-        }
-        for number, (prompt, params) in enumerate(zip(PROMPTS, ASKED, strict=True))
+    alone = [
+        {k: twin.run(prompt, params, k, make() if number in CONSTRAINED else None) for k in range(params.n)}
+        for number, (prompt, params) in enumerate(zip(PROMPTS, asked, strict=True))
     ]
+    constrained = [tokens for number in CONSTRAINED for tokens in alone[number].values()]
+    free = [tokens for number in range(len(PROMPTS)) if number not in CONSTRAINED for tokens in alone[number].values()]
+    if request.param == "toy":
+        assert sum(map(len, constrained)) > 60 and all(holds(tokens, (END,)) for tokens in constrained)
+        assert not all(holds(tokens, (END,)) for tokens in free)
+    else:
+        texts = [make_tokenizer().decode(tokens) for tokens in constrained]
+        whole = [text for text, tokens in zip(texts, constrained, strict=True) if tokens[-1] == END]
+        assert whole and all(re.fullmatch(REGEX, text) for text in whole), texts
+        assert sum(map(len, constrained)) > 60
+    return Grammar(make, asked, alone)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +106,7 @@ def alone(folder: Path) -> list[dict[int, list[int]]]:
     ids=str,
 )
 def test_a_grammar_holds_beside_free_rows(
-    knobs: dict[str, Any], slots: int | None, folder: Path, alone: list[dict[int, list[int]]]
+    knobs: dict[str, Any], slots: int | None, folder: Path, grammar: Grammar
 ) -> None:
     defaults = {"max_num_seqs": 16, "kv_cache_tokens": 4096, "prefix_groups": "always", "dtype": "float32"}
     engine, _ = build_engine(Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", **defaults | knobs))
@@ -84,24 +114,21 @@ def test_a_grammar_holds_beside_free_rows(
         engine.scheduler = Scheduler(replace(engine.scheduler.limits, mask_slots=slots))
     try:
         for _ in range(2):  # the second time prompts are cached, and slots are used anew
-            assert _run(engine) == alone
+            assert _run(engine, grammar) == grammar.alone
         if "preempt_every" in knobs:
             assert engine.scheduler.stats()["preemptions"] > 0
         engine.scheduler.check()
     finally:
         engine.runner.close()
-    constrained = [tokens for number in CONSTRAINED for tokens in alone[number].values()]
-    assert sum(map(len, constrained)) > 60 and all(holds(tokens, (END,)) for tokens in constrained)
-    free = [tokens for number in range(len(PROMPTS)) if number not in CONSTRAINED for tokens in alone[number].values()]
-    assert not all(holds(tokens, (END,)) for tokens in free)
 
 
-def test_a_grammar_takes_tokens_back() -> None:
+def test_a_grammar_takes_tokens_back(grammar: Grammar) -> None:
     """What drafts that did not hold will ask for."""
-    grammar = Alternating(VOCABULARY)
-    grammar.accept(4)
-    before = grammar.mask()
-    grammar.accept(7)
-    grammar.accept(8)
-    grammar.rollback(2)
-    assert before is not None and (grammar.mask() == before).all()
+    sample, tokens = grammar.make(), grammar.alone[0][0]
+    sample.accept(tokens[0])
+    before = sample.mask()
+    sample.accept(tokens[1])
+    sample.accept(tokens[2])
+    sample.rollback(2)
+    after = sample.mask()
+    assert before is not None and after is not None and (after == before).all()

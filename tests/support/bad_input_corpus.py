@@ -125,15 +125,21 @@ FIELDS: dict[str, list[Any]] = {
     "truncate_prompt_tokens": [0, -NUMBER],
     "cache_salt": ["", 7, [CANARY], {}, CANARY * 1000],
     "timeout": [0, -1, 1e12, CANARY, True, NUMBER],
+    "structured_outputs": [
+        {"regex": CANARY, "json_object": True}, {"structural_tag": CANARY}, {"choice": [""]}, {"choice": []},
+        {"regex": "("}, {"regex": "a" * 300_000}, {"grammar": "nonsense"}, [7],
+        {"json": {"$ref": "https://example.com/a"}}, {"json": {"minLength": 5, "maxLength": 2, "type": "string"}},
+        {"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}},
+    ],
     "user": [7], "metadata": ["x"], "ignore_eos": [0], "skip_special_tokens": ["no"], "return_token_ids": [1],
     "model": [7], "messages": [[{"role": "user", "content": "hi"}]], "top_logprobs": [1],
 }  # fmt: skip
 # What no answer gets, on either route: refused by its name.
 UNSERVED: dict[str, Any] = {
     "suffix": CANARY, "guided_json": {}, "guided_regex": CANARY, "guided_choice": [],
-    "structured_outputs": {"regex": CANARY}, "logits_processors": ["os.system"], "prompt_embeds": CANARY,
+    "logits_processors": ["os.system"], "prompt_embeds": CANARY,
     "use_beam_search": True,
-    "response_format": {"type": CANARY}, "service_tier": CANARY, "store": True, "priority": 1,
+    "service_tier": CANARY, "store": True, "priority": 1,
     "vllm_xargs": {CANARY: 1}, "kv_transfer_params": {CANARY: {}}, "request_id": CANARY,
     "truncation_side": "right", "thinking_token_budget": 0, "watermarking": 0,
 }  # fmt: skip
@@ -162,6 +168,14 @@ def _fields() -> list[Case]:
         _completion(400, "stop_token_ids[0]", stop_token_ids=[CANARY]),
         _completion(400, "logit_bias[...]", logit_bias={"1": None}),
         _completion(400, "bad_words[0]", bad_words=[7]),
+        _completion(400, "structured_outputs.json", structured_outputs={"json": [1]}),
+        _completion(400, f"structured_outputs.{CANARY}", "unknown_parameter", structured_outputs={CANARY: 1}),
+        _completion(
+            400, "structured_outputs", structured_outputs={"regex": "a"}, response_format={"type": "json_object"}
+        ),
+        _completion(400, "response_format.type", response_format={"type": CANARY}),
+        _completion(400, "response_format.json_schema", response_format={"type": "json_schema"}),
+        _completion(400, "response_format", response_format={}),
         _completion(400, ..., logit_bias={"1": CANARY}),
         *(_text(400, ..., b'"temperature": ' + value) for value in (b"1e309", b"-1e400")),
         _text(400, ..., b'"logit_bias": {"1": 1e400}'),

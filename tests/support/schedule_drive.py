@@ -5,6 +5,7 @@ The state machine and the fixed replays share it: they choose what happens, this
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -115,10 +116,11 @@ class Drive:
 
         self.scheduler.submit(request, constrain if constrained else None)
         longest = self.limits.max_model_len
+        told = dataclasses.replace(params, min_tokens=0) if constrained else params  # a constraint sees to it by itself
         alone = {
             k: sample_alone(
                 prompt,
-                params,
+                told,
                 k,
                 VOCAB,
                 longest,

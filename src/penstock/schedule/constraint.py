@@ -1,7 +1,8 @@
 """Constraint: what may come next in one sample, said by somebody who knows a grammar; the scheduler sees numbers.
 
 A row with a constraint is launched only when all of its tokens have been read, since its mask needs the last one. It
-keeps its constraint through preemption. It knows no text, no rows.
+keeps its constraint through preemption. In a request with constraints min_tokens is their own affair: to bar a row's
+ends where a grammar leaves nothing else would leave no token. It knows no text, no rows.
 """
 
 from __future__ import annotations

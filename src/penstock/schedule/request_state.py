@@ -127,7 +127,8 @@ class RequestState:
         most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
         bias = params.logit_bias or {}
         samples = request.samples
-        limit, min_length = min(prompt_length + most, max_len), min(prompt_length + params.min_tokens, max_len)
+        least = params.min_tokens if constrain is None else 0  # a constraint sees to it by itself
+        limit, min_length = min(prompt_length + most, max_len), min(prompt_length + least, max_len)
         record = row_record(params, seed, prompt_length, limit, min_length)
         record["wants"] |= WANTS_MASK if constrain is not None else 0
         record["wants"] |= WANTS_WORDS if request.bad_words else 0

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import ContextLengthError, PenstockError, TokenizerError, UsageError
+from penstock.request import StructuredOutputsParams
 
 BYTES_A_TOKEN = 2048  # of a text that is tokenised: 400 were seen, and parts of it have six tokens' characters each
 CHARACTERS_A_SECOND = 250_000  # that are tokenised; 600,000 to 2,500,000 were seen
@@ -67,7 +68,13 @@ class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
     keep: int | None = None
 
 
-Job = TextJob | ChatJob
+class GrammarJob(msgspec.Struct, tag="grammar"):
+    """A form of answers to look at: whether it is a grammar. Its reply is empty."""
+
+    asked: StructuredOutputsParams
+
+
+Job = TextJob | ChatJob | GrammarJob
 
 
 class Failure(msgspec.Struct):
@@ -213,6 +220,11 @@ class _Desk:
         return reply
 
     def _do(self, job: Job) -> Reply:
+        if isinstance(job, GrammarJob):
+            from penstock.text.grammar import check_grammar
+
+            check_grammar(job.asked)
+            return Reply()
         texts = [self._render(job)] if isinstance(job, ChatJob) else job.texts
         self._allow(self.bounds.seconds + sum(map(len, texts)) // CHARACTERS_A_SECOND)
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens

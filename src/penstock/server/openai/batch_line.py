@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.request import SamplingParams
 from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
 from penstock.server.openai.http_errors import HttpError
@@ -134,3 +134,28 @@ class LineNumbers:
     def __str__(self) -> str:
         told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self._spans)
         return told + (f" and {self._untold} more up to {self._last}" if self._untold else "")
+
+
+TOLD, LONGEST = 20, 500  # bad rows told in full, of those beyond the numbers alone; characters of what is said of one
+
+
+class BadRows:
+    """Rows that cannot be run, told together."""
+
+    def __init__(self) -> None:
+        self._told, self._beyond = list[str](), LineNumbers()
+
+    def add(self, number: int, message: str) -> None:
+        """Notes a row; numbers come in growing order."""
+        if len(self._told) < TOLD:
+            self._told.append(message if len(message) <= LONGEST else message[: LONGEST - 3] + "...")
+        else:
+            self._beyond.add(number)
+
+    def refuse(self) -> None:
+        """Raises UsageError where there are any."""
+        count = len(self._told) + len(self._beyond)
+        many = f"{count:,} rows are bad: mend them or take them out, none was run: " if count > 1 else ""
+        rest = f"; and {len(self._beyond):,} more: {self._beyond}" if self._beyond else ""
+        if count:
+            raise UsageError(f"{many}{'; '.join(self._told)}{rest}")

@@ -35,6 +35,42 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
         return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
+class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+    """OpenAI's: a schema with a name, which changes nothing, as the description does. Unless strict, what of the schema
+    isn't known is passed over. No schema: any object."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Json | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
+    """OpenAI's: text is free."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+    """vLLM's, and lenient. Exactly one of the first five; request.StructuredOutputsParams says what they are."""
+
+    json: str | Json | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    lenient: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: str | Json | None = None
+
+    @property
+    def given(self) -> Json:
+        """What was said."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
+
 class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both routes take. None is "not said": the model's or the route's default. An empty `model` is not said."""
 
@@ -67,6 +103,8 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: StreamOptions | None = None
     timeout: float | None = None
     cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         self.model = self.model or None
@@ -124,6 +162,7 @@ def read_completion(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Comp
     """A completion's form. Raises HttpError."""
     raw = sift(read_object(body, limits), CompletionForm.__struct_fields__, COMPLETION)
     _sift_stream_options(raw)
+    _sift_forms(raw)
     if "prompt" not in raw:
         raise HttpError("prompt is missing: text, a list of texts, token ids or a list of them", param="prompt")
     if prompts_in(raw["prompt"]) > limits.max_prompts:
@@ -144,6 +183,7 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
     """A chat's form. Raises HttpError."""
     raw = sift(read_object(body, limits), ChatForm.__struct_fields__, CHAT)
     _sift_stream_options(raw)
+    _sift_forms(raw)
     messages = raw.get("messages")
     if not isinstance(messages, list) or not messages:
         raise HttpError("messages must be a list of at least one message", param="messages")
@@ -210,6 +250,16 @@ def _sift_stream_options(raw: Json) -> None:
         raise HttpError("stream_options needs stream: true", param="stream_options")
     known = StreamOptions.__struct_fields__
     raw["stream_options"] = sift(options, known, STREAM_OPTIONS, "stream_options.")
+
+
+def _sift_forms(raw: Json) -> None:
+    """Names unknown fields of the forms that answers are to have."""
+    for name, form in (("structured_outputs", StructuredOutputs), ("response_format", ResponseFormat)):
+        if isinstance(raw.get(name), dict):
+            raw[name] = kept = sift(raw[name], form.__struct_fields__, {}, f"{name}.")
+            if isinstance(kept.get("json_schema"), dict):
+                known = JsonSchema.__struct_fields__
+                kept["json_schema"] = sift(kept["json_schema"], known, {}, f"{name}.json_schema.")
 
 
 def _message(raw: Any, where: str) -> Any:

@@ -11,11 +11,21 @@ from collections.abc import Mapping
 
 import msgspec
 
-from penstock.errors import CapacityError, ContextLengthError, EngineError, FaultError, PenstockError, UsageError
+from penstock.errors import (
+    CapacityError,
+    ContextLengthError,
+    EngineError,
+    FaultError,
+    NoReplicaError,
+    PenstockError,
+    ReplicaError,
+    UsageError,
+)
 
 LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
 FAILED = "the server failed at this request; its log says how"  # a FaultError's words
 DIED = "the engine died, and the server ends: send the request again once it runs, or to another one"
+RESTART = 5  # seconds in which a replica may be back
 CLOSED_BY_CLIENT = 499  # the client left before its answer began, as nginx has it: nobody reads it, it is for logs
 
 
@@ -80,6 +90,8 @@ _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
     (ContextLengthError, 400, "context_length_exceeded"),
     (UsageError, 400, None),
     (CapacityError, 400, None),  # this machine has no room for it, however long it waits
+    (ReplicaError, 500, "replica_died"),
+    (NoReplicaError, 503, "no_replica"),
     (EngineError, 500, "engine_dead"),
     (SampleError, 500, "numerical_error"),
     (FaultError, 500, "internal"),
@@ -90,8 +102,10 @@ _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
 
 def error_headers(error: PenstockError) -> dict[str, str]:
     """The headers of an error's answer: an id of its own, as whole answers have, and those of its kind."""
-    own = error.headers if isinstance(error, HttpError) else None
-    return {"x-request-id": new_request_id(), **(own or {})}
+    own = error.headers if isinstance(error, HttpError) else {}
+    if isinstance(error, NoReplicaError):
+        own = {"retry-after": str(RESTART)}
+    return {"x-request-id": new_request_id(), **own}
 
 
 def new_request_id() -> str:
@@ -120,7 +134,8 @@ def body_of(error: PenstockError) -> bytes:
     """The JSON body of any error of ours."""
     status = status_of(error)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    message = DIED if isinstance(error, EngineError) else str(error)  # its own words may name paths, for the log alone
+    ours = isinstance(error, (ReplicaError, NoReplicaError)) or not isinstance(error, EngineError)
+    message = str(error) if ours else DIED  # an engine's own words may name paths, for the log alone
     return error_body(message, kind=kind, param=error.param, code=code_of(error))
 
 

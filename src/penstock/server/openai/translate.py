@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import UsageError
-from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
+from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams, StructuredOutputsParams
 from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import (
@@ -23,6 +23,7 @@ from penstock.server.openai.prompt_ids import (
     completion_prompts,
 )
 from penstock.text.bad_words import bad_word_ids
+from penstock.text.sandbox_process import GrammarJob
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
@@ -34,7 +35,9 @@ MAX_SALT_LENGTH = 1_024  # characters
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # Fields of a form that go into SamplingParams under their own name.
 _SAMPLING = [
-    knob.name for knob in fields(SamplingParams) if knob.name in set(BaseForm.__struct_fields__) - {"logit_bias"}
+    knob.name
+    for knob in fields(SamplingParams)
+    if knob.name in set(BaseForm.__struct_fields__) - {"logit_bias", "structured_outputs"}
 ]
 
 
@@ -85,7 +88,9 @@ class Call:
     @property
     def size(self) -> int:
         """What request limits count as prompt tokens."""
-        return self.prompt_tokens + len(self.sampling.logit_bias or ()) + len(self.sampling.allowed_token_ids or ())
+        sampling = self.sampling
+        form = 0 if sampling.structured_outputs is None else len(self.prompts) * (sampling.structured_outputs.size // 4)
+        return self.prompt_tokens + form + len(sampling.logit_bias or ()) + len(sampling.allowed_token_ids or ())
 
 
 def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
@@ -128,6 +133,7 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
         prompts = await completion_prompts(form, tools)
     await _make_stops(given, tools)
     await _check_words(given, tools)
+    await _check_form(given, tools)
     call = _call(form, given, prompts, tools.facts)
     call.only_prompt = only_prompt
     return call
@@ -179,7 +185,9 @@ def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> S
         for token in knobs.get(name) or ():
             check_id(token, facts.vocab_size, name)
     try:
-        return SamplingParams(**knobs)
+        return SamplingParams(**knobs, structured_outputs=_structured(form))
+    except HttpError:
+        raise
     except UsageError as error:
         raise HttpError(error.rule, param=error.param) from error
 
@@ -221,6 +229,42 @@ async def _check_words(sampling: SamplingParams, tools: PromptTools) -> None:
         raise HttpError("bad_words need text, and this server has no tokenizer: leave them out", param="bad_words")
     if words and tokenizer is not None:
         await tools.aside(lambda: bad_word_ids(tokenizer, words))
+
+
+def _structured(form: BaseForm) -> StructuredOutputsParams | None:
+    """The form that answers are to have. Raises HttpError."""
+    asked, given = form.response_format, None if form.structured_outputs is None else form.structured_outputs.given
+    if asked is None or asked.type == "text":
+        return StructuredOutputsParams(**given) if given else None
+    if given:
+        raise HttpError("response_format and structured_outputs are two forms: give one", param="structured_outputs")
+    if asked.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if asked.json_schema is None:
+        raise HttpError("response_format.json_schema is missing: {name, schema}", param="response_format.json_schema")
+    schema = asked.json_schema.schema
+    return StructuredOutputsParams(
+        json={"type": "object"} if schema is None else schema, lenient=asked.json_schema.strict is not True
+    )
+
+
+async def _check_form(sampling: SamplingParams, tools: PromptTools) -> None:
+    """Raises HttpError for a form that cannot be served, in the words of who compiles it; in the sandbox, whose limits
+    it may pass."""
+    if sampling.structured_outputs is None:
+        return
+    if tools.tokenizer is None:
+        message = "structured_outputs need text, and this server has no tokenizer: leave them out"
+        raise HttpError(message, param="structured_outputs")
+    try:
+        await tools.sandboxed([GrammarJob(sampling.structured_outputs)])
+    except HttpError:
+        raise
+    except UsageError as error:
+        if error.param == "prompt":  # it passed the sandbox's limits
+            message = "structured_outputs take too much time or memory to compile: make them simpler"
+            raise HttpError(message, param="structured_outputs") from error
+        raise HttpError(error.rule, param="structured_outputs") from error
 
 
 def _call(

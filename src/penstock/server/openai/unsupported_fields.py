@@ -14,7 +14,7 @@ from penstock.vllm_arguments import SAMPLING, Argument, named
 LONGEST_NAME = 80  # characters of a field's name that an error repeats
 _TAG = "a tag for OpenAI's own records; it changes no token"
 _TOOLS = "tools are not served: put their description in a message, and read the answer's text"
-_GRAMMAR = "guided decoding is not served: ask for the form in the prompt, or sample several and keep those that parse"
+_ONE = "llguidance makes all masks; structured_outputs has whitespace_pattern"
 _LEAVE = "not served: leave it out"
 _TEXT_ALONE = "only text is served"
 _IN_TEXT = "reasoning is not parsed apart; put it in content as the model's template wants it"
@@ -36,10 +36,11 @@ BOTH: dict[str, Argument] = {
     **named("service_tier", ("auto", "default"), "there is one tier; leave it out"),
     **named("priority", (0,), "requests have one priority; leave it out"),
     **named("detokenize", (True,), "answers hold text; ask for return_token_ids to get ids beside it"),
-    **named("response_format", ({"type": "text"},), _GRAMMAR),
-    **named("structured_outputs", ({},), _GRAMMAR),
-    **named("guided_decoding_backend guided_whitespace_pattern", str, "without guided decoding it changes nothing"),
-    **named("guided_json guided_regex guided_choice guided_grammar", (), _GRAMMAR),  # {} is a schema too: any JSON
+    **named("guided_decoding_backend guided_whitespace_pattern", str, _ONE),
+    **named("guided_json", (), "say structured_outputs: {json: ...}"),  # {} is a schema too: any JSON
+    **named("guided_regex", (), "say structured_outputs: {regex: ...}"),
+    **named("guided_choice", (), "say structured_outputs: {choice: [...]}"),
+    **named("guided_grammar", (), "say structured_outputs: {grammar: ...}"),
     **named("logits_processors", ([],), "code from clients is not run"),
     **named("logprob_token_ids", ([],), "ask for the logprobs of the most likely tokens"),
     **named("repetition_detection", ({},), "cancel the request, or give a stop string"),

@@ -1,0 +1,172 @@
+"""Grammars: what a request's structured_outputs say, compiled by llguidance against a tokenizer's bytes into what says
+which tokens may come next.
+
+    StructuredOutputsParams -> grammar_text -> check_grammar (no tokenizer: is it one?)
+                                            -> GrammarCompiler.compile -> CompiledGrammar.matcher, one a sample
+
+The library counts its own work and gives up where a grammar takes too much of it (`_limits`), so that no mask takes
+longer than about half a second. It fetches no $ref. It knows token bytes and grammars; no rows, no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import UsageError
+from penstock.request import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits
+    from llguidance._lib import JsonCompileOptions
+
+    from penstock.text.tokenizer import Tokenizer
+
+Words = NDArray[np.int32]
+# Between JSON's parts: a space, or a line's end and its indent. Models loop where there may be more.
+WHITESPACE = r"( |\r?\n[ \t]{0,64})"
+LONGEST_WHY = 600  # characters of the library's words that an error repeats
+
+
+def grammar_text(asked: StructuredOutputsParams) -> str:
+    """Returns it in llguidance's own form. Raises UsageError."""
+    from llguidance import LLMatcher, grammar_from
+
+    try:
+        if asked.json is not None or asked.json_object:
+            schema = '{"type": "object"}' if asked.json is None else asked.json
+            assert isinstance(schema, str), "a schema is kept as text"
+            return LLMatcher.grammar_from_json_schema(schema, defaults=_json_options(asked))
+        if asked.regex is not None:
+            return LLMatcher.grammar_from_regex(asked.regex)
+        if asked.choice is not None:
+            each = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(asked.choice))
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {each}")  # a terminal: 10,000 are no burden
+        return grammar_from("grammar", asked.grammar or "")
+    except (ValueError, RecursionError) as error:
+        raise _refused(str(error)) from error
+
+
+def _json_options(asked: StructuredOutputsParams) -> JsonCompileOptions:
+    spaced = not asked.disable_any_whitespace
+    pattern = asked.whitespace_pattern or (WHITESPACE if spaced else None)
+    return {
+        "whitespace_flexible": spaced,
+        "whitespace_pattern": pattern,
+        "lenient": asked.lenient,
+        "coerce_one_of": asked.lenient,
+    }
+
+
+def check_grammar(asked: StructuredOutputsParams) -> None:
+    """Raises UsageError, in the library's words, for what is no grammar or can never be met. Needs no tokenizer."""
+    from llguidance import LLMatcher
+
+    failed, why = LLMatcher.validate_grammar_with_warnings(grammar_text(asked), limits=_limits())
+    if failed:
+        raise _refused(why[0])
+
+
+class CompiledGrammar:
+    """A grammar against a vocabulary. words: of a mask; ends: ids that end a sample."""
+
+    def __init__(self, matcher: LLMatcher, words: int, ends: Sequence[int]) -> None:
+        self._matcher, self._words, self._ends = matcher, words, tuple(ends)
+
+    def matcher(self, min_tokens: int = 0, stop_ids: Sequence[int] = ()) -> GrammarMatcher:
+        """Returns the state of a new sample, which ends no earlier than behind min_tokens, unless it must."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._words, (*self._ends, *stop_ids), min_tokens)
+
+
+class GrammarMatcher:
+    """One sample's state: schedule's Constraint. What it cannot go on from is a mask of no token."""
+
+    def __init__(self, matcher: LLMatcher, words: int, ends: tuple[int, ...], min_tokens: int) -> None:
+        self._matcher, self._words, self._left = matcher, words, min_tokens
+        bits = np.zeros(words * 32, np.bool_)
+        bits[list(ends)] = True
+        self._ends: Words = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def mask(self) -> Words:
+        words: Words = np.zeros(self._words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            words[:] = 0
+        elif self._left > 0 and (others := words & ~self._ends).any():
+            return others
+        return words
+
+    def accept(self, token: int) -> None:
+        self._left -= 1
+        self._matcher.consume_token(token)
+
+    def rollback(self, tokens: int) -> None:
+        self._left += tokens
+        self._matcher.rollback(tokens)
+
+
+class GrammarCompiler:
+    """The library's form of a vocabulary, made once (0.75 s for 128,256 tokens). For one thread at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+        """ends: the model's end ids. Raises UsageError where it has none."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        if not ends:
+            raise _refused("this model has no end ids, and an answer would not end with its form")
+        self._ends = tuple(ends)
+        self._words = -(-tokenizer.vocab_size // 32)
+        vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, ends[0]))
+        self._tokenizer = LLTokenizer(vocabulary, n_vocab=tokenizer.vocab_size, eos_token=[*ends])
+
+    def compile(self, text: str) -> CompiledGrammar:
+        """Compiles grammar_text's, and makes its first mask, which is the dearest. Raises UsageError."""
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_limits())
+        if not matcher.is_error():
+            first = matcher.deep_copy()
+            first.compute_bitmask()
+            matcher = matcher if not first.is_error() else first
+        if matcher.is_error():
+            raise _refused(matcher.get_error())
+        return CompiledGrammar(matcher, self._words, self._ends)
+
+
+class _Vocabulary:
+    """What llguidance wants of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+        self.eos_token_id, self.tokens = end, tokenizer.token_bytes
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        plain = text.decode() if isinstance(text, bytes) else text
+        return self._encode(plain, add_special_tokens=False)
+
+
+def _limits() -> LLParserLimits:
+    """The library's usual are 1,000,000, 200,000, 250,000 and 500,000: a regex of 10^10 repeats took 1.4 s and 200 MB
+    for its first mask with those, 0.6 s and 80 MB with these."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _refused(why: str) -> UsageError:
+    why = " ".join(why.replace("<non-verbose/>", "").replace("NoExtensionBias", "nothing can match it").split())
+    rule = f"structured_outputs cannot be served: {why[:LONGEST_WHY]}"
+    return UsageError(rule, param="structured_outputs", rule=rule)

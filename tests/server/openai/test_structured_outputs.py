@@ -1,0 +1,99 @@
+"""Forms of answers over HTTP: what OpenAI's and vLLM's fields become, and what is refused, with its way out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import Running, make_tokenizer, running_server
+
+from penstock.errors import UsageError
+from penstock.request import MAX_GRAMMAR, StructuredOutputsParams
+from penstock.text.sandbox import Sandbox
+from penstock.text.sandbox_process import GrammarJob
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("llguidance")
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+ONE_OF = {"oneOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]}
+TEXT = json.dumps(SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_server(make_tokenizer(tmp_path_factory.mktemp("tok"))) as running:
+        yield running
+
+
+def post(server: Running, path: str, **body: Any) -> httpx.Response:
+    said = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    return httpx.post(f"{server.url}/v1/{path}", json={**said, "max_tokens": 2, **body})
+
+
+def as_schema(**more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", **more}}
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize(
+    "body, want",
+    [
+        ({"response_format": {"type": "json_object"}}, StructuredOutputsParams(json_object=True)),
+        ({"response_format": as_schema(schema=SCHEMA, strict=True)}, StructuredOutputsParams(json=TEXT)),
+        ({"response_format": as_schema(schema=SCHEMA)}, StructuredOutputsParams(json=TEXT, lenient=True)),
+        ({"response_format": as_schema(schema=ONE_OF)}, StructuredOutputsParams(json=ONE_OF, lenient=True)),
+        ({"response_format": as_schema()}, StructuredOutputsParams(json={"type": "object"}, lenient=True)),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputsParams(json=TEXT)),
+        ({"structured_outputs": {"json": TEXT, "regex": None}}, StructuredOutputsParams(json=TEXT)),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredOutputsParams(choice=["a", "b"])),
+        (
+            {"structured_outputs": {"regex": "a+"}, "response_format": {"type": "text"}},
+            StructuredOutputsParams(regex="a+"),
+        ),
+        ({"structured_outputs": {}, "response_format": None}, None),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_a_form_becomes(server: Running, path: str, body: dict[str, Any], want: Any) -> None:
+    answer = post(server, path, **body)
+    assert answer.status_code == 200, answer.text
+    assert server.engine.submitted[-1].sampling.structured_outputs == want
+
+
+@pytest.mark.parametrize(
+    "body, param, says",
+    [
+        ({"guided_json": SCHEMA}, "guided_json", "structured_outputs: {json: ...}"),
+        ({"guided_choice": ["a"]}, "guided_choice", "structured_outputs: {choice: [...]}"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"json": ONE_OF}}, "structured_outputs", "oneOf constraints are not supported"),
+        ({"response_format": as_schema(schema=ONE_OF, strict=True)}, "structured_outputs", "oneOf"),
+        ({"structured_outputs": {"structural_tag": {"x": 1}}}, "structured_outputs", "structural_tag is not served"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "structured_outputs", "ignore_eos"),
+        ({"structured_outputs": {"regex": "a" * (MAX_GRAMMAR + 1)}}, "structured_outputs", "at most 262,144"),
+        ({"response_format": as_schema(schema={"$ref": "http://10.0.0.1/x"})}, "structured_outputs", "does not fetch"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_cannot_be_served_is_a_400(server: Running, body: dict[str, Any], param: str, says: str) -> None:
+    before = len(server.engine.submitted)
+    answer = post(server, "completions", **body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and says in error["message"] and "\n" not in error["message"]
+    assert len(server.engine.submitted) == before
+
+
+def test_the_sandbox_looks_at_forms(tmp_path: Path) -> None:
+    sandbox = Sandbox.open(make_tokenizer(tmp_path), 256)
+    try:
+        assert sandbox.run(GrammarJob(StructuredOutputsParams(json=SCHEMA))).ids == []
+        with pytest.raises(UsageError, match="unclosed group"):
+            sandbox.run(GrammarJob(StructuredOutputsParams(regex="(")))
+    finally:
+        sandbox.close()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from paged_cache import PagedCache
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.kernels.choose import choose
@@ -29,6 +30,7 @@ SMALL = {
     "max_position_embeddings": 256,
     "eos_token_id": None,
     "bos_token_id": None,
+    "pad_token_id": None,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -47,8 +49,18 @@ MOE = {
 }  # fmt: skip
 GEMMA = {
     "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21, "sliding_window_pattern": 3,
-    "pad_token_id": None,
 }  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1000.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.5, 1.6, 2.0], "long_factor": [1.0, 1.5, 2.0, 4.0, 6.0, 9.0],
+}  # fmt: skip
+GROWTH = YARN | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 40}
+TWO_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+NOPE = {"no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.9, "logits_scaling": 2.5,
+}  # fmt: skip
+GEMMA2 = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 21}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("Llama", {}),
@@ -96,7 +108,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-}
+    "gemma2": ("Gemma2", GEMMA2 | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma2-no-caps": (
+        "Gemma2", GEMMA2 | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "sliding_window": 21}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "clip_qkv": 0.8, "attention_bias": True}),
+    "olmoe-renormalised": (
+        "Olmoe", {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True, "num_key_value_heads": 4},
+    ),
+    "phi3-window": ("Phi3", {"sliding_window": 21}),
+    "phi3-partial-longrope": (
+        "Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64, "tie_word_embeddings": True},
+    ),
+    "phi3-longrope-short": (
+        "Phi3", {"rope_parameters": LONGROPE | {"factor": 2.0}, "original_max_position_embeddings": 256},
+    ),
+    "olmo2-biases": ("Olmo2", {"attention_bias": True}),
+    "olmo3": ("Olmo3", {"sliding_window": 21, "num_hidden_layers": 4, "rope_parameters": TWO_ROPES}),
+    "granite": ("Granite", MULTIPLIERS | {"tie_word_embeddings": True}),
+    "granite-biases": ("Granite", {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.25}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
+    "smollm3-windows": ("SmolLM3", NOPE | {"use_sliding_window": True, "sliding_window": 21}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": GROWTH, "sliding_window": 50}),
+}  # fmt: skip
 PROMPT = 70  # longer than the windows, and over several blocks
 NEW = 64
 
@@ -109,9 +144,12 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
     for parameter_name, parameter in model.named_parameters():
         spread = 0.2 if parameter.dim() > 1 else 0.5
-        centre = 1.0 if "norm" in parameter_name and kind != "Gemma3Text" else 0.0  # Gemma's are w, and 1 + w counts
-        if "embed_tokens" in parameter_name and kind == "Gemma3Text":
+        gemma = kind.startswith("Gemma")
+        centre = 1.0 if "norm" in parameter_name and not gemma else 0.0  # Gemma's are w, and 1 + w counts
+        if "embed_tokens" in parameter_name and gemma:
             spread = 0.02  # tied, and multiplied by 8: else each token is its own successor
+        if kind == "Olmo2" and ("q_norm" in parameter_name or "embed_tokens" in parameter_name):
+            centre, spread = 3.0 * (parameter.dim() == 1), 1.0  # else norms even out what a token is
         torch.nn.init.normal_(parameter, centre, spread)
     return model
 
@@ -194,7 +232,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case:
     assert 0 < our_error < 1.2 * their_error < 0.2 * exact.std()
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Gemma3Text"])
+@pytest.mark.parametrize("kind", sorted({kind for kind, _ in CASES.values()}))
 def test_every_key_that_transformers_can_write_is_understood(kind: str) -> None:
     config = getattr(transformers, f"{kind}Config")(**SMALL)
     whole, short = (json.loads(config.to_json_string(use_diff=diff)) for diff in (False, True))
@@ -212,3 +250,36 @@ def test_the_spelling_of_transformers_4_computes_the_same(tmp_path: Path) -> Non
     raw |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "torch_dtype": raw.pop("dtype")}
     path.write_text(json.dumps(raw))
     assert torch.equal(PagedCache(_ours(tmp_path), 1, 9).step([], [(0, prompt)]), expected)
+
+
+SEEN = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("since", [4, 5])
+@pytest.mark.parametrize(("whole", "text"), [("Gemma3", "gemma3"), ("Mistral3", "ministral3"), ("Mistral3", "mistral")])
+def test_the_text_of_a_multimodal_checkpoint(
+    whole: str, text: str, since: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left out is said, and the text's logits are its own. since: transformers' names of the tensors."""
+    kind, changes = CASES[{"gemma3": "gemma3", "ministral3": "ministral3", "mistral": "mistral-window"}[text]]
+    inner = getattr(transformers, f"{kind}Config")(**(SMALL | changes))
+    seen = transformers.SiglipVisionConfig(**SEEN) if whole == "Gemma3" else transformers.PixtralVisionConfig(**SEEN)
+    parts = {"text_config": inner.to_dict(), "vision_config": seen.to_dict()}
+    config = getattr(transformers, f"{whole}Config")(**parts, tie_word_embeddings=text != "mistral")
+    torch.manual_seed(1)
+    theirs = getattr(transformers, f"{whole}ForConditionalGeneration")(config).eval()
+    theirs.save_pretrained(tmp_path)
+    path, named = tmp_path / "model.safetensors", {4: "language_model.model.", 5: "model.language_model."}
+    tensors = {name.replace(named[9 - since], named[since]): tensor for name, tensor in load_file(path).items()}
+    assert any(name.startswith(named[since]) for name in tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    prompt = list(range(50, 120))
+    with torch.inference_mode():
+        logits = theirs(input_ids=torch.tensor([prompt])).logits[0]
+    ours = _ours(tmp_path)
+    _assert_close(PagedCache(ours, 1, 9).step([], [(0, prompt)]), logits)
+    assert "its vision part is left out" in capsys.readouterr().err
+    assert ours.config.architecture == f"{kind.removesuffix('Text')}ForCausalLM"

@@ -13,9 +13,15 @@ import pytest
 
 from penstock.errors import CheckpointError
 from penstock.layers.rope_config import RopeConfig
+from penstock.models.catalog import CATALOG
+from penstock.models.dense import DenseConfig
+from penstock.models.families import families
+from penstock.models.gemma3_text import GemmaConfig
 from penstock.models.generation_config import GenerationDefaults, end_ids, read_generation_defaults
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import model_config_of, read_model_config
+from penstock.models.text_part import TEXT_PARTS
+from penstock.models.unserved import WHY
 from penstock.request import SamplingParams
 from penstock.row_table import RANGES
 
@@ -119,6 +125,29 @@ def _changed(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in (raw | changes).items() if v is not REMOVE}
 
 
+PHI_4_MINI: dict[str, Any] = {
+    "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+        "AutoTokenizer": "Xenova/gpt-4o",
+    },
+    "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1, "hidden_act": "silu",
+    "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192, "interpolate_factor": 1,
+    "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "phi3",
+    "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+    "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.5] * 48},
+    "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 200064,
+}  # fmt: skip
+OLMO_3: dict[str, Any] = {
+    "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 64, "intermediate_size": 96,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 8, "max_position_embeddings": 65536,
+    "vocab_size": 100278, "rms_norm_eps": 1e-06, "rope_theta": 500000, "sliding_window": 4096,
+}  # fmt: skip
+
+
 def _read(raw: dict[str, Any], **changes: Any) -> ModelConfig:
     return model_config_of(_changed(raw, changes), "config.json")
 
@@ -203,8 +232,20 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported: supported are gemma3_text, llama, mistral, qwen2, qwen3, qwen3_moe",
+            "model_type 'gpt2' is not supported: it has an order of layers that no family here has",
         ),
+        (
+            {"model_type": "deepseek_v3"},
+            "(MLA); what is served and nearest is DeepSeek-R1's distillations",
+        ),
+        (
+            {"model_type": "qwen3_next"},
+            "linear attention, whose state grows with no text; what is served",
+        ),
+        ({"model_type": "granitemoehybrid"}, "state-space layers (Mamba); what is served and nearest is Granite 3.3"),
+        ({"model_type": "qwen3_vl"}, "it has images, sound or video; what is served and nearest is Qwen3"),
+        ({"model_type": "lama"}, "'lama' is not supported; what is served and nearest is llama: supported are gemma2,"),
+        ({"model_type": "gemma3"}, "architectures ['LlamaForCausalLM'] is not supported: for gemma3 only"),
         ({"model_type": REMOVE}, "key 'model_type' is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method 'hqq' is not read"),
@@ -220,7 +261,10 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
         ({"logit_scale": 0.5}, "key 'logit_scale' (0.5) is not supported for model_type 'llama'"),
         ({"use_sliding_window": True}, "key 'use_sliding_window' (true) is not supported"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "key 'auto_map'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type 'proportional' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "key 'short_factor' is missing"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 31}}, "short_factor must list 32 numbers"),
+        ({"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' (0.5) is not supported for model_type 'llama'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "key 'factor' is missing"),
         ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "disagree"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters and rope_scaling disagree"),
@@ -333,3 +377,65 @@ def test_what_a_request_may_say_generation_defaults_may(tmp_path: Path) -> None:
 def test_an_end_id_outside_the_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="200000 is outside the vocabulary"):
         end_ids(_read(LLAMA_32_1B), _generation(tmp_path, {"eos_token_id": [1, 200000]}))
+
+
+def test_phi_4_mini_as_it_is_published() -> None:
+    """Its keys, and the factors' number, as on the hub; which set is taken is the table's length to say."""
+    config = _read(PHI_4_MINI)
+    assert isinstance(config, DenseConfig) and config.fused and config.context == 131072
+    assert config.windows == (None,) * 32, "a window of more than the context hides nothing"
+    assert (config.rope.kind, config.rope.part, config.rope.factor) == ("longrope", 0.75, 32.0)
+    assert _read(PHI_4_MINI, rope_scaling=PHI_4_MINI["rope_scaling"] | {"type": "su"}) == config
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor 0.01 turns 1 numbers of a head"):
+        _read(PHI_4_MINI, partial_rotary_factor=0.01)
+    with pytest.raises(CheckpointError, match="key 'auto_map'"):
+        _read(PHI_4_MINI, auto_map={"AutoModelForCausalLM": "mine.Mine"})
+
+
+def test_olmo_3_and_smollm3_turn_layer_by_layer() -> None:
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    olmo = _read(OLMO_3, rope_scaling=scaling)
+    assert isinstance(olmo, DenseConfig) and [rope.kind for rope in olmo.ropes] == [*["default"] * 3, "yarn"] * 2
+    assert {rope.theta for rope in olmo.ropes} == {500_000.0} and olmo.windows == (4096, 4096, 4096, None) * 2
+    with pytest.raises(CheckpointError, match="layer_types asks for sliding_attention but sliding_window is null"):
+        _read(OLMO_3, sliding_window=None)
+    smol = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+    with pytest.raises(CheckpointError, match="no_rope_layers must list 8 layers"):
+        _read(OLMO_3 | smol, no_rope_layers=[1, 0], layer_types=None, sliding_window=None)
+    with pytest.raises(CheckpointError, match="asks for sliding_attention but use_sliding_window is false"):
+        _read(OLMO_3 | smol, layer_types=["sliding_attention"] * 8)
+
+
+def test_the_catalog_has_every_model_type() -> None:
+    assert sorted(CATALOG) == sorted([*families(), *TEXT_PARTS])
+    for name in (model_type for names in WHY.values() for model_type in names):
+        assert name not in CATALOG, "what is served is not refused"
+
+
+def test_gemma_3_4b_as_it_is_published() -> None:
+    """Its text's config is short, and what is left is transformers' own; of end ids the whole's count."""
+    text = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    raw: dict[str, Any] = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
+        "model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152},
+    }  # fmt: skip
+    config = _read(raw)
+    assert isinstance(config, GemmaConfig) and config.text_part is not None
+    assert (config.vocab_size, config.heads, config.kv_heads, config.context) == (262208, 8, 4, 131072)
+    assert config.eos_ids == (1, 106) and config.dtype == "bfloat16" and config.tie_word_embeddings
+    assert (config.rope.kind, config.rope.factor, config.local_rope.theta) == ("linear", 8.0, 10_000.0)
+    assert config.windows[:6] == (1024,) * 5 + (None,)
+    for text, said in (
+        ({"model_type": "gemma3"}, "which is no text's"),
+        ({"new_switch": 1}, "config.json: text_config: key 'hidden_size' is missing"),
+        (3, "text_config must be an object"),
+        ({"model_type": [1]}, "model_type must be a string"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            _read(raw, text_config=text)
+    with pytest.raises(CheckpointError, match="key 'new_switch'"):
+        _read(raw, new_switch=1)

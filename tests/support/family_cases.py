@@ -55,6 +55,13 @@ def windows(size: int, **more: Any) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding_window": size, **more}
 
 
+LONGROPE = {
+    "original_max_position_embeddings": 16,  # transformers takes the long factors for longer texts only
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1000.0, "partial_rotary_factor": 0.75,
+        "short_factor": [1.0] * 12, "long_factor": [1.0 + 0.5 * wave for wave in range(12)],
+    },
+}  # fmt: skip
 ONE, THREE = {"num_hidden_layers": 1}, {"num_hidden_layers": 3}
 Case = tuple[str, dict[str, Any]]  # transformers' name of the family, what of SMALL is otherwise
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -95,6 +102,25 @@ CASES: dict[str, Case] = {
     ),
     "qwen3 15/5 of 32, linear, biases": ("Qwen3", heads(15, 5, 32) | LINEAR | BIASES | ONE),
     "qwen3 8/1 of 80, dynamic": ("Qwen3", heads(8, 1, 80) | DYNAMIC),
+    "phi3 4/2 of 32, longrope on a part": ("Phi3", {"num_attention_heads": 4, "num_key_value_heads": 2} | LONGROPE),
+    "olmo2 4/2 of 32": ("Olmo2", heads(4, 2, 32)),
+    "olmo3 4/4 of 32, mixed windows": ("Olmo3", heads(4, 4, 32) | {"sliding_window": 37, "num_hidden_layers": 4}),
+    "olmoe 4/4 of 32, clipped": (
+        "Olmoe", {"num_attention_heads": 4, "num_experts": 6, "num_experts_per_tok": 2, "clip_qkv": 1.5},
+    ),
+    "mixtral 4/2 of 64, window 37": (
+        "Mixtral", heads(4, 2, 64) | {"num_local_experts": 6, "sliding_window": 37},
+    ),
+    "granite 4/2 of 64": (
+        "Granite", heads(4, 2, 64)
+        | {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.9, "logits_scaling": 2.5},
+    ),
+    "smollm3 4/1 of 64, every second turns": (
+        "SmolLM3", heads(4, 1, 64) | {"no_rope_layers": [1, 0, 1]} | THREE,
+    ),
+    "ministral3 4/2 of 64, queries grow": (
+        "Ministral3", heads(4, 2, 64) | {"rope_parameters": YARN["rope_parameters"] | {"llama_4_scaling_beta": 0.3}},
+    ),
 }  # fmt: skip
 
 

@@ -64,3 +64,23 @@ def test_it_may_be_left_early(shards: list[Path]) -> None:
     reading = stream_tensors(read_header(shards[0]), CPU)
     next(reading)
     reading.close()
+
+
+@pytest.mark.parametrize("piece", [48, 1 << 20])
+@torch.inference_mode()
+def test_a_ranks_share_is_read_alone(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows, by columns and in the middle; of what is read, not a byte is another rank's."""
+    monkeypatch.setattr(stream, "PIECE", piece)
+    whole = {"a": torch.randn(12, 20).to(torch.bfloat16), "b": torch.randn(5, 8, 6)}
+    save_file(whole, tmp_path / "model.safetensors")
+    read: list[int] = []
+    preadv = stream.os.preadv
+    monkeypatch.setattr(stream.os, "preadv", lambda *told: read.append(preadv(*told)) or read[-1])
+    for entry in read_header(tmp_path / "model.safetensors"):
+        tensor = whole[entry.name]
+        for dimension, first, length in ((0, 0, 3), (0, 2, 3), (1, 0, 4), (1, 4, 4), (tensor.dim() - 1, 1, 5)):
+            share = entry.narrow(dimension, first, length)
+            read.clear()
+            ((told, got),) = stream_tensors([share], CPU)
+            assert told.shape == got.shape and torch.equal(got, tensor.narrow(dimension, first, length))
+            assert sum(read) == got.nbytes

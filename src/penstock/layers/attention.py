@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Rows
@@ -16,7 +17,8 @@ from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
-from penstock.layers.norm import Norm
+from penstock.layers.norm import Norm, WholeNorms
+from penstock.layers.rope import lanes
 from penstock.quant.weight import Weight
 
 
@@ -33,6 +35,9 @@ class Attention:
     out: Linear  # [d, heads * width]
     q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
     k_norm: Norm | None = None
+    between: WholeNorms | None = None  # q and k are normed whole before they are rotated
+    turning: int | None = None  # numbers of a head that are rotated; None: all
+    query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
         """x `[T, d]`, kv of `kv_form` -> `[T, d]`."""
@@ -41,15 +46,35 @@ class Attention:
         q_norm = None if self.q_norm is None else self.q_norm.weight.value
         k_norm = None if self.k_norm is None else self.k_norm.weight.value
         eps = 0.0 if self.q_norm is None else self.q_norm.eps
-        q = ops.rotary_and_store(self.qkv(ops, x), self.cos_sin, step, kv, kind, plan, q_norm, k_norm, eps)
+        qkv = self.qkv(ops, x)
+        if self.between is not None:
+            qkv = self.between(ops, qkv)
+        q = ops.rotary_and_store(qkv, self.cos_sin, step, kv, kind, plan, q_norm, k_norm, eps)
+        if self.query_scale is not None:
+            q = q.mul_(self.query_scale.index_select(0, step.positions)[:, None, None])
         seen = ops.attention(q, kv, step, kind, plan)
         return self.out(ops, seen.reshape(-1, kind.heads * kind.width))
 
     def weights(self) -> Iterator[Weight]:
-        yield from (norm.weight for norm in (self.q_norm, self.k_norm) if norm is not None)
+        norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
+        yield from (norm.weight for norm in norms if norm is not None)
         yield from self.qkv.weights()
         yield from self.out.weights()
 
     def prepare(self, ops: Ops) -> None:
+        if self.turning is not None:
+            self._reorder(self.turning)
         self.qkv.prepare(ops)
         self.out.prepare(ops)
+
+    @property
+    def is_rotation_alone(self) -> bool:
+        """Whether queries and keys are rotated and nothing else."""
+        return self.q_norm is None and self.between is None and self.query_scale is None
+
+    def _reorder(self, turning: int) -> None:
+        """Puts the loaded rows of q's and k's heads in the order in which halves turn together."""
+        kind, width = self.kind, self.kind.width
+        rows = torch.arange((kind.heads + 2 * kind.kv_heads) * width).view(-1, width)
+        rows[: kind.heads + kind.kv_heads] = rows[: kind.heads + kind.kv_heads, lanes(width, turning)]
+        self.qkv.reorder(rows.flatten())

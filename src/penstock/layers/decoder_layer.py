@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -18,22 +19,44 @@ from penstock.layers.one_row import OneRowLayer, fits_gate, fits_qkv
 from penstock.quant.weight import Weight
 
 
+class _TwoParts:
+    """Attention and a feed-forward part, in whatever order norms stand around them."""
+
+    __slots__ = ()
+    attention: Attention
+    mlp: FeedForward
+
+    def prepare(self, ops: Ops) -> Block:
+        self.attention.prepare(ops)
+        self.mlp.prepare(ops)
+        return cast(Block, self)
+
+    @property
+    def numbers(self) -> int | None:
+        numbers = self.mlp.numbers
+        return None if numbers is None else numbers + self.attention.qkv.numbers + self.attention.out.numbers
+
+
 @dataclass(slots=True)
-class DecoderLayer:
-    """Llama's order: each part behind a norm."""
+class DecoderLayer(_TwoParts):
+    """Llama's order: each part behind a norm. scale: of what each part adds to the stream."""
 
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
     mlp: FeedForward
+    scale: float = 1.0
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
     ) -> tuple[Tensor, Tensor]:
         rows, residual = self.attention_norm(ops, x, residual, self.attention.qkv)
-        x = self.attention(ops, rows, step, kv)
+        x = self._scaled(self.attention(ops, rows, step, kv))
         rows, residual = self.mlp_norm(ops, x, residual, self.mlp.reader)
-        return self.mlp(ops, rows), residual
+        return self._scaled(self.mlp(ops, rows)), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1.0 else x.mul_(self.scale)
 
     def weights(self) -> Iterator[Weight]:
         yield from (self.attention_norm.weight, self.mlp_norm.weight)
@@ -41,20 +64,15 @@ class DecoderLayer:
         yield from self.mlp.weights()
 
     def prepare(self, ops: Ops) -> Block:
-        self.attention.prepare(ops)
-        self.mlp.prepare(ops)
-        if ops.one_row is None or not isinstance(self.mlp, Mlp) or not fits_gate(self.mlp):
+        _TwoParts.prepare(self, ops)
+        if ops.one_row is None or self.scale != 1.0 or not isinstance(self.mlp, Mlp) or not fits_gate(self.mlp):
             return self
         plain = fits_qkv(self.attention)
         return OneRowLayer(self, ops.one_row, self.attention_norm, self.attention, self.mlp_norm, self.mlp, plain)
 
-    @property
-    def numbers(self) -> int | None:
-        return _numbers(self.attention, self.mlp)
-
 
 @dataclass(slots=True)
-class SandwichLayer:
+class SandwichLayer(_TwoParts):
     """Gemma's order: a norm before each part and one behind it, before its answer joins the stream."""
 
     attention_norm: Norm
@@ -78,16 +96,24 @@ class SandwichLayer:
         yield from self.attention.weights()
         yield from self.mlp.weights()
 
-    def prepare(self, ops: Ops) -> Block:
-        self.attention.prepare(ops)
-        self.mlp.prepare(ops)
-        return self
 
-    @property
-    def numbers(self) -> int | None:
-        return _numbers(self.attention, self.mlp)
+@dataclass(slots=True)
+class NormsBehindLayer(_TwoParts):
+    """OLMo 2's order (arXiv:2501.00656): parts read the stream as it is, a norm behind each."""
 
+    attention: Attention
+    behind_attention: Norm
+    mlp: FeedForward
+    behind_mlp: Norm
 
-def _numbers(attention: Attention, mlp: FeedForward) -> int | None:
-    numbers = mlp.numbers
-    return None if numbers is None else numbers + attention.qkv.numbers + attention.out.numbers
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
+    ) -> tuple[Tensor, Tensor]:
+        stream = x if residual is None else residual.add_(x)
+        stream.add_(self.behind_attention.alone(ops, self.attention(ops, stream, step, kv)))
+        return self.behind_mlp.alone(ops, self.mlp(ops, stream)), stream
+
+    def weights(self) -> Iterator[Weight]:
+        yield from (self.behind_attention.weight, self.behind_mlp.weight)
+        yield from self.attention.weights()
+        yield from self.mlp.weights()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
+from penstock.parallel.layout import Layout
 from penstock.quant.scheme import PLAIN, Made, Scheme, plain_product
 from penstock.quant.weight import Weight
 
@@ -16,12 +17,17 @@ from penstock.quant.weight import Weight
 class Embedding:
     """The table of a vocabulary."""
 
-    table: Weight  # [vocabulary, d]
+    table: Weight  # [vocabulary, d], of several ranks a stretch of it
     scale: float = 1.0
+    first: int = 0  # the token of the first row
+    summed: Layout | None = None  # whose ranks have a stretch each
 
     def __call__(self, ops: Ops, ids: Tensor) -> Tensor:
         """ids `[T]` -> `[T, d]`, a tensor of its own that later layers may overwrite."""
-        rows = ops.embed(ids, self.table.value)
+        if self.summed is None:
+            rows = ops.embed(ids, self.table.value, None)
+        else:  # all but one rank add nothing
+            rows = self.summed.all_reduce(ops.embed(ids, self.table.value, self.first))
         return rows if self.scale == 1.0 else rows.mul_(self.scale)
 
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError, UsageError
-from penstock.kernels.inputs import AttentionKind
+from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp
 from penstock.layers.moe import Moe
-from penstock.layers.norm import Norm
-from penstock.layers.rope import rope_table
+from penstock.layers.norm import Norm, WholeNorms
+from penstock.layers.rope import rope_table, rotated
 from penstock.layers.rope_config import RopeConfig
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import SchemeOf, all_plain
@@ -48,31 +48,58 @@ class Maker:
     layout: Layout = ALONE
     scheme_of: SchemeOf = all_plain
     rope_tables: dict[tuple[RopeConfig, int], Tensor] = field(default_factory=dict)
+    query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # one growth a model
 
-    def norm(self, name: str, size: int, eps: float, *, one_plus: bool = False) -> Norm:
-        """one_plus: the checkpoint has w, the norm multiplies by 1 + w, before it rounds."""
+    def norm(self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False) -> Norm:
+        """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the checkpoint has w."""
         if one_plus:
             return Norm(Weight([Part(name, (size,))], torch.float32, self.device, transform=_one_plus), eps)
-        return Norm(Weight([Part(name, (size,))], self.dtype, self.device), eps)
+        return Norm(Weight([Part(name, (size,))], torch.float32 if wide else self.dtype, self.device), eps)
+
+    def whole_norms(
+        self, names: Sequence[str], shape: Heads, eps: float, *, wide: bool = False, clip: float | None = None
+    ) -> WholeNorms:
+        """Norms over all heads of q and of k, of which a rank has its heads' part. names: of both."""
+        dtype, norms = torch.float32 if wide else self.dtype, []
+        for name, heads in zip(names, (shape.heads, shape.kv_heads), strict=True):
+            cut = self.layout.share(heads, name, repeats=True)
+            part = Part(f"{name}.weight", (heads * shape.width,), 0, *cut)
+            norms.append(Norm(Weight([part], dtype, self.device), eps))
+        return WholeNorms(norms[0], norms[1], clip, self.layout)
 
     def embedding(
         self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, tied: str | None = None
     ) -> Embedding:
         """tied: the name under which a checkpoint may hold the table once more, as the head."""
         again = () if tied is None else (tied,)
-        table = Weight([Part(name, (vocabulary, size))], self.dtype, self.device, again=again)
-        return Embedding(table, torch.tensor(scale, dtype=self.dtype).item())
+        rows = self._of_vocabulary(name, vocabulary, size)
+        table = Weight([rows], self.dtype, self.device, again=again)
+        summed, first = (None, 0) if rows.cut is None else (self.layout, rows.bounds[0])
+        return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed)
+
+    def head(self, name: str, vocabulary: int, into: int) -> Linear:
+        """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as the embedding."""
+        return self._linear([self._of_vocabulary(name, vocabulary, into)], bias=False)
+
+    def vocabulary(self, size: int) -> VocabularyPart | None:
+        """Returns which tokens this rank scores; None: all of them."""
+        rows = self._of_vocabulary("", size, 0)
+        if rows.cut is None:
+            return None
+        return VocabularyPart(rows.bounds[0], size, self.layout.rank, self.layout.all_gather)
 
     def linear(self, name: str, out: int, into: int, *, bias: bool = False) -> Linear:
         """A matrix that every rank holds whole."""
         return self._linear([Part(name, (out, into))], bias)
 
-    def column_linear(self, parts: Sequence[tuple[str, int, int]], into: int, *, bias: bool = False) -> Linear:
+    def column_linear(
+        self, parts: Sequence[tuple[str, int, int]], into: int, *, bias: bool = False, fused: str | None = None
+    ) -> Linear:
         """Fuses matrices whose outputs are divided among ranks. parts: name, outputs, and in how many pieces (heads)
-        they come."""
+        they come. fused: the name of the one tensor that a checkpoint has for all of them."""
         share = self.layout.share
         cut = [Part(name, (out, into), 0, *share(pieces, name, repeats=True)) for name, out, pieces in parts]
-        return self._linear(cut, bias)
+        return self._linear(cut if fused is None else [Part.of_fused(fused, cut)], bias)
 
     def row_linear(self, name: str, out: int, into: int, pieces: int, *, bias: bool = False) -> Linear:
         """A matrix whose inputs are divided among ranks, which add up their answers."""
@@ -83,9 +110,11 @@ class Maker:
     def attention(
         self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
         scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
-        norms: tuple[Norm, Norm] | None = None,
+        norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
+        query_growth: float = 0.0,
     ) -> Attention:  # fmt: skip
-        """at: the name before `.q_proj`.   scale: of scores, None: width ** -0.5.   norms: of q's and k's heads."""
+        """at: the name before `.q_proj` (fused: `.qkv_proj`).   scale: of scores, None: width ** -0.5.   norms: of q's
+        and k's heads.   query_growth: of queries beyond the rope's original context."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -96,44 +125,77 @@ class Maker:
             scale=width**-0.5 if scale is None else scale,
             softcap=softcap,
         )
-        fused = [
+        parts = [
             (f"{at}.q_proj", heads * width, heads),
             *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in "kv"),
         ]
+        turning = rotated(rope, width)
         q_norm, k_norm = norms or (None, None)
         return Attention(
             at,
             kind,
             KvForm(kind.kv_heads, width, self.dtype, self.dtype),
             self.rope_tables[rope, width],
-            self.column_linear(fused, hidden, bias=qkv_bias),
+            self.column_linear(parts, hidden, bias=qkv_bias, fused=f"{at}.qkv_proj" if fused else None),
             self.row_linear(f"{at}.o_proj", hidden, heads * width, heads, bias=out_bias),
             q_norm,
             k_norm,
+            between,
+            turning if 0 < turning < width else None,
+            self._query_scale(rope, query_growth),
         )
 
-    def mlp(self, at: str, hidden: int, middle: int, *, activation: Activation = "silu", bias: bool = False) -> Mlp:
-        """at: the name before `.gate_proj`."""
-        gate_up = self.column_linear([(f"{at}.{n}_proj", middle, middle) for n in ("gate", "up")], hidden, bias=bias)
+    def mlp(
+        self, at: str, hidden: int, middle: int, *, activation: Activation = "silu", bias: bool = False,
+        fused: bool = False,
+    ) -> Mlp:  # fmt: skip
+        """at: the name before `.gate_proj` (fused: `.gate_up_proj`)."""
+        parts, both = [(f"{at}.{n}_proj", middle, middle) for n in ("gate", "up")], f"{at}.gate_up_proj"
+        gate_up = self.column_linear(parts, hidden, bias=bias, fused=both if fused else None)
         return Mlp(gate_up, self.row_linear(f"{at}.down_proj", hidden, middle, middle, bias=bias), activation)
 
-    def moe(self, at: str, hidden: int, middle: int, experts: int, top_k: int, *, renormalise: bool) -> Moe:
-        """at: the name before `.gate` (the router's) and `.experts`."""
-        names = [f"{at}.experts.{number}" for number in range(experts)]
-        if self.scheme_of(f"{names[0]}.gate_proj") is not PLAIN:
+    def moe(
+        self, at: str, hidden: int, middle: int, experts: int, top_k: int, *, renormalise: bool,
+        names: tuple[str, str, str] | None = None,
+    ) -> Moe:  # fmt: skip
+        """at: the name before `.gate` (the router's) and `.experts`, of each of which every rank has a share.
+        names: of an expert's gate, up and down, where they aren't an MLP's."""
+        gate, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
+        each = [f"{at}.experts.{number}" for number in range(experts)]
+        if self.scheme_of(f"{each[0]}.{gate}") is not PLAIN:
             raise UsageError(
                 "experts are not quantized yet: leave --quantization out, and take the model's unquantized checkpoint",
                 param="quantization",
             )
-        gate_up = [Part(f"{name}.{n}_proj.weight", (middle, hidden)) for name in names for n in ("gate", "up")]
-        down = [Part(f"{name}.down_proj.weight", (hidden, middle)) for name in names]
+        shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
+        both = [f"{name}.{n}.weight" for name in each for n in (gate, up)]
+        gate_up = [Part(name, (middle, hidden), 0, shares, share) for name in both]
+        down = [Part(f"{name}.{down_of}.weight", (hidden, middle), 1, shares, share) for name in each]
+        own = middle // shares
         return Moe(
             self.linear(f"{at}.gate", experts, hidden),
-            Weight(gate_up, self.dtype, self.device, shape=(experts, 2 * middle, hidden)),
-            Weight(down, self.dtype, self.device, shape=(experts, hidden, middle)),
+            Weight(gate_up, self.dtype, self.device, shape=(experts, 2 * own, hidden)),
+            Weight(down, self.dtype, self.device, shape=(experts, hidden, own)),
             top_k,
             renormalise,
+            None if self.layout.size == 1 else self.layout,
         )
+
+    def _of_vocabulary(self, name: str, vocabulary: int, size: int) -> Part:
+        """A matrix with a row a token, cut between the tiles by which tokens are drawn. Where there are fewer tiles
+        than ranks every rank holds it whole, and draws for itself."""
+        if self.layout.size == 1 or vocabulary <= TILE * (self.layout.size - 1):
+            return Part(name, (vocabulary, size))
+        return Part(name, (vocabulary, size), 0, self.layout.size, self.layout.rank, TILE)
+
+    def _query_scale(self, rope: RopeConfig, growth: float) -> Tensor | None:
+        """What queries of each position are multiplied by; None: all by 1, as within the original context."""
+        if growth == 0.0 or self.positions <= rope.original_context:
+            return None
+        if rope not in self.query_scales:
+            at = torch.arange(self.positions, device=self.device) // rope.original_context
+            self.query_scales[rope] = (1 + growth * torch.log(1 + at)).to(self.dtype)
+        return self.query_scales[rope]
 
     def _rope_number(self, rope: RopeConfig, width: int) -> int:
         """The number of a table in `rope_tables`: layers that turn alike share one."""
@@ -153,7 +215,10 @@ class Maker:
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
         if bias:
-            rows = [Part(f"{p.name}.bias", p.shape[:1], 0 if p.cut == 0 else None, p.shares, p.share) for p in parts]
+            rows = [
+                p.over(f"{p.name}.bias", p.shape[:1]) if p.cut == 0 else Part(f"{p.name}.bias", p.shape[:1])
+                for p in parts
+            ]
             added = Weight(rows, self.dtype, self.device)
         return Linear(loaded, added, scheme=scheme, summed=summed)
 

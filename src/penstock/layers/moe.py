@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
+from penstock.parallel.layout import Layout
 from penstock.quant.weight import Weight
 
 
@@ -25,6 +26,7 @@ class Moe:
     down: Weight  # [experts, d, intermediate]
     top_k: int
     renormalise: bool  # whether a token's weights over its experts add up to 1
+    summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
 
     reader: None = None  # router and experts read x
 
@@ -32,7 +34,8 @@ class Moe:
         """x `[T, d]` -> `[T, d]`."""
         x = wide(x)
         weights, experts = ops.route(self.router(ops, x), self.top_k, self.renormalise)
-        return ops.experts(x, weights, experts, self.gate_up.value, self.down.value)
+        out = ops.experts(x, weights, experts, self.gate_up.value, self.down.value)
+        return out if self.summed is None else self.summed.all_reduce(out)
 
     def weights(self) -> Iterator[Weight]:
         yield from self.router.weights()

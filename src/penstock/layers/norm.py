@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
+from penstock.parallel.layout import Layout
 from penstock.quant.weight import Weight
 
 
@@ -34,3 +36,27 @@ class Norm:
     def last(self, ops: Ops, x: Tensor, residual: Tensor | None) -> Tensor:
         """x, residual `[T, d]` -> the norm of their sum, for the head."""
         return wide(self(ops, x, residual, None)[0])
+
+
+@dataclass(slots=True)
+class WholeNorms:
+    """Norms of all query heads and of all key heads of a fused product (OLMo 2, arXiv:2501.00656), and OLMo's clip."""
+
+    q: Norm  # of this rank's heads
+    k: Norm
+    clip: float | None
+    layout: Layout
+
+    def __call__(self, ops: Ops, qkv: Tensor) -> Tensor:
+        """qkv `[T, (H + 2 Hkv) * D]`, overwritten -> the same with q and k normed, and all of it clipped."""
+        first, last = self.q.weight.shape[0], self.q.weight.shape[0] + self.k.weight.shape[0]
+        for part, norm in zip((qkv[:, :first], qkv[:, first:last]), (self.q, self.k), strict=True):
+            part.copy_(norm.alone(ops, part) if self.layout.size == 1 else self._over_ranks(part, norm))
+        return qkv if self.clip is None else qkv.clamp_(-self.clip, self.clip)
+
+    def _over_ranks(self, part: Tensor, norm: Norm) -> Tensor:
+        """Every rank has as many of the heads, and each head is on as many ranks: the mean of means is the mean."""
+        full, weight = part.float(), norm.weight.value
+        mean = self.layout.all_gather(full.square().mean(-1, keepdim=True)).mean(0)
+        normed = full * (mean + norm.eps).rsqrt()
+        return normed * weight if weight.dtype == torch.float32 else normed.to(part.dtype) * weight

@@ -21,16 +21,32 @@ def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.devic
     table = torch.empty(positions, 2, width // 2, device=device)
     if device.type == "meta":
         return table
-    frequencies, scale = rope_frequencies(rope, width)
+    turning = rotated(rope, width) // 2
+    table[:, 0, turning:], table[:, 1, turning:] = 1.0, 0.0
+    frequencies, scale = rope_frequencies(rope, 2 * turning, positions)
     for first in range(0, positions, AT_ONCE):
         part = torch.arange(first, min(first + AT_ONCE, positions), dtype=torch.float32)
         angles = torch.outer(part, frequencies)
-        table[first : first + AT_ONCE] = torch.stack((angles.cos() * scale, angles.sin() * scale), dim=1)
+        table[first : first + AT_ONCE, :, :turning] = torch.stack((angles.cos() * scale, angles.sin() * scale), dim=1)
     return table
 
 
-def rope_frequencies(rope: RopeConfig, width: int) -> tuple[Tensor, float]:
-    """Radians a position, `[width / 2]` float32, and what cosines and sines are multiplied by."""
+def rotated(rope: RopeConfig, width: int) -> int:
+    """How many numbers of a head turn."""
+    return 0 if rope.kind == "none" else int(width * rope.part)
+
+
+def lanes(width: int, turning: int) -> list[int]:
+    """The order of a head's numbers in which its halves turn together, as kernels do it, where only the first `turning`
+    turn: half of those stand at the front of either half. Queries and keys in one order have the scores of any other.
+    """
+    half, still = turning // 2, turning + (width - turning) // 2
+    return [*range(half), *range(turning, still), *range(half, turning), *range(still, width)]
+
+
+def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[Tensor, float]:
+    """Radians a position, `[width / 2]` float32, and what cosines and sines are multiplied by. positions: as many as
+    there will be, where a kind asks."""
     steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     plain = 1.0 / (rope.theta**steps)
     if rope.kind == "linear":
@@ -39,6 +55,8 @@ def rope_frequencies(rope: RopeConfig, width: int) -> tuple[Tensor, float]:
         return _llama3(rope, plain), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, width, steps), _yarn_scale(rope)
+    if rope.kind == "longrope":
+        return _longrope(rope, steps, positions)
     # `dynamic` changes its base only beyond the context that the config gives, and no sequence gets there.
     return plain, 1.0
 
@@ -70,6 +88,17 @@ def _yarn(rope: RopeConfig, width: int, steps: Tensor) -> Tensor:
 def _yarn_turns(rope: RopeConfig, width: int, turns: float) -> float:
     """The dimension whose wave turns so many times within the original context."""
     return width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+
+def _longrope(rope: RopeConfig, steps: Tensor, positions: int) -> tuple[Tensor, float]:
+    """One set of factors for all of a model's texts, by the longest that it may be given: K that stands in the cache
+    cannot be turned again when a text grows (vLLM chooses so, too)."""
+    factors = rope.long_factors if positions > rope.original_context else rope.short_factors
+    scale = rope.attention_factor
+    if scale is None:
+        log = math.log(rope.factor) / math.log(rope.original_context) if rope.factor > 1.0 else 0.0
+        scale = math.sqrt(1 + log)
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**steps), scale
 
 
 def _yarn_scale(rope: RopeConfig) -> float:

@@ -28,7 +28,8 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head"
 class Decoder:
     """A decoder whose weights are not filled yet.
 
-    embedding_scale: what the embedding's rows are multiplied by.   logits_cap: logits become cap * tanh(logits / cap).
+    embedding_scale, logits_scale: what the embedding's rows and the logits are multiplied by.
+    logits_cap: logits become cap * tanh(logits / cap).
     """
 
     def __init__(
@@ -39,20 +40,24 @@ class Decoder:
         norm: Norm,
         *,
         embedding_scale: float = 1.0,
+        logits_scale: float = 1.0,
         logits_cap: float | None = None,
     ) -> None:
         self.config, self.dtype, self.device = config, make.dtype, make.device
         self.blocks, self.norm, self._logits_cap = list(blocks), norm, logits_cap
+        self._logits_scale = logits_scale
         vocabulary, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
         again = f"{HEAD}.weight" if tied else None
         self.embedding = make.embedding(EMBEDDING, vocabulary, hidden, scale=embedding_scale, tied=again)
         self.head: Linear = (
-            TiedHead(self.embedding, make.scheme_of(HEAD)) if tied else make.linear(HEAD, vocabulary, hidden)
+            TiedHead(self.embedding, make.scheme_of(HEAD)) if tied else make.head(HEAD, vocabulary, hidden)
         )
+        self.vocabulary = make.vocabulary(vocabulary)  # which tokens `logits` are of; None: all
         self.kinds: dict[AttentionKind, Tensor] = {b.attention.kind: b.attention.cos_sin for b in self.blocks}
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
         self.weights_bytes = sum(weight.nbytes for weight in self.weights())
+        self.ranks = make.layout.size
         self._ops: Ops | None = None
 
     def prepare(self, ops: Ops) -> None:
@@ -74,8 +79,11 @@ class Decoder:
         return self.norm.last(ops, x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype."""
+        """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype: of several ranks those of
+        the tokens that this one has."""
         scores = self.head(self.ops, hidden)
+        if self._logits_scale != 1.0:
+            scores.mul_(self._logits_scale)
         return scores if self._logits_cap is None else self.ops.softcap(scores, self._logits_cap)
 
     def weights(self) -> Iterator[Weight]:
@@ -86,6 +94,11 @@ class Decoder:
         yield self.norm.weight
         if not self.config.tie_word_embeddings:
             yield from self.head.weights()
+
+    @property
+    def head_rows(self) -> int:
+        """How many tokens `logits` are of."""
+        return self.embedding.table.shape[0]
 
     @property
     def kv_forms(self) -> list[KvForm]:

@@ -16,6 +16,7 @@ from penstock.models.model_config import ModelConfig, check_heads, read_common, 
 from penstock.models.rope_keys import read_rope, stretched_context
 
 if TYPE_CHECKING:
+    from penstock.layers.block import Block
     from penstock.layers.maker import Maker
     from penstock.layers.mlp import FeedForward
     from penstock.models.decoder import Decoder
@@ -25,7 +26,17 @@ Windows = tuple[int | None, ...]  # of each layer, None: it sees everything
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseConfig(ModelConfig):
-    """Shapes and switches of a dense decoder."""
+    """Shapes and switches of a dense decoder.
+
+    qk_norm, whole_qk_norm: q and k are normed head by head, or all heads of each together.
+    norms_behind: norms stand behind attention and MLP, and none before.   wide_norms: weights of norms are multiplied
+        by before the answer is rounded.
+    fused: the checkpoint has one tensor for q, k and v, and one for gate and up.
+    ropes: each layer's, where they aren't all `rope`.   clip_qkv: the most that q, k and v may be.
+    score_scale: of queries and keys, None: head_dim ** -0.5.   query_growth: queries at position p are multiplied by
+        1 + query_growth * log(1 + p // rope.original_context).
+    residual_scale: of what attention and MLP add to the stream.   embedding_scale, logits_scale: multiply those.
+    """
 
     intermediate_size: int
     heads: int
@@ -38,27 +49,45 @@ class DenseConfig(ModelConfig):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    whole_qk_norm: bool = False
+    norms_behind: bool = False
+    wide_norms: bool = False
+    fused: bool = False
+    ropes: tuple[RopeConfig, ...] = ()
+    clip_qkv: float | None = None
+    score_scale: float | None = None
+    query_growth: float = 0.0
+    residual_scale: float = 1.0
+    embedding_scale: float = 1.0
+    logits_scale: float = 1.0
 
 
 def read_dense(
-    keys: Keys, named: dict[str, Any], *, head_dim: int | None = None, kv_heads_default_to_heads: bool = False
+    keys: Keys,
+    named: dict[str, Any],
+    *,
+    head_dim: int | None = None,
+    kv_heads_default_to_heads: bool = False,
+    eps: float = 1e-6,
+    tied: bool = False,
+    rope_of: Callable[[Keys, int, int], RopeConfig] = read_rope,
 ) -> dict[str, Any]:
     """Reads the fields of DenseConfig but for windows and switches.
 
     head_dim: where config.json doesn't say, None: hidden_size / heads. kv_heads_default_to_heads: where it doesn't say
-    those; False: it must.
+    those; False: it must. eps, tied: where it doesn't say. rope_of: reads the rope from keys, positions, head's width.
     """
-    common = read_common(keys)
+    common = read_common(keys, tied=tied)
     hidden, heads = common["hidden_size"], size(keys, "num_attention_heads")
     kv_heads = size(keys, "num_key_value_heads", heads if kv_heads_default_to_heads else REQUIRED)
     width = size(keys, "head_dim", head_dim if head_dim is not None else hidden // heads)
     middle, positions = size(keys, "intermediate_size"), size(keys, "max_position_embeddings")
-    rope = read_rope(keys, positions)
-    eps = keys.positive("rms_norm_eps", 1e-6)
+    check_heads(keys, hidden, heads, kv_heads, width)
+    rope = rope_of(keys, positions, width)
+    eps = keys.positive("rms_norm_eps", eps)
     act = keys.text("hidden_act", "silu")
     if act not in ("silu", "swish"):  # two names of one function
         raise keys.fail(f"hidden_act {act!r} is not supported: only 'silu' is")
-    check_heads(keys, hidden, heads, kv_heads, width)
     return named | common | {
         "intermediate_size": middle,
         "heads": heads,
@@ -70,7 +99,7 @@ def read_dense(
     }  # fmt: skip
 
 
-def given_window(keys: Keys, absent: int) -> int | None:
+def given_window(keys: Keys, absent: int | None) -> int | None:
     """Reads `sliding_window`: a key that isn't there has the model type's own default, a null means no window."""
     return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]
 
@@ -106,29 +135,36 @@ def build_dense(
     config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None
 ) -> Decoder:
     """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP."""
-    from penstock.layers.decoder_layer import DecoderLayer
+    from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer
     from penstock.layers.maker import Heads
+    from penstock.layers.norm import Norm
     from penstock.models.decoder import Decoder
 
     c, hidden = config, config.hidden_size
     shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)
 
-    def layer(number: int, window: int | None) -> DecoderLayer:
+    def norm(name: str, length: int = hidden) -> Norm:
+        return make.norm(f"{name}.weight", length, c.rms_norm_eps, wide=c.wide_norms)
+
+    def layer(number: int, window: int | None) -> Block:
         at = f"model.layers.{number}"
-        norms = None
-        if c.qk_norm:
-            q_norm, k_norm = (make.norm(f"{at}.self_attn.{n}_norm.weight", c.head_dim, c.rms_norm_eps) for n in "qk")
-            norms = q_norm, k_norm
+        names = [f"{at}.self_attn.{n}_norm" for n in "qk"]
         attention = make.attention(
-            f"{at}.self_attn", hidden, shape, c.rope, window=window, qkv_bias=c.qkv_bias, out_bias=c.o_bias, norms=norms
-        )
+            f"{at}.self_attn", hidden, shape, c.ropes[number] if c.ropes else c.rope, window=window,
+            scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused, query_growth=c.query_growth,
+            norms=(norm(names[0], c.head_dim), norm(names[1], c.head_dim)) if c.qk_norm else None,
+            between=make.whole_norms(names, shape, c.rms_norm_eps, wide=c.wide_norms, clip=c.clip_qkv)
+            if c.whole_qk_norm else None,
+        )  # fmt: skip
         if feed_forward is None:
-            mlp: FeedForward = make.mlp(f"{at}.mlp", hidden, c.intermediate_size, bias=c.mlp_bias)
+            mlp: FeedForward = make.mlp(f"{at}.mlp", hidden, c.intermediate_size, bias=c.mlp_bias, fused=c.fused)
         else:
             mlp = feed_forward(number, f"{at}.mlp")
-        before = make.norm(f"{at}.input_layernorm.weight", hidden, c.rms_norm_eps)
-        between = make.norm(f"{at}.post_attention_layernorm.weight", hidden, c.rms_norm_eps)
-        return DecoderLayer(before, attention, between, mlp)
+        between = norm(f"{at}.post_attention_layernorm")
+        if c.norms_behind:
+            return NormsBehindLayer(attention, between, mlp, norm(f"{at}.post_feedforward_layernorm"))
+        return DecoderLayer(norm(f"{at}.input_layernorm"), attention, between, mlp, c.residual_scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
-    return Decoder(config, make, layers, make.norm("model.norm.weight", hidden, c.rms_norm_eps))
+    scales = {"embedding_scale": c.embedding_scale, "logits_scale": c.logits_scale}
+    return Decoder(config, make, layers, norm("model.norm"), **scales)

@@ -35,8 +35,10 @@ class Family(Protocol):
 OTHERS = frozenset(
     {
         "build_model",
+        "catalog",
         "decoder",
         "dense",
+        "experts",
         "families",
         "generation_config",
         "keys",
@@ -44,6 +46,8 @@ OTHERS = frozenset(
         "read_config",
         "rope_keys",
         "sizes",
+        "text_part",
+        "unserved",
     }
 )
 

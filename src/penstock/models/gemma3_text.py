@@ -4,6 +4,7 @@ rotary tables. Source of what differs: the technical report (arXiv:2503.19786) a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from penstock.layers.rope_config import RopeConfig
 from penstock.models.dense import Windows, read_layer_types
 from penstock.models.keys import Keys
 from penstock.models.model_config import ModelConfig, check_heads, read_common, size
-from penstock.models.rope_keys import read_rope
+from penstock.models.rope_keys import read_two_ropes
 
 if TYPE_CHECKING:
     from penstock.layers.decoder_layer import SandwichLayer
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "Gemma3ForCausalLM"
-GLOBAL_THETA, LOCAL_THETA, PATTERN = 1_000_000.0, 10_000.0, 6
+GLOBAL_THETA, LOCAL_THETA, PATTERN, CONTEXT = 1_000_000.0, 10_000.0, 6, 131_072
 GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma3Config(ModelConfig):
-    """rope, local_rope: of layers without and with a window.   score_scale: of queries and keys.   caps: None: none."""
+class GemmaConfig(ModelConfig):
+    """Shapes and switches of Gemma 2 and 3.
+
+    rope, local_rope: of layers without and with a window.   score_scale: of queries and keys.   caps: None: none."""
 
     intermediate_size: int
     heads: int
@@ -39,13 +42,40 @@ class Gemma3Config(ModelConfig):
     score_scale: float
     score_cap: float | None
     logits_cap: float | None
+    qk_norm: bool
 
 
-def read(keys: Keys, named: dict[str, Any]) -> Gemma3Config:
+def read(keys: Keys, named: dict[str, Any]) -> GemmaConfig:
     """Reads config.json."""
+    spelt = (keys.count(name, None) for name in ("sliding_window_pattern", "_sliding_window_pattern"))
+    pattern = next((every for every in [*spelt] if every is not None), PATTERN)
+    caps = {
+        "score_cap": keys.positive("attn_logit_softcapping", None),
+        "logits_cap": keys.positive("final_logit_softcapping", None),
+    }
+
+    def ropes(keys: Keys, positions: int, width: int) -> dict[str, Any]:
+        local = keys.positive("rope_local_base_freq", LOCAL_THETA)
+        both = read_two_ropes(keys, positions, width, theta=GLOBAL_THETA, local_theta=local)
+        return dict(zip(("rope", "local_rope"), both, strict=True))
+
+    return read_gemma(keys, named | caps, ropes, context=CONTEXT, pattern=pattern, qk_norm=True)
+
+
+def read_gemma(
+    keys: Keys,
+    fields: dict[str, Any],
+    ropes: Callable[[Keys, int, int], dict[str, Any]],
+    *,
+    context: int,
+    pattern: int,
+    qk_norm: bool,
+) -> GemmaConfig:
+    """Reads what Gemma 2 and 3 have in common. fields: what is read already.   ropes: reads both tables.   context:
+    where the file doesn't say.   pattern: every how many layers one has no window."""
     common = read_common(keys, tied=True)
     heads, kv_heads = size(keys, "num_attention_heads", 8), size(keys, "num_key_value_heads", 4)
-    width, positions = size(keys, "head_dim", 256), size(keys, "max_position_embeddings", 131_072)
+    width, positions = size(keys, "head_dim", 256), size(keys, "max_position_embeddings", context)
     check_heads(keys, common["hidden_size"], heads, kv_heads, width)
     act = keys.text("hidden_activation", "gelu_pytorch_tanh")
     if act not in GELU:
@@ -53,48 +83,25 @@ def read(keys: Keys, named: dict[str, Any]) -> Gemma3Config:
     if keys.flag("use_bidirectional_attention"):
         raise keys.fail("use_bidirectional_attention is not supported: text is made from left to right")
     window = keys.count("sliding_window", 4096)
-    spelt = (keys.count(name, None) for name in ("sliding_window_pattern", "_sliding_window_pattern"))
-    every = next((pattern for pattern in [*spelt] if pattern is not None), PATTERN)
-    types = read_layer_types(keys, common["num_layers"], lambda layer: (layer + 1) % every != 0)
-    rope, local = _ropes(keys, positions)
-    return Gemma3Config(
-        **named,
+    types = read_layer_types(keys, common["num_layers"], lambda layer: (layer + 1) % pattern != 0)
+    return GemmaConfig(
+        **fields,
         **common,
+        **ropes(keys, positions, width),
         context=positions,
         intermediate_size=size(keys, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=width,
-        rope=rope,
-        local_rope=local,
         rms_norm_eps=keys.positive("rms_norm_eps", 1e-6),
         windows=tuple(window if kind == "sliding_attention" else None for kind in types),
         bias=keys.flag("attention_bias"),
         score_scale=keys.positive("query_pre_attn_scalar", 256) ** -0.5,
-        score_cap=keys.positive("attn_logit_softcapping", None),
-        logits_cap=keys.positive("final_logit_softcapping", None),
+        qk_norm=qk_norm,
     )
 
 
-def _ropes(keys: Keys, positions: int) -> tuple[RopeConfig, RopeConfig]:
-    """The two tables, in the spellings of transformers 5 (an object a kind of layer) and 4 (rope_local_base_freq)."""
-    local_theta = keys.positive("rope_local_base_freq", None)
-    given = keys.rest.get("rope_parameters")
-    if isinstance(given, dict) and given.keys() & {"full_attention", "sliding_attention"}:
-        keys.take("rope_parameters")
-        unknown = given.keys() - {"full_attention", "sliding_attention"}
-        if unknown:
-            raise keys.fail(f"rope_parameters holds {sorted(unknown)[0]!r}: only full_attention and sliding_attention")
-        full, local = (given.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
-        outer = keys.take("rope_theta", GLOBAL_THETA)
-        parts = ({"rope_theta": outer} | full, {"rope_theta": local_theta or LOCAL_THETA} | local)
-        both = [read_rope(Keys({"rope_parameters": part}, keys.where), positions) for part in parts]
-        return both[0], both[1]
-    keys.rest.setdefault("rope_theta", GLOBAL_THETA)
-    return read_rope(keys, positions), RopeConfig(theta=local_theta or LOCAL_THETA)
-
-
-def build(config: Gemma3Config, make: Maker) -> Decoder:
+def build(config: GemmaConfig, make: Maker) -> Decoder:
     """Makes the decoder."""
     from penstock.layers.decoder_layer import SandwichLayer
     from penstock.layers.maker import Heads
@@ -112,7 +119,8 @@ def build(config: Gemma3Config, make: Maker) -> Decoder:
         attention = make.attention(
             f"{at}.self_attn", hidden, shape, c.rope if window is None else c.local_rope, window=window,
             scale=c.score_scale, softcap=c.score_cap, qkv_bias=c.bias, out_bias=c.bias,
-            norms=(norm(f"{at}.self_attn.q_norm", c.head_dim), norm(f"{at}.self_attn.k_norm", c.head_dim)),
+            norms=(norm(f"{at}.self_attn.q_norm", c.head_dim), norm(f"{at}.self_attn.k_norm", c.head_dim))
+            if c.qk_norm else None,
         )  # fmt: skip
         return SandwichLayer(
             attention_norm=norm(f"{at}.input_layernorm"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from penstock.models.keys import MOST, REQUIRED, Keys
+from penstock.models.text_part import TextOfWhole
 from penstock.quant.stored_quantization import StoredQuantization
 
 # The most that a size may be: ten times and more what any model has. No one of them alone makes lists or tables that
@@ -41,6 +42,7 @@ class ModelConfig:
     dtype: ConfigDtype | None = None  # what the checkpoint is meant to be run in
     bos_id: int | None = None
     quantization: StoredQuantization | None = None  # how the checkpoint's matrices are stored; None: in floats
+    text_part: TextOfWhole | None = None  # of a multimodal checkpoint
     eos_ids: tuple[int, ...] = ()  # config.json's; generation_config.json's come first: see `end_ids`
 
 

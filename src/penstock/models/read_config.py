@@ -14,6 +14,8 @@ from penstock.errors import CheckpointError
 from penstock.models.families import families, find_family
 from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
+from penstock.models.text_part import OF_IMAGES, TEXT_PARTS, TextOfWhole
+from penstock.models.unserved import why_not
 from penstock.quant.read_quantization import read_quantization
 
 # Keys that change no number of a forward pass: key -> the value that changes nothing, or ANYTHING.
@@ -26,6 +28,11 @@ NOTHING: dict[str, Any] = {
     # training
     "initializer_range": ANYTHING,
     "attention_dropout": ANYTHING,
+    "resid_pdrop": ANYTHING,
+    "embd_pdrop": ANYTHING,
+    "output_router_logits": ANYTHING,
+    "router_aux_loss_coef": ANYTHING,
+    "router_jitter_noise": ANYTHING,
     "problem_type": ANYTHING,
     "finetuning_task": ANYTHING,
     "task_specific_params": ANYTHING,
@@ -50,6 +57,7 @@ NOTHING: dict[str, Any] = {
     "pad_token_id": ANYTHING,
     "sep_token_id": ANYTHING,
     "prefix": ANYTHING,
+    "cache_implementation": ANYTHING,
     "id2label": ANYTHING,
     "label2id": ANYTHING,
     # generation's defaults as transformers 4 once wrote them here: they are read from generation_config.json alone
@@ -80,6 +88,9 @@ NOTHING: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "attention_bias": False,  # read where a model has the choice
     "mlp_bias": False,
+    "lm_head_bias": False,
+    "full_attn_mod": 1,  # Phi's block-sparse relatives
+    "interpolate_factor": 1,
     "use_sliding_window": False,
 }
 
@@ -98,9 +109,11 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
     """Returns the config of a parsed config.json; `where` opens the errors."""
     keys = Keys(raw, where)
     model_type = keys.text("model_type")
+    if (part := TEXT_PARTS.get(model_type)) is not None:
+        return _text_of(part, model_type, keys)
     family = find_family(model_type)
     if family is None:
-        raise keys.fail(f"model_type {model_type!r} is not supported: supported are {', '.join(families())}")
+        raise keys.fail(why_not(model_type, sorted([*families(), *TEXT_PARTS])))
     named = keys.take("architectures", [family.ARCHITECTURE])
     if named != [family.ARCHITECTURE]:
         raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{family.ARCHITECTURE!r}] is")
@@ -112,3 +125,19 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
     if outside:
         raise keys.fail(f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}")
     return replace(config, quantization=stored)
+
+
+def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
+    """The config of a multimodal checkpoint's text, which knows what it is a part of."""
+    named = keys.take("architectures", [part.architecture])
+    if named != [part.architecture]:
+        raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{part.architecture!r}] is")
+    text = part.text_config(keys)
+    keys.refuse_rest(NOTHING | OF_IMAGES, f"model_type {model_type!r}")
+    if text["model_type"] in [*TEXT_PARTS]:  # it may be of any type yet
+        raise keys.fail(f"text_config is of model_type {text['model_type']!r}, which is no text's")
+    config = model_config_of(text, f"{keys.where}: text_config")
+    stored = config.quantization
+    if stored is not None:
+        stored = replace(stored, ignored=tuple(part.ours(name) or name for name in stored.ignored))
+    return replace(config, text_part=part, quantization=stored)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from penstock.layers.rope_config import RopeConfig
@@ -14,23 +15,55 @@ DEFAULT_THETA = 10_000.0
 _HARMLESS = {"partial_rotary_factor": 1.0}  # the whole head is rotated
 
 
-def read_rope(keys: Keys, max_position_embeddings: int) -> RopeConfig:
-    """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name."""
+def read_rope(
+    keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, partial: bool = False
+) -> RopeConfig:
+    """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
+
+    width: of a head.   theta: where the file doesn't say.   partial: whether the model type may turn a part of a head.
+    """
     rope = Keys(_rope_object(keys), f"{keys.where}: rope parameters")
-    theta = _theta(keys, rope)
+    theta = _theta(keys, rope, theta)
+    part = _part(keys, rope, width) if partial else 1.0
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
+        rope.take("original_max_position_embeddings", None)  # transformers 5 writes it beside any kind
     elif kind in ("linear", "dynamic"):
         config = RopeConfig(theta=theta, kind=kind, factor=rope.positive("factor"))  # type: ignore[arg-type]
     elif kind == "llama3":
         config = _llama3(rope, theta)
     elif kind == "yarn":
         config = _yarn(rope, theta, max_position_embeddings)
+    elif kind == "longrope":
+        config = _longrope(keys, rope, theta, max_position_embeddings, int(width * part) // 2)
     else:
-        raise rope.fail(f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3, yarn")
+        raise rope.fail(
+            f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3, longrope, yarn"
+        )
     rope.refuse_rest(_HARMLESS, f"rope_type {kind!r}")
-    return config
+    return replace(config, part=part)
+
+
+def read_two_ropes(
+    keys: Keys, positions: int, width: int, *, theta: float, local_theta: float | None
+) -> tuple[RopeConfig, RopeConfig]:
+    """Reads the tables of layers without and with a window, in the spellings of transformers 5 (an object a kind of
+    layer) and 4 (one for those without). theta, local_theta: where the file doesn't say; None: as the others."""
+    given = keys.rest.get("rope_parameters")
+    if not isinstance(given, dict) or not given.keys() & {"full_attention", "sliding_attention"}:
+        full = read_rope(keys, positions, width, theta=theta)
+        return full, RopeConfig(theta=local_theta or full.theta)
+    keys.take("rope_parameters")
+    unknown = given.keys() - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise keys.fail(f"rope_parameters holds {sorted(unknown)[0]!r}: only full_attention and sliding_attention")
+    outer = keys.positive("rope_theta", theta)
+
+    def of(kind: str, fallback: float) -> RopeConfig:
+        return read_rope(Keys({"rope_parameters": given.get(kind)}, keys.where), positions, width, theta=fallback)
+
+    return of("full_attention", outer), of("sliding_attention", local_theta or outer)
 
 
 def stretched_context(rope: RopeConfig) -> int:
@@ -51,11 +84,20 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
     return given
 
 
-def _theta(keys: Keys, rope: Keys) -> float:
+def _part(keys: Keys, rope: Keys, width: int) -> float:
+    """The share of a head that turns: beside the rope's other keys, or at the top."""
+    inner, outer = (k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys))
+    part = float(next((p for p in (inner, outer) if p is not None), 1.0))
+    if int(width * part) % 2 or not int(width * part):
+        raise keys.fail(f"partial_rotary_factor {part:g} turns {int(width * part)} numbers of a head: they need pairs")
+    return part
+
+
+def _theta(keys: Keys, rope: Keys, fallback: float) -> float:
     inner, outer = rope.positive("rope_theta", None), keys.positive("rope_theta", None)
     if inner is not None and outer is not None and inner != outer:
         raise keys.fail(f"rope_theta is {outer:g} at the top and {inner:g} inside: remove the wrong one")
-    return float(next((t for t in (inner, outer) if t is not None), DEFAULT_THETA))
+    return float(next((t for t in (inner, outer) if t is not None), fallback))
 
 
 def _kind(rope: Keys) -> str:
@@ -77,6 +119,27 @@ def _llama3(rope: Keys, theta: float) -> RopeConfig:
     if config.high_freq_factor <= config.low_freq_factor:
         raise rope.fail("high_freq_factor must be above low_freq_factor")
     return config
+
+
+def _longrope(keys: Keys, rope: Keys, theta: float, positions: int, waves: int) -> RopeConfig:
+    outer = keys.count("original_max_position_embeddings", positions)
+    original = rope.count("original_max_position_embeddings", outer, low=2)
+    return RopeConfig(
+        theta=theta,
+        kind="longrope",
+        factor=rope.positive("factor", positions / original),
+        original_context=original,
+        attention_factor=rope.positive("attention_factor", None),
+        short_factors=_factors(rope, "short_factor", waves),
+        long_factors=_factors(rope, "long_factor", waves),
+    )
+
+
+def _factors(rope: Keys, name: str, waves: int) -> tuple[float, ...]:
+    given = rope.take(name)
+    if not isinstance(given, list) or len(given) != waves:
+        raise rope.fail(f"{name} must list {waves} numbers, one for each pair of a head's numbers that turns")
+    return tuple(Keys({name: number}, rope.where).positive(name) for number in given)
 
 
 def _yarn(rope: Keys, theta: float, max_position_embeddings: int) -> RopeConfig:

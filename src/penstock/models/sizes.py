@@ -41,7 +41,7 @@ class ModelSizes:
             hidden=model.config.hidden_size,
             heads=heads,
             head_dim=width,
-            vocab=model.config.vocab_size,
+            vocab=model.head_rows,
             layer_weights=numbers,
             kv_numbers=2 * len(kinds) * kv_heads * width,
             kv_share=model.kv_share,

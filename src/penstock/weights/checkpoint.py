@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.models.keys import read_json
+from penstock.models.text_part import TextOfWhole
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AGAIN = "download the checkpoint again"
@@ -30,17 +31,45 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8, "
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor of a shard, as the header tells it."""
+    """A tensor of a shard, as the header tells it, or a share of one.
+
+    stored: its name in the file, where it goes by another.
+    start: of its bytes in the file.   run, stride: of a share that lies in pieces, the bytes of each, and from the
+    beginning of one to that of the next; 0: its bytes lie together.
+    """
 
     name: str
     shard: Path
     dtype: str
     shape: tuple[int, ...]
-    start: int  # of its bytes in the file
+    start: int
+    run: int = 0
+    stride: int = 0
+    stored: str = ""
 
     @property
     def bytes(self) -> int:
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+    def narrow(self, dimension: int, first: int, length: int) -> Entry:
+        """Returns the share of a whole tensor that `Tensor.narrow` gives."""
+        inner = ITEM_BYTES[self.dtype] * math.prod(self.shape[dimension + 1 :])
+        shape = (*self.shape[:dimension], length, *self.shape[dimension + 1 :])
+        start = self.start + first * inner
+        if math.prod(self.shape[:dimension]) == 1:
+            return replace(self, shape=shape, start=start)
+        return replace(self, shape=shape, start=start, run=length * inner, stride=self.shape[dimension] * inner)
+
+    def places(self, at: int, count: int) -> Iterator[tuple[int, int]]:
+        """Yields where in the file its bytes `at` to at + count lie: (first byte, how many)."""
+        if not self.run:
+            yield self.start + at, count
+            return
+        while count:
+            number, within = divmod(at, self.run)
+            some = min(self.run - within, count)
+            yield self.start + number * self.stride + within, some
+            at, count = at + some, count - some
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
@@ -59,6 +88,16 @@ def read_entries(folder: Path) -> dict[str, Entry]:
     return entries
 
 
+def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """Returns the text's tensors, by the names that they would have alone, and those that are left out. part: of what
+    checkpoint; None: it is text alone."""
+    if part is None:
+        return entries, {}
+    ours = {name: part.ours(name) for name in entries}
+    kept = {own: replace(entries[name], name=own, stored=name) for name, own in ours.items() if own is not None}
+    return kept, {name: entries[name] for name, own in ours.items() if own is None}
+
+
 def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
     """Streams tensors shard by shard: what comes is a view of the mapped file, good until the next."""
     shards = dict.fromkeys(entry.shard for entry in entries)
@@ -67,7 +106,7 @@ def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
             with safe_open(shard, framework="pt", device="cpu") as file:
                 for entry in entries:
                     if entry.shard == shard:
-                        yield entry, file.get_tensor(entry.name)
+                        yield entry, file.get_tensor(entry.stored or entry.name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{shard} cannot be read ({error}): {AGAIN}") from error
 

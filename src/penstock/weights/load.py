@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
+from penstock.models.text_part import TextOfWhole
 from penstock.parallel.layout import ALONE, Layout
 from penstock.quant.choose import choose_schemes
 from penstock.weights.place import dummy_weights, find_weights, load_weights
@@ -42,6 +44,8 @@ def load_model(
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
     entries = {} if load_format == "dummy" else find_weights(shape, folder)
+    if config.text_part is not None and layout.rank == 0:
+        print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
     if room is not None:
         check_room(shape, folder, device, room)
     try:
@@ -59,6 +63,11 @@ def load_model(
             ) from error
         raise
     return model
+
+
+def left_out(part: TextOfWhole) -> str:
+    """Returns what is said of a multimodal checkpoint wherever it is opened."""
+    return f"of this {part.architecture} the text is served; its vision part is left out, and images are refused"
 
 
 def check_room(model: Decoder, folder: Path, device: torch.device, room: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
-from penstock.weights.checkpoint import AGAIN, Entry, read_entries, read_tensors, shown
+from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, shown
 from penstock.weights.stream import stream_tensors
 
 # Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
@@ -26,7 +26,7 @@ UNREAD = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
 def find_weights(model: Decoder, folder: Path) -> dict[str, Entry]:
     """The tensors of `folder`'s safetensors, by their headers. CheckpointError where their names, shapes or dtypes
     aren't those of `model`, which may be on torch's meta device: nothing is taken before all is known to fit."""
-    entries = read_entries(folder)
+    entries, _ = of_text(read_entries(folder), model.config.text_part)
     _check(entries, model, folder)
     return entries
 
@@ -41,6 +41,8 @@ def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
             places[part.name] = weight, part, place
     wanted = [entry for name, entry in entries.items() if name in places]
     streams = model.device.type == "cuda"
+    if streams:  # of several ranks each reads its share; mapped files are read no further than they are used
+        wanted = [_share(entry, *places[entry.name][:2]) for entry in wanted]
     for entry, tensor in stream_tensors(wanted, model.device) if streams else read_tensors(wanted):
         weight, part, place = places[entry.name]
         weight.fill(part, place, tensor)
@@ -50,6 +52,13 @@ def load_weights(model: Decoder, entries: dict[str, Entry]) -> None:
         for name in weight.again:
             if name in entries:
                 _check_same(entries[name], weight)
+
+
+def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
+    """What of a tensor is read for this rank."""
+    if part.cut is None or part.shares == 1 or part.fused or not weight.fills_by_share:
+        return entry
+    return entry.narrow(part.cut, *part.bounds)
 
 
 @torch.inference_mode()
@@ -101,7 +110,8 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
 def _check_same(entry: Entry, weight: Weight) -> None:
     """A tied checkpoint may hold its head a second time, as long as it is the same."""
     for _, head in read_tensors([entry]):
-        if not torch.equal(head.to(weight.value.device, weight.dtype), weight.value):
+        own = weight.parts[0].local(head)
+        if not torch.equal(own.to(weight.value.device, weight.dtype), weight.value):
             raise CheckpointError(
                 f"{entry.shard}: {entry.name} differs from {weight.parts[0].name}, but config.json says "
                 "tie_word_embeddings: set it to false, or remove the tensor"

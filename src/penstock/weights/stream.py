@@ -113,13 +113,14 @@ class _Reader:
 
 def _read_into(piece: Tensor, entry: Entry, at: int) -> None:
     """Fills a buffer from the file; whoever asks lets the interpreter go on meanwhile."""
-    view, filled = memoryview(piece.numpy()), 0  # type: ignore[arg-type]
+    view = memoryview(piece.numpy())  # type: ignore[arg-type]
     try:
         with entry.shard.open("rb", buffering=0) as file:
-            while filled < len(view):
-                count = os.preadv(file.fileno(), [view[filled:]], entry.start + at + filled)
-                if not count:
-                    raise CheckpointError(f"{entry.shard} is cut short: {AGAIN}")
-                filled += count
+            for place, left in entry.places(at, len(view)):
+                while left:
+                    count = os.preadv(file.fileno(), [view[:left]], place)
+                    if not count:
+                        raise CheckpointError(f"{entry.shard} is cut short: {AGAIN}")
+                    view, place, left = view[count:], place + count, left - count
     except OSError as error:
         raise CheckpointError(f"{entry.shard} cannot be read ({error.strerror}): {AGAIN}") from error

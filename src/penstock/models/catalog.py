@@ -1,0 +1,57 @@
+"""What is served, and what of it is measured: a row a model type. `penstock models` prints it, docs/models.md has it.
+
+It is written by hand where a measurement is (LOG.md), and held to be complete by a test; it loads no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+H100 = "25 small models of four families on an H100 against transformers there: LOG.md, 2026-11-22"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """models: what people call them.   on: where their logits were compared with transformers.   notes: to know."""
+
+    models: str
+    on: str = "CPU"
+    notes: str = ""
+
+
+_GPU = "CPU, GPU"
+_EXPERTS = "experts in plain torch"
+_TEXT = "its text; the vision part is left out"
+CATALOG: dict[str, Served] = {
+    "gemma2": Served("Gemma 2", notes="on a GPU with --kernels reference: scores are capped"),
+    "gemma3": Served("Gemma 3 4B, 12B, 27B", notes=_TEXT),
+    "gemma3_text": Served("Gemma 3 270M, 1B"),
+    "granite": Served("Granite 3.0 to 3.3"),
+    "llama": Served("Llama 1 to 3.x, and what was saved as such", _GPU),
+    "ministral3": Served("Ministral 3, its text saved alone"),
+    "mistral": Served("Mistral 7B, Nemo, Small 2 and 3", _GPU),
+    "mistral3": Served("Mistral Small 3.1 and 3.2, Ministral 3", notes=_TEXT),
+    "mixtral": Served("Mixtral 8x7B, 8x22B", notes=_EXPERTS),
+    "olmo2": Served("OLMo 2"),
+    "olmo3": Served("OLMo 3"),
+    "olmoe": Served("OLMoE", notes=_EXPERTS),
+    "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", notes="max_model_len decides on longrope's factors"),
+    "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),
+    "qwen3": Served("Qwen3", _GPU),
+    "qwen3_moe": Served("Qwen3-30B-A3B, 235B-A22B, Coder", notes=_EXPERTS),
+    "smollm3": Served("SmolLM3"),
+}
+MEASURED = (
+    "CPU: logits within 1e-4 of their largest and 64 of 64 greedy tokens as transformers gives them, in float32, on "
+    "random small models that reach every switch (tests/models); of multimodal checkpoints a prompt's logits, beside "
+    f"their text's own row. GPU: {H100}. Published weights were not at hand."
+)
+
+
+def print_catalog() -> None:
+    """Prints a line a model type, then what the columns say."""
+    rows = [("model_type", "models", "compared on", ""), *((k, s.models, s.on, s.notes) for k, s in CATALOG.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
+    print(f"\n{MEASURED}\nWhether a folder or hub id runs here, and how many tokens fit: penstock doctor MODEL")

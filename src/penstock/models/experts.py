@@ -1,0 +1,51 @@
+"""Mixtures of experts over Llama's form: what mixtral, olmoe, qwen3_moe and their kin have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.models.dense import DenseConfig, build_dense
+from penstock.models.keys import Keys
+
+if TYPE_CHECKING:
+    from penstock.layers.maker import Maker
+    from penstock.layers.mlp import FeedForward
+    from penstock.models.decoder import Decoder
+
+MOST_EXPERTS = 2**14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig(DenseConfig):
+    """expert_layers: those that have experts.   renormalise: a token's weights over its experts add up to 1."""
+
+    experts: int
+    experts_a_token: int
+    expert_size: int
+    renormalise: bool
+    expert_layers: frozenset[int]
+
+
+def read_experts(keys: Keys, count: int, each: int, *, low: int = 1) -> dict[str, Any]:
+    """Reads how many experts a layer has, under both names, and a token. count, each: where the file doesn't say."""
+    new, old = (keys.count(name, None, low=low, high=MOST_EXPERTS) for name in ("num_local_experts", "num_experts"))
+    experts = next((given for given in (new, old) if given is not None), count)
+    each = keys.count("num_experts_per_tok", each)
+    if experts and each > experts:
+        raise keys.fail(f"num_experts_per_tok ({each}) is above num_experts ({experts})")
+    return {"experts": experts, "experts_a_token": each}
+
+
+def build_moe(config: MoeConfig, make: Maker, part: str = "mlp", names: tuple[str, str, str] | None = None) -> Decoder:
+    """Makes the decoder. part: what the checkpoint calls experts in a layer.   names: of an expert's gate, up, down."""
+    c = config
+
+    def feed_forward(layer: int, at: str) -> FeedForward:
+        if layer not in c.expert_layers:
+            return make.mlp(at, c.hidden_size, c.intermediate_size)
+        at = f"{at.removesuffix('mlp')}{part}"
+        size, count, each = c.expert_size, c.experts, c.experts_a_token
+        return make.moe(at, c.hidden_size, size, count, each, renormalise=c.renormalise, names=names)
+
+    return build_dense(c, make, feed_forward)

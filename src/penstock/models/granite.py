@@ -1,0 +1,28 @@
+"""Granite 3: Llama's form with four numbers that scale embedding, scores, what joins the stream, and logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, read_dense
+from penstock.models.keys import Keys
+
+ARCHITECTURE = "GraniteForCausalLM"
+build = build_dense
+
+
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True)
+    bias = keys.flag("attention_bias")
+    return DenseConfig(
+        **fields,
+        windows=(None,) * fields["num_layers"],
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=keys.flag("mlp_bias"),
+        embedding_scale=keys.positive("embedding_multiplier", 1.0),
+        score_scale=keys.positive("attention_multiplier", 1.0),
+        residual_scale=keys.positive("residual_multiplier", 1.0),
+        logits_scale=1.0 / keys.positive("logits_scaling", 1.0),
+    )

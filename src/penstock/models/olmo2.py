@@ -1,0 +1,22 @@
+"""OLMo 2 (arXiv:2501.00656): Llama's form with norms behind attention and MLP, and q and k normed over all heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, read_dense
+from penstock.models.keys import Keys
+
+ARCHITECTURE = "Olmo2ForCausalLM"
+build = build_dense
+
+
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5)
+    bias = keys.flag("attention_bias")
+    windows = (None,) * fields["num_layers"]
+    return DenseConfig(**fields | NORMS, windows=windows, qkv_bias=bias, o_bias=bias)
+
+
+NORMS = {"whole_qk_norm": True, "norms_behind": True, "wide_norms": True}

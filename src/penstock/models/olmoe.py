@@ -1,0 +1,29 @@
+"""OLMoE (arXiv:2409.02060): Llama's form with experts for an MLP, q and k normed over all heads, and a clip."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.models.dense import read_dense
+from penstock.models.experts import MoeConfig, build_moe, read_experts
+from penstock.models.keys import Keys
+
+ARCHITECTURE = "OlmoeForCausalLM"
+build = build_moe
+
+
+def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5) | read_experts(keys, 64, 8)
+    layers, bias = fields["num_layers"], keys.flag("attention_bias")
+    return MoeConfig(
+        **fields,
+        windows=(None,) * layers,
+        qkv_bias=bias,
+        o_bias=bias,
+        whole_qk_norm=True,
+        clip_qkv=keys.positive("clip_qkv", None),
+        expert_size=fields["intermediate_size"],
+        renormalise=keys.flag("norm_topk_prob"),
+        expert_layers=frozenset(range(layers)),
+    )

@@ -1,0 +1,30 @@
+"""Phi-3, Phi-4 and Phi-4-mini: Llama's form with q, k and v in one tensor of the checkpoint, gate and up in another;
+where asked a part of each head turns (Phi-4-mini, arXiv:2503.01743), and longrope stretches it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from penstock.models.dense import DenseConfig, build_dense, given_window, read_dense
+from penstock.models.keys import Keys
+from penstock.models.rope_keys import read_rope
+
+ARCHITECTURE = "Phi3ForCausalLM"
+build = build_dense
+
+
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json. Published ones name code that came before transformers had its own (`auto_map`)."""
+    code = keys.rest.get("auto_map")
+    if isinstance(code, dict) and code.get("AutoModelForCausalLM") == "modeling_phi3.Phi3ForCausalLM":
+        keys.take("auto_map")
+    scaling = keys.rest.get("rope_scaling")
+    if isinstance(scaling, dict) and scaling.get("type") in ("su", "yarn"):  # longrope's first names
+        keys.rest["rope_scaling"] = scaling | {"type": "longrope"}
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=partial(read_rope, partial=True))
+    keys.take("original_max_position_embeddings", None)  # longrope has read it
+    window = given_window(keys, None)
+    sees_all = window is None or window >= fields["context"]
+    return DenseConfig(**fields, windows=(None if sees_all else window,) * fields["num_layers"], fused=True)

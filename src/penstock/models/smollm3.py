@@ -1,0 +1,46 @@
+"""SmolLM3: Llama's form with layers that turn nothing (NoPE, arXiv:2501.18795), every fourth if the file is silent."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from penstock.layers.rope_config import RopeConfig
+from penstock.models.dense import DenseConfig, build_dense, read_dense, read_layer_types
+from penstock.models.keys import Keys
+from penstock.models.rope_keys import read_rope
+
+ARCHITECTURE = "SmolLM3ForCausalLM"
+THETA = 2_000_000.0
+build = build_dense
+
+
+def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
+    """Reads config.json."""
+    fields = read_dense(keys, named, kv_heads_default_to_heads=True, tied=True, rope_of=partial(read_rope, theta=THETA))
+    layers, turns = fields["num_layers"], _turns(keys, fields["num_layers"])
+    used, window = keys.flag("use_sliding_window"), keys.count("sliding_window", None)
+    keys.take("max_window_layers", None)  # published configs have it, and no code reads it
+    types = read_layer_types(keys, layers, lambda layer: used and window is not None and not turns[layer])
+    if "sliding_attention" in types and not (used and window):
+        raise keys.fail("layer_types asks for sliding_attention but use_sliding_window is false or sliding_window null")
+    bias = keys.flag("attention_bias")
+    return DenseConfig(
+        **fields,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        ropes=tuple(fields["rope"] if turn else RopeConfig(kind="none") for turn in turns),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=keys.flag("mlp_bias"),
+    )
+
+
+def _turns(keys: Keys, layers: int) -> list[bool]:
+    """Which layers have a rotary embedding: 1 in `no_rope_layers` says yes, whatever its name."""
+    every = keys.count("no_rope_layer_interval", 4)
+    listed = keys.take("no_rope_layers", None)
+    if listed is None:
+        return [(layer + 1) % every != 0 for layer in range(layers)]
+    if not isinstance(listed, list) or len(listed) < layers or any(turn not in (0, 1) for turn in listed):
+        raise keys.fail(f"no_rope_layers must list {layers} layers, each 1 (it turns) or 0")
+    return [bool(turn) for turn in listed[:layers]]

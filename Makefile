@@ -8,6 +8,7 @@
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (20 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
 #   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
+#   make packaging  installs what lints deploy/ and imports the Modal apps; without it `make test` skips those by name
 #   make setup    what the others begin with
 #
 # An image that has torch already, and no registry (a GPU machine): `make test PY=python3` installs nothing and runs
@@ -32,16 +33,19 @@ else
 RUNTIME := $(VENV)/runtime.stamp
 DEVELOPMENT := $(VENV)/development.stamp
 RELIABILITY := $(VENV)/reliability.stamp
+PACKAGING := $(VENV)/packaging.stamp
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types laws almanac bench reliability soak docs
+.PHONY: help setup packaging demo test check lint types laws almanac bench reliability soak docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
 
 setup: $(DEVELOPMENT)
+
+packaging: $(PACKAGING)
 
 demo: $(RUNTIME)
 	$(PY) -m penstock demo $(DEMO)
@@ -117,4 +121,9 @@ $(VENV)/development.stamp: $(VENV)/runtime.stamp
 $(VENV)/reliability.stamp: $(VENV)/development.stamp
 	@echo "setup: lm_eval and schemathesis, which are tried on a server"
 	@$(PIP) -e ".[reliability]"
+	@touch $@
+
+$(VENV)/packaging.stamp: $(VENV)/development.stamp
+	@echo "setup: Modal's client, and what lints deploy/"
+	@$(PIP) -e ".[packaging]"
 	@touch $@

@@ -1,0 +1,1 @@
+"""Writes what takes Penstock to somebody else's machines, as files that are then the user's own."""

@@ -1,0 +1,103 @@
+"""Writes the file of a Modal app as a person would: Modal's own words, and nothing of ours in it but command lines.
+
+It knows the deployment's dataclass and a template. It never imports Modal, asks for no account and deploys nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from penstock.deploy.modal_deployment import FOLDER, PORT, ModalDeployment
+from penstock.errors import UsageError
+
+EXTRAS = "parquet,plot"  # for the hub's problems and the report of `monkeys`
+IN_IMAGE = "/opt/penstock"  # where the image has a checkout
+LEAST = (1, 5, 1)  # the first Modal that has app.server
+WIDE = 120  # characters of a line
+
+
+def write_modal_app(deployment: ModalDeployment, out: Path) -> None:
+    """Writes the app to `out`, a new file. Raises UsageError where one is, or where the package cannot be had."""
+    if out.exists():
+        raise UsageError(
+            f"{out} is there, perhaps with changes of yours: name another --out, or take it away", param="out"
+        )
+    text = modal_app(deployment, out)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}): name another --out", param="out") from error
+
+
+def modal_app(deployment: ModalDeployment, out: Path) -> str:
+    """Returns the text of the app that will lie at `out`; a checkout is named from there."""
+    checkout, requirement = _package(deployment.package, out.parent)
+    loader = Environment(
+        loader=PackageLoader("penstock", "deploy"), undefined=StrictUndefined, trim_blocks=True,
+        keep_trailing_newline=True, autoescape=False,  # it writes Python, whose texts _python quotes
+    )  # fmt: skip
+    tools = ["build-essential", "git"] if "git+" in requirement else ["build-essential"]
+    return loader.get_template("modal_app.py.jinja").render(
+        d=deployment, file=out.name, port=PORT, folder=FOLDER, checkout=checkout, in_image=IN_IMAGE,
+        requirement=requirement,
+        apt=", ".join(map(_python, tools)), py=_python, words=_words,
+    )  # fmt: skip
+
+
+def default_package() -> str | None:
+    """Returns the checkout that this Penstock runs from; None where it was installed without one."""
+    checkout = Path(__file__).resolve().parents[3]
+    return str(checkout) if (checkout / "pyproject.toml").is_file() else None
+
+
+def modal_missing() -> str | None:
+    """Returns a line where Modal's client isn't here or is older than `app.server`; None where it will do."""
+    try:
+        found = version("modal")
+    except PackageNotFoundError:
+        return "Modal's client isn't installed here, and the file needs it: pip install 'penstock[modal]'"
+    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
+    if numbers < LEAST:
+        return f"Modal's client is {found} here, and the file needs 1.5.1 or later: pip install -U 'penstock[modal]'"
+    return None
+
+
+def _package(package: str, beside: Path) -> tuple[str | None, str]:
+    """A checkout's folder as seen from the app's, or None; and what pip installs."""
+    if "://" in package:
+        return None, f"penstock[{EXTRAS}] @ {package}"
+    if package.startswith("penstock") and "==" in package:
+        name, _, number = package.partition("==")
+        return None, f"{name.partition('[')[0]}[{EXTRAS}]=={number}"
+    folder = Path(package)
+    if not (folder / "pyproject.toml").is_file():
+        raise UsageError(
+            f"{package} is no checkout of Penstock (no pyproject.toml in it): name one, an address "
+            "(git+https://..., https://....whl), or penstock==VERSION",
+            param="package",
+        )
+    return os.path.relpath(folder.resolve(), beside.resolve()), f"{IN_IMAGE}[{EXTRAS}]"
+
+
+def _python(value: Any) -> str:
+    """A text as Python has it, in double quotes."""
+    return json.dumps(value)
+
+
+def _words(words: list[str]) -> str:
+    """A list of words: on one line where they fit, else an option a line with its value."""
+    line = f"[{', '.join(map(_python, words))}]"
+    if len(line) < WIDE - len("MONKEYS = "):
+        return line
+    rows: list[list[str]] = []
+    for word in words:
+        if not rows or word.startswith("--"):
+            rows.append([])
+        rows[-1].append(_python(word))
+    return "[\n" + "".join(f"    {', '.join(row)},\n" for row in rows) + "]  # fmt: skip"

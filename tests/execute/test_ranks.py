@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
+import corpus
 import numpy as np
 import pytest
 import torch
@@ -28,26 +29,34 @@ from penstock.config import Config
 from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute import open_runner as opening
 from penstock.execute.limits import Limits, agreed
-from penstock.execute.rank_channel import PLANS
+from penstock.execute.rank_channel import PLANS, RankStart, decode_start, encode
 from penstock.execute.rank_runner import RankFlight, RankRunner, open_ranks
 from penstock.execute.runner import TorchRunner
-from penstock.parallel.collectives import Collectives
+from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout
 from penstock.schedule.step import BAD_LOGITS, Flight, Runner, StepPlan, StepTokens
 
 pytestmark = pytest.mark.torch
 
+VOCABULARY = 600  # five tiles: four ranks have one each but for the last, whose second is short
+SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY}
+EXPERTS = SHAPE | {
+    "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8,
+}  # fmt: skip
+FUSED = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
+NORMED = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": True}
 ASKS = [
     Ask(), Ask(temperature=1.0, seed=3), Ask(temperature=1.2, top_p=0.8, seed=4),
     Ask(temperature=1.0, repetition=1.3, frequency=0.5, seed=5), Ask(temperature=1.0, bias={9: 3.0}, seed=6),
-    Ask(temperature=0.9, top_k=5, seed=7),
+    Ask(temperature=0.9, top_k=5, seed=7), Ask(temperature=1.5, min_p=0.02, min_tokens=3, stop_ids=[9, 300], seed=8),
+    Ask(temperature=1.5, top_k=40, top_p=0.6, allowed=[*range(20, 500, 3)], bias={400: 2.0}, seed=10),
 ]  # fmt: skip
 
 
-def met(folder: Path, ranks: int) -> list[Collectives]:
-    ends = [Collectives(folder / f"meeting{ranks}", rank, ranks, 20.0) for rank in range(ranks)]
+def met(folder: Path, ranks: int) -> list[Gloo]:
+    ends = [Gloo(folder / f"meeting{ranks}", rank, ranks, 20.0) for rank in range(ranks)]
     with ThreadPoolExecutor(ranks) as threads:
-        list(threads.map(Collectives.connect, ends))
+        list(threads.map(Gloo.connect, ends))
     return ends
 
 
@@ -75,18 +84,18 @@ class AllFlights:
         return first
 
 
-def together(folder: Path, ranks: int, poison: int | None = None) -> Together:
-    layouts = [Layout(rank, ranks, end.all_reduce) for rank, end in enumerate(met(folder, ranks))]
-    return Together([tiny_runner(poison=poison, layout=layout) for layout in layouts])
+def together(folder: Path, ranks: int, poison: int | None = None, **config: Any) -> Together:
+    layouts = [Layout(rank, ranks, end.all_reduce, end.all_gather) for rank, end in enumerate(met(folder, ranks))]
+    return Together([tiny_runner(poison=poison, layout=layout, **SHAPE | config) for layout in layouts])
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return [8 + (seed * 31 + i * 7) % 140 for i in range(length)]
+    return [8 + (seed * 31 + i * 37) % 280 for i in range(length)]  # the first three tiles, and those of the corpus
 
 
 def drive(runner: Runner) -> list[list[list[int]]]:
     """Rows of every kind, prefilled in chunks and read late; then a fork group of six that share two blocks."""
-    host = Host(runner)
+    host = Host(runner, VOCABULARY)
     rows = [host.row(i, prompt(5 + 9 * i, i), 60, ask, pieces=1 + i % 3) for i, ask in enumerate(ASKS)]
     told = [host.run(rows, 10, ahead=2).tolist()]
     shared = host.row(0, prompt(41), 60, Ask(temperature=1.0, seed=9))
@@ -101,11 +110,34 @@ def drive(runner: Runner) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("ranks", [2, 4])  # four ranks have two key heads: each stands on two of them
 def test_ranks_give_the_tokens_of_one(ranks: int, tmp_path: Path) -> None:
-    one, several = tiny_runner(), together(tmp_path, ranks)
+    one, several = tiny_runner(**SHAPE), together(tmp_path, ranks)
     shapes = {runner._state.kv.layers[0].kv_heads for runner in several.runners}  # type: ignore[union-attr]
     assert shapes == {1}, "heads are not divided"
     want, got = drive(one), drive(several)
     assert want == got and len({tuple(tail) for tail in want[1]}) > 3
+    for runner in (one, *several.runners):
+        runner.close()
+
+
+def test_experts_are_shared_out(tmp_path: Path) -> None:
+    """Every rank has a share of each, and a tied head is cut with its table."""
+    shape = EXPERTS | {"tie_word_embeddings": True}
+    one, several = tiny_runner(**shape), together(tmp_path, 2, **shape)
+    whole, *shares = [
+        runner._state.model.weights_bytes  # type: ignore[union-attr]
+        for runner in (one, *several.runners)
+    ]
+    assert max(shares) < 0.6 * whole
+    assert drive(one) == drive(several)
+    for runner in (one, *several.runners):
+        runner.close()
+
+
+@pytest.mark.parametrize("shape", [FUSED, NORMED], ids=["fused tensors", "norms over all heads"])
+def test_families_are_cut_as_they_lie(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches."""
+    one, several = tiny_runner(**SHAPE | shape), together(tmp_path, 4, **shape)
+    assert drive(one) == drive(several)
     for runner in (one, *several.runners):
         runner.close()
 
@@ -153,7 +185,7 @@ KNOBS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "max_model_len"
 
 def test_two_processes_give_the_golden_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampling number, forks, prefix groups, chunks, preempted rows, three flights out."""
-    monkeypatch.setattr(opening, "open_runner", partial(open_ranks, ranks=2))
+    monkeypatch.setitem(corpus.KNOBS, "tensor_parallel_size", 2)
     found = replay("llama", "3 ahead, preempted", "cpu-float32", tmp_path)
     assert found.samples > 40 and found.scores > 500
     assert not found.parted, found.parted[:3]
@@ -169,6 +201,14 @@ def two(folder: Path) -> Iterator[RankRunner]:
     (other,) = runner.others
     assert other.process is not None and other.process.returncode is not None, "its process lives"
     assert not other._thread.is_alive()
+
+
+def test_an_artifacts_numbers_come_to_all_ranks() -> None:
+    scales = {"model.layers.0.self_attn": ([1.0], [2.0])}
+    start = RankStart(1, 2, "folder", {"device": "cpu"}, "meeting", 1, 30.0, {"attention.few_programs": 256}, scales)
+    config = decode_start(encode(start)).config()
+    assert config.tuned == {"attention.few_programs": 256} and config.kv_scales == scales
+    assert config.told() == {"device": "cpu"}
 
 
 def test_kv_in_eight_bits_has_the_scales_of_a_ranks_own_heads(folder: Path) -> None:
@@ -223,15 +263,18 @@ def test_a_rank_that_fails_ends_the_steps_with_one_error(how: int | str, why: st
             host.launch(rows).fetch()
 
 
-def _launch_apart(runner: RankRunner, host: Host) -> RankFlight:
-    """Rank 1 gets a row that likes other tokens than rank 0's."""
+def _launch_apart(runner: RankRunner, host: Host) -> Flight:
+    """Rank 1 gets a row that ends at its first token; rank 0's goes on."""
     plans = []
-    for ask in (Ask(bias={5: 100.0}), Ask(bias={6: 100.0})):
+    for ask in (Ask(bias={5: 100.0}), Ask(bias={5: 100.0}, stop_ids=[5])):
         row = type(host.row(1, [9], 50, ask))(1, [9], 1, 51, [3], ask)
         plans.append(host.plan([row], joins=[row]))
     plans[1].number = plans[0].number
     runner.others[0].send(PLANS.encode(plans[1]))
-    return RankFlight(plans[0].number, TorchRunner.launch(runner, plans[0]), runner)
+    first = RankFlight(plans[0].number, TorchRunner.launch(runner, plans[0]), runner)
+    assert first.fetch().tokens.tolist() == [5]
+    row.planned = 1
+    return host.launch([row])
 
 
 def test_a_rank_that_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

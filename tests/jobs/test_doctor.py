@@ -3,6 +3,7 @@ fewer bits."""
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,8 @@ from penstock.demo import model_folder
 from penstock.errors import UsageError
 from penstock.execute import limits
 from penstock.jobs import doctor
+from penstock.jobs.recommend import bytes_a_rank, recommend
+from penstock.models.read_config import model_config_of
 
 pytestmark = pytest.mark.torch
 
@@ -43,3 +46,48 @@ def test_a_model_in_fewer_bits_is_counted_so() -> None:
     assert len({facts["architecture"] for facts in told.values()}) == 1  # as many parameters
     with pytest.raises(UsageError, match="this one is wide"):
         told_of_model("awq")
+
+
+# Llama-3-70B's, 8B's and a model whose heads only 1, 2, 3 and 6 ranks divide.
+LLAMA_70B = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+SIX_HEADS = LLAMA_8B | {
+    "hidden_size": 3072,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "intermediate_size": 12288,
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpus", "knobs", "best"),
+    [
+        (LLAMA_70B, [143] * 4, {}, "--tensor-parallel-size 2 --data-parallel-size 2: .* 1 would not hold 131.4 GiB"),
+        (LLAMA_70B, [80] * 4, {}, "--tensor-parallel-size 4 --data-parallel-size 1: "),
+        (LLAMA_70B, [143] * 3, {"quantization": "fp8"}, "--tensor-parallel-size 1 --data-parallel-size 3: "),
+        (LLAMA_70B, [80] * 3, {}, "none: 2 ranks take .* fewer bits"),
+        (LLAMA_8B, [143] * 8, {}, "--tensor-parallel-size 1 --data-parallel-size 8: "),
+        (LLAMA_8B, [143], {}, "--tensor-parallel-size 1 --data-parallel-size 1: "),
+        (SIX_HEADS, [10] * 5, {}, "--tensor-parallel-size 2 --data-parallel-size 2: .* 1 of 5 GPUs are left over"),
+    ],
+)
+def test_the_fewest_ranks_that_hold_it_then_replicas(
+    shape: dict[str, int], gpus: list[int], knobs: dict[str, str], best: str
+) -> None:
+    """gpus: of so many GB."""
+    told = {"model_type": "llama", "vocab_size": 128_256, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+    model_config = model_config_of(told | shape, "made up")
+    needs = bytes_a_rank(Config.of(**knobs), model_config, torch.bfloat16, len(gpus))
+    assert re.match(best, said := recommend(needs, [each * 920_000_000 for each in gpus], 8192)), said
+    assert set(needs) <= ({1, 2, 3, 6} if shape is SIX_HEADS else {1, 2, 4, 8})
+
+
+def test_a_rank_of_two_takes_half() -> None:
+    whole, half = (
+        dict(doctor.model(Config.of(model=str(model_folder()), device="cpu", kv_cache_tokens=4096,
+                                    tensor_parallel_size=ranks), torch.device("cpu"), torch.bfloat16))
+        for ranks in (1, 2)
+    )  # fmt: skip
+    sizes = [float(facts["weights"].split()[0]) for facts in (whole, half)]
+    assert 0.45 * sizes[0] < sizes[1] < 0.6 * sizes[0] and half["weights"].endswith("on each of 2 ranks")
+    assert whole["architecture"] == half["architecture"]

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from penstock import errors
+from penstock.config import Config
 from penstock.errors import EngineError, PenstockError
 from penstock.execute.limits import Limits
 from penstock.schedule.array_codec import ArrayCodec
@@ -40,6 +41,14 @@ class RankStart(msgspec.Struct, frozen=True):
     meeting: str
     threads: int
     seconds: float
+    tuned: dict[str, Any] = {}
+    kv_scales: dict[str, tuple[list[float], list[float]]] = {}
+
+    def config(self) -> Config:
+        """Returns rank 0's, an artifact's numbers in it."""
+        made = Config.of(**self.knobs)
+        made.tuned, made.kv_scales = self.tuned, self.kv_scales
+        return made
 
 
 class RankLimits(msgspec.Struct, tag="limits", frozen=True):

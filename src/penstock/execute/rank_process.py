@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 
-from penstock.config import Config
+from penstock.artifact.manifest import KERNELS
 from penstock.errors import EngineError, PenstockError
 from penstock.execute.executor import open_executor
 from penstock.execute.limits import Limits
-from penstock.execute.open_runner import find_device, open_share
+from penstock.execute.open_collectives import open_collectives
+from penstock.execute.open_runner import find_device, find_ops, open_share
 from penstock.execute.rank_channel import (
     PLANS,
     RankChannel,
@@ -34,6 +35,7 @@ from penstock.execute.rank_channel import (
     decode_start,
     encode,
 )  # fmt: skip
+from penstock.execute.rank_gpus import check_own_gpu
 from penstock.execute.runner import TorchRunner
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
@@ -59,22 +61,28 @@ def main() -> None:
 
 def _run(channel: RankChannel, start: RankStart) -> None:
     """Runs steps until rank 0 hangs up."""
-    runner = _open(channel, start)
+    runner, collectives = _open(channel, start)
     # As in the engine's process: what is loaded by now is looked through by no collection.
     gc.collect()
     gc.freeze()
     flights = Flights()
-    threading.Thread(target=_tell, args=(channel, runner, flights), daemon=True).start()
+    threading.Thread(target=_tell, args=(channel, runner, collectives, flights), daemon=True).start()
     while (data := channel.receive()) is not None:
         plan = PLANS.decode(data)
         flights.put((plan.number, runner.launch(plan)))
 
 
-def _open(channel: RankChannel, start: RankStart) -> TorchRunner:
-    config = Config.of(**start.knobs)
-    device = find_device(config.model.device)
+def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collectives]:
+    config = start.config()
+    device = find_device(config.model.device, start.rank)
+    kernels, binaries = Path(start.folder) / KERNELS, find_ops(config).binaries
+    if binaries is not None and kernels.is_dir():  # an artifact's: rank 0 has verified them
+        binaries.open(kernels, sealed=config.model.sealed)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    check_own_gpu(device, config.memory.gpu_memory_utilization)
     executor = open_executor(device)
-    collectives = Collectives(Path(start.meeting), start.rank, start.size, start.seconds)
+    collectives = open_collectives(Path(start.meeting), start.rank, start.size, start.seconds, device)
 
     def agree(own: Limits) -> Limits:
         channel.send(encode(RankLimits(own)))
@@ -86,18 +94,22 @@ def _open(channel: RankChannel, start: RankStart) -> TorchRunner:
 
     def opened() -> TorchRunner:
         torch.set_num_threads(start.threads)
-        layout = Layout(start.rank, start.size, collectives.all_reduce)
-        return open_share(config, Path(start.folder), device, executor, layout, agree)
+        layout = Layout(start.rank, start.size, collectives.all_reduce, collectives.all_gather)
+        runner = open_share(config, Path(start.folder), device, executor, layout, agree)
+        collectives.ready()
+        return runner
 
-    return executor.call(opened)
+    return executor.call(opened), collectives
 
 
-def _tell(channel: RankChannel, runner: TorchRunner, flights: Flights) -> None:
+def _tell(channel: RankChannel, runner: TorchRunner, collectives: Collectives, flights: Flights) -> None:
     """Says what each step drew; one that fails ends the process."""
     while True:
         number, flight = flights.get()
         try:
-            channel.send(encode(RankDrew(number, checksum(flight.fetch()), runner.counts())))
+            tokens = flight.fetch()
+            collectives.check()
+            channel.send(encode(RankDrew(number, checksum(tokens), runner.counts())))
         except Exception as error:  # noqa: BLE001  rank 0 raises it
             _fail(channel, error)
 

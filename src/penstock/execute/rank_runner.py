@@ -10,6 +10,7 @@ the plan. It knows plans and ranks; no tensors.
 from __future__ import annotations
 
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,29 +20,37 @@ import msgspec
 import torch
 
 from penstock.config import Config
-from penstock.errors import EngineError, PenstockError, UsageError
-from penstock.execute.executor import open_executor
+from penstock.errors import EngineError, PenstockError
+from penstock.execute.executor import StreamExecutor, open_executor
 from penstock.execute.limits import Limits, agreed
-from penstock.execute.open_runner import find_device, find_dtype, open_share
+from penstock.execute.open_collectives import open_collectives
+from penstock.execute.open_runner import find_device, find_dtype, open_runner, open_share
 from penstock.execute.rank_channel import PLANS, RankStart, encode
+from penstock.execute.rank_gpus import check_own_gpu, check_visible_gpus
 from penstock.execute.remote_rank import RemoteRank
 from penstock.execute.runner import TorchRunner
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
+from penstock.quant.choose import choose_schemes
 from penstock.schedule.step import Flight, StepPlan, StepTokens
 
 _SECONDS = 30.0  # that a rank waits for another in the middle of a step
+_TELLING = 1.5  # that a step may take to end by itself, once another rank has ended
+_LOOK = 5e-5
 _REASON = 1.0  # that rank 0 waits for another's last word, where its own share has failed
 
 
 class RankRunner(TorchRunner):
-    """Rank 0's runner, and the other ranks. threads: torch's, to be given back."""
+    """Rank 0's runner, and the other ranks. threads: torch's, to be given back. seconds: the longest that a step which
+    others don't end is waited for."""
 
-    def __init__(self, others: list[RemoteRank], threads: int, *share: Any) -> None:
+    def __init__(
+        self, others: list[RemoteRank], collectives: Collectives, threads: int, seconds: float, *share: Any
+    ) -> None:
         super().__init__(*share)
-        self.others, self._threads = others, threads
+        self.others, self.collectives, self._threads, self._seconds = others, collectives, threads, seconds
 
     def launch(self, plan: StepPlan) -> Flight:
         """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from now on."""
@@ -54,20 +63,37 @@ class RankRunner(TorchRunner):
             raise self.reason(error) from error
         return RankFlight(plan.number, own, self)
 
+    @property
+    def rows_on_gpu(self) -> bool:
+        """Whether a step is read by looking at an event; on the CPU a share that others don't end fails by itself."""
+        return isinstance(self._executor, StreamExecutor)
+
     def counts(self) -> dict[str, int]:
         """Those of all ranks together."""
         theirs = [other.counts for other in self.others]
         return {name: own + sum(each.get(name, 0) for each in theirs) for name, own in super().counts().items()}
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"ranks": len(self.others) + 1}
+        return super().describe() | {"ranks": len(self.others) + 1, "all_reduce": self.collectives.describe()}
 
     def close(self) -> None:
         """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail. Twice is once."""
         if self._state is not None:
             _close(self.others)
+            self.collectives.close()
             super().close()
             torch.set_num_threads(self._threads)
+
+    def wait(self, own: Flight) -> None:
+        """Waits until rank 0's share of a step is done. EngineError where another rank ends meanwhile, or it takes too
+        long: a GPU may be in a sum that never ends."""
+        begun = time.monotonic()
+        while not own.ready():
+            waited = time.monotonic() - begun
+            if waited > self._seconds or (waited > _TELLING and any(other.error is not None for other in self.others)):
+                self.collectives.close()
+                raise EngineError(f"rank 0 lost the others: a step was not done after {waited:.0f} s")
+            time.sleep(_LOOK)
 
     def reason(self, error: EngineError) -> PenstockError:
         """Returns what is told of a share that failed: the end of another rank, where there is one."""
@@ -92,7 +118,10 @@ class RankFlight:
     def fetch(self) -> StepTokens:
         if self.tokens is None:
             try:
+                if self.runner.rows_on_gpu:
+                    self.runner.wait(self.own)
                 tokens = self.own.fetch()
+                self.runner.collectives.check()
             except EngineError as error:
                 raise self.runner.reason(error) from error
             for other in self.runner.others:
@@ -101,25 +130,44 @@ class RankFlight:
         return self.tokens
 
 
+def open_parallel(config: Config, folder: Path) -> TorchRunner:
+    """Opens the model of `folder` over as many ranks as the config says: `open_runner` for one, else `open_ranks`."""
+    ranks = config.parallel.tensor_parallel_size
+    return open_runner(config, folder) if ranks == 1 else open_ranks(config, folder, ranks)
+
+
 def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECONDS) -> RankRunner:
     """Starts the other ranks' processes; each loads its share of `folder`'s model, as does this one, rank 0.
 
     seconds: the longest that a rank waits for another in a step. Raises what any rank raises, before anything is left
     behind.
     """
-    device = find_device(config.model.device)
-    if device.type != "cpu":
-        raise UsageError("several ranks add up their tensors on the CPU alone as yet: --device cpu", param="device")
+    device = find_device(config.model.device, 0)
     threads = torch.get_num_threads()
-    dtype = str(find_dtype(config.model.dtype, device)).removeprefix("torch.")
-    knobs = config.told() | {"device": "cpu", "dtype": dtype}
+    dtype = find_dtype(config.model.dtype, device)
+    knobs = config.told() | {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
     # What cannot be divided is refused before anything is started.
-    build_model(read_model_config(folder), torch.float32, torch.device("meta"), 1, Layout(0, ranks))
+    model_config = read_model_config(folder)
+    schemes = choose_schemes(config.model.quantization, model_config.quantization)
+    build_model(model_config, dtype, torch.device("meta"), 1, Layout(0, ranks), schemes)
+    if device.type == "cuda":
+        check_visible_gpus(ranks)
+        check_own_gpu(device, config.memory.gpu_memory_utilization)
     executor, others = open_executor(device), list[RemoteRank]()
     with tempfile.TemporaryDirectory(prefix="penstock-") as private:
         meeting = Path(private) / "meeting"
-        start = RankStart(0, ranks, str(folder), knobs, str(meeting), max(1, threads // ranks), seconds)
-        collectives = Collectives(meeting, 0, ranks, seconds)
+        start = RankStart(
+            0,
+            ranks,
+            str(folder),
+            knobs,
+            str(meeting),
+            max(1, threads // ranks),
+            seconds,
+            config.tuned,
+            config.kv_scales,
+        )
+        collectives = open_collectives(meeting, 0, ranks, seconds, device)
 
         def agree(own: Limits) -> Limits:
             found = agreed([own, *(other.limits() for other in others)])
@@ -130,10 +178,12 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
 
         def opened() -> TorchRunner:
             torch.set_num_threads(start.threads)
-            layout = Layout(0, ranks, collectives.all_reduce)
-            return open_share(Config.of(**knobs), folder, device, executor, layout, agree, make)
+            layout = Layout(0, ranks, collectives.all_reduce, collectives.all_gather)
+            runner = open_share(start.config(), folder, device, executor, layout, agree, make)
+            collectives.ready()
+            return runner
 
-        make = partial(RankRunner, others, threads)
+        make = partial(RankRunner, others, collectives, threads, seconds)
         try:
             for rank in range(1, ranks):
                 others.append(RemoteRank(msgspec.structs.replace(start, rank=rank)))

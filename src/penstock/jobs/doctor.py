@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock import __version__
 from penstock.bench.cpu_pinning import count_here, processor
 from penstock.config import Config
+from penstock.status_line import size_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,26 @@ def print_doctor(config: Config) -> None:
     if fitted is not None:
         _print("artifact", artifact(fitted))
         config, dtype = fitted.config, find_dtype(fitted.config.model.dtype, device)
+    if device.type == "cuda":
+        _print("GPUs to take", gpus_to_take(config, dtype))
     _print("model", model(config, device, dtype))
+
+
+def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
+    """How many ranks and replicas for this model, of the GPUs that are visible."""
+    import torch
+
+    from penstock.engine.build_engine import model_folder
+    from penstock.jobs.recommend import bytes_a_rank, recommend
+    from penstock.models.read_config import read_model_config
+
+    share = config.memory.gpu_memory_utilization
+    rooms = [
+        int(share * torch.cuda.get_device_properties(index).total_memory) for index in range(torch.cuda.device_count())
+    ]
+    model_config = read_model_config(model_folder(config))
+    length = config.memory.max_model_len or model_config.context
+    return [("best", recommend(bytes_a_rank(config, model_config, dtype, len(rooms)), rooms, length))]
 
 
 def versions() -> Facts:
@@ -72,13 +92,13 @@ def machine() -> Facts:
     facts = [
         ("system", f"{platform.system()} {platform.release()} ({platform.machine()})"),
         ("processor", f"{processor()}, {count_here()} to use, {torch.get_num_threads()} threads of torch"),
-        ("memory", f"{_size(free_memory(torch.device('cpu')))} free"),
+        ("memory", f"{size_of(free_memory(torch.device('cpu')))} free"),
     ]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         free = free_memory(torch.device("cuda", index))
         major, minor = properties.major, properties.minor
-        size = f"{_size(free)} of {_size(properties.total_memory)} free"
+        size = f"{size_of(free)} of {size_of(properties.total_memory)} free"
         tried = "" if (major, minor) == TRIED else "; untested: our kernels were tried on 9.0 (H100, H200)"
         facts.append((f"GPU {index}", f"{properties.name}, compute capability {major}.{minor}, {size}{tried}"))
     if not torch.cuda.device_count():
@@ -101,7 +121,8 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 def artifact(fitted: Fitted) -> Facts:
     """What its manifest decides here, and what differs from where it was built."""
     knobs = {name: getattr(place, name) for name, place in fitted.config.places().items() if name in fitted.taken}
-    chosen = ", ".join(f"{name} {value}" for name, value in knobs.items()) or "none: all are named, or don't hold here"
+    none = "none: all are named, or don't hold here" if fitted.manifest.engine else "none: defaults hold"
+    chosen = ", ".join(f"{name} {value}" for name, value in knobs.items()) or none
     return [("its choices", chosen), *(("differs", note) for note in fitted.notes)]
 
 
@@ -118,32 +139,40 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     from penstock.kernels.choose import choose
     from penstock.models.build_model import build_model
     from penstock.models.read_config import read_model_config
+    from penstock.parallel.layout import Layout
     from penstock.quant.choose import choose_schemes
-    from penstock.weights.load import check_room
+    from penstock.weights.load import check_room, left_out
     from penstock.weights.place import find_weights
 
     folder = model_folder(config)
     model_config = read_model_config(folder)
     limits = batch_limits(config, model_config.context, device)
     schemes = choose_schemes(config.model.quantization, model_config.quantization)
-    decoder = build_model(model_config, dtype, torch.device("meta"), limits.max_model_len, scheme_of=schemes)
+    ranks = config.parallel.tensor_parallel_size
+    whole, decoder = (
+        build_model(model_config, dtype, torch.device("meta"), limits.max_model_len, Layout(0, size), schemes)
+        for size in (1, ranks)
+    )
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
     ops = choose(device, dtype, config.schedule.kernels)
-    kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, folder, device, ops)
+    kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, model_config.quantization, device, ops)
     forms = narrowest(decoder.kv_forms, kv_dtype)
     token, wider = token_bytes(forms), "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8")
-    check_room(decoder, folder, device, free_memory(device))
-    to_come = decoder.weights_bytes + decoder.rope_bytes
-    sized = with_kv(limits, config, token, device, to_come)
+    sharers = ranks if device.type == "cpu" else 1
+    check_room(decoder, folder, device, free_memory(device) // sharers)
+    to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
+    sized = with_kv(limits, config, token, device, to_come, sharers)
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
     return [
         ("folder", str(folder)),
-        ("architecture", f"{decoder.config.architecture}, {_parameters(decoder):,} parameters"),
-        ("weights", f"{_size(decoder.weights_bytes)} in {_numbers(config, model_config, dtype)}"),
+        ("architecture", f"{decoder.config.architecture}, {_parameters(whole):,} parameters"),
+        ("weights", f"{size_of(decoder.weights_bytes)} in {_numbers(config, model_config, dtype)}{each}"),
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
         ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
         ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len)),
+        *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),
         *_unserved(folder),
     ]
 
@@ -170,7 +199,7 @@ def _unserved(folder: Path) -> Facts:
 
 
 def _fit(tokens: int, token_bytes: int, longest: int) -> str:
-    return f"{tokens:,} ({_size(tokens * token_bytes)}, {tokens // longest:,} sequences of full length)"
+    return f"{tokens:,} ({size_of(tokens * token_bytes)}, {tokens // longest:,} sequences of full length)"
 
 
 def _device(device: torch.device) -> str:
@@ -186,10 +215,6 @@ def _dtype(config: Config, device: torch.device, dtype: torch.dtype) -> str:
         has = "has" if cpu_multiplies_bfloat16() else "lacks"
         return f"{_name(dtype)} (the processor {has} bf16 dot products)"
     return f"{_name(dtype)} (by the GPU's compute capability)"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _name(dtype: torch.dtype) -> str:

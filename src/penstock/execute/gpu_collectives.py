@@ -1,0 +1,170 @@
+"""GpuCollectives: sums and gatherings between GPUs of one machine, by memory that all read or, for all ranks, by NCCL.
+
+    meet      a store in a file, where each says whether it could share memory: only if all could, all use it
+    ours      kernels/triton/all_reduce.py over torch's symmetric memory: its pointers alone, NVLink's multicast off
+    nccl      where set-up fails; its sums hang on their size, so a batch may move a last bit
+
+It knows devices, stores and the kernels' launches; no plans, no layers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from penstock.errors import EngineError
+from penstock.parallel.collectives import first_line, gloo_group
+
+_dist: Any = torch.distributed  # its types leave out what is used here
+# A program that uses multicast can put the GPUs of a whole machine out of service when it fails.
+NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+ROOM = 32 << 20  # bytes that go at once; more goes in pieces. Twice of it lie on each GPU
+MEETING = 60.0  # seconds in which memory is shared, or isn't
+# Looks at a flag, of 167 ns on an H200: while kernels are compiled and weights are read, 67 s, and from then on 1.7 s.
+PATIENT, AT_WORK = 400_000_000, 10_000_000
+
+Made = TypeVar("Made")
+
+
+class GpuCollectives:
+    """Serves as parallel.collectives.Collectives. meeting: a file that all ranks see, new for each model. seconds: the
+    longest that NCCL waits. Calls are launches on the current stream, and may be captured; none waits for the device.
+    """
+
+    def __init__(self, meeting: Path, rank: int, size: int, seconds: float, device: torch.device) -> None:
+        self._meeting, self._rank, self._size, self._longest = meeting, rank, size, timedelta(seconds=seconds)
+        self._device, self._how = device, ""
+        self._group: Any = None  # NCCL's
+        self._shared: SharedMemory | None = None
+
+    def connect(self) -> None:
+        if self._how:
+            return
+        os.environ.update(NO_MULTICAST)
+        try:
+            store = self._store("meeting")
+            shared, why = _in_time(self._share, MEETING)
+            store.set(f"word {self._rank}", why)
+            words = [store.get(f"word {rank}").decode() for rank in range(self._size)]
+            failed = [f"rank {rank}: {word}" for rank, word in enumerate(words) if word]
+            if failed:
+                self._open_nccl(store)
+        except RuntimeError as error:
+            raise EngineError(f"rank {self._rank} did not meet the others: {first_line(error)}") from error
+        if failed:
+            self._how = f"NCCL, since memory could not be shared ({failed[0]})"
+        else:
+            self._shared, self._how = shared, "memory that all GPUs read, without multicast"
+
+    def ready(self) -> None:
+        if self._shared is not None:
+            self._shared.be_quick()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self._shared is not None:
+            return self._shared.kernels.all_reduce(x, self._shared.memory)  # type: ignore[no-any-return]
+        out = x.clone()
+        self._group.allreduce([out]).wait()
+        return out
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        if self._shared is not None:
+            return self._shared.kernels.all_gather(x, self._shared.memory)  # type: ignore[no-any-return]
+        out = torch.empty((self._size, *x.shape), dtype=x.dtype, device=x.device)
+        self._group._allgather_base(out, x.contiguous()).wait()
+        return out
+
+    def check(self) -> None:
+        if self._shared is not None and int(self._shared.hung[0]):
+            raise EngineError(f"rank {self._rank} lost the others: one did not come to a sum of the step")
+
+    def describe(self) -> str:
+        return self._how
+
+    def close(self) -> None:
+        group, self._group, self._shared = self._group, None, None
+        if group is not None:
+            group.abort()
+
+    def _store(self, name: str) -> Any:
+        store = _dist.FileStore(f"{self._meeting}-{name}", self._size)
+        store.set_timeout(timedelta(seconds=2 * MEETING))
+        return store
+
+    def _share(self) -> SharedMemory:
+        """Raises what keeps memory from being shared. By a store of its own: a thread that hangs may hold its lock."""
+        return SharedMemory(self._store("sharing"), self._rank, self._size, self._device)
+
+    def _open_nccl(self, store: Any) -> None:
+        options = _dist.ProcessGroupNCCL.Options()
+        options._timeout = self._longest
+        with torch.cuda.device(self._device):
+            self._group = _dist.ProcessGroupNCCL(_dist.PrefixStore("nccl", store), self._rank, self._size, options)
+            self._group.allreduce([torch.zeros(1, device=self._device)]).wait()
+
+
+class SharedMemory:
+    """Memory of every rank that all read. `memory`: as the kernels take it. `hung` [1] int64, pinned: 1 once a rank was
+    waited for in vain."""
+
+    def __init__(self, store: Any, rank: int, size: int, device: torch.device, room: int = ROOM) -> None:
+        self.kernels: Any = import_module("penstock.kernels.triton.all_reduce")
+        symmetric: Any = import_module("torch.distributed._symmetric_memory")
+        count = self.kernels.FLAG_BYTES + 2 * room
+        if rank == 0:
+            store.set("name", f"penstock-{os.urandom(8).hex()}")
+        name = store.get("name").decode()  # torch keeps groups by their names: each model's is another
+        with torch.cuda.device(device):
+            self._group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
+            self._held = symmetric.empty(count, dtype=torch.uint8, device=device)
+            self._held[: self.kernels.FLAG_BYTES].zero_()
+            torch.cuda.synchronize(device)  # before another rank knows where it lies
+            self._handle = symmetric._SymmetricMemory.rendezvous(self._held, name)
+            places = [self._handle.get_buffer(each, (count,), torch.uint8).data_ptr() for each in range(size)]
+            self.hung = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+            state = torch.tensor([0, 0, 0, PATIENT, self.hung.data_ptr()], device=device)
+            addresses = torch.tensor(places, device=device)
+            torch.cuda.synchronize(device)
+        self.memory = self.kernels.RankMemory(addresses, state, rank, room)
+
+    def be_quick(self) -> None:
+        """From the launches on that come after this one, a rank that doesn't come is waited for AT_WORK looks long."""
+        self.memory.state[self.kernels.MOST.value] = AT_WORK
+
+
+def _named_group(name: str, store: Any, rank: int, size: int) -> Any:
+    """Returns a group that torch finds by its name, for whom memory is shared: it asks it for its store alone, but no
+    group has a name without a backend."""
+    group, kind = _dist.ProcessGroup(store, rank, size), _dist.ProcessGroup.BackendType.GLOO
+    backend = gloo_group(_dist.PrefixStore("gloo", store), rank, size, timedelta(seconds=MEETING))
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group._set_default_backend(kind)
+    group._set_group_name(name)
+    internals: Any = torch._C
+    internals._distributed_c10d._register_process_group(name, group)
+    return group
+
+
+def _in_time(work: Callable[[], Made], seconds: float) -> tuple[Made | None, str]:
+    """Runs work that may hang -> what it made, and why it failed, "" where it hasn't."""
+    told: list[tuple[Made | None, str]] = []
+
+    def run() -> None:
+        try:
+            told.append((work(), ""))
+        except Exception as error:  # noqa: BLE001  whatever it is, the ranks add up by other means, and say so
+            told.append((None, f"{type(error).__name__}: {first_line(error)}"))
+
+    thread = threading.Thread(target=run, name="penstock-share", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return told[0] if told else (None, f"not done in {seconds:.0f} s")

@@ -1,0 +1,90 @@
+"""RankSampler: a slice of logits -> its rows' tokens, where several ranks share the vocabulary. All get the same ones.
+
+    every row             the column's own draw from what this rank has; 12 bytes a row go round (its top, then the
+                          winner's score and id)
+    rows with filters     reference/rank_filters.py    | the rows of a step that ask, whose numbers the host knows: no
+    rows with logprobs    reference/logprobs.py        | graph holds these, and nobody waits for the device
+
+It knows rows, columns and what ranks exchange; no head, no plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.execute.staging import to_device
+from penstock.kernels.inputs import VocabularyPart
+from penstock.kernels.ops import RowOps
+from penstock.kernels.reference.logprobs import rank_logprobs
+from penstock.kernels.reference.rank_filters import filtered
+from penstock.kernels.reference.sample import inputs_of
+from penstock.kernels.row_state import RowState
+from penstock.row_table import WANTS_ADJUST
+
+Where = NDArray[np.int64]
+_NONE: Where = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Which queries of a step, or of a slice of it, ask for filters and for logprobs."""
+
+    filters: Where
+    logprobs: Where
+
+    def within(self, first: int, last: int) -> Asking:
+        """Returns those from `first` to `last`, counted from `first`."""
+        return Asking(*(each[(each >= first) & (each < last)] - first for each in (self.filters, self.logprobs)))
+
+
+NOBODY = Asking(_NONE, _NONE)
+
+
+@dataclass(slots=True)
+class RankSampler:
+    """scratch: the column's, of `adjust` and of the draw."""
+
+    ops: RowOps
+    rows: RowState
+    scratch: Any
+    part: VocabularyPart
+
+    def draw(
+        self,
+        logits: Tensor,
+        row_ids: Tensor,
+        position: Tensor,
+        drawn: Tensor,
+        adjusts: bool,
+        asking: Asking,
+        out: tuple[Tensor, Tensor, Tensor, Tensor],
+    ) -> None:
+        """logits [n, this rank's tokens] of rows row_ids [n] at position [n] -> drawn [n], and of those that ask for
+        logprobs out: chosen [n], rank [n], ids [n, most], top [n, most]."""
+        self.ops.sample_rows(
+            logits, row_ids, position, self.rows, self.scratch, drawn, filters=False, adjusts=adjusts, part=self.part
+        )
+        if asking.filters.size:
+            where = to_device(asking.filters, logits.device)
+            inputs = inputs_of(row_ids[where], position[where], self.rows, any_filter=True, any_random=True)
+            found = filtered(self._adjusted(logits, row_ids, where, adjusts), inputs, self.part)
+            drawn[where] = torch.where(drawn[where] >= 0, found, drawn[where])
+        if asking.logprobs.size:
+            where = to_device(asking.logprobs, logits.device)
+            told = rank_logprobs(logits[where], drawn[where], out[2].shape[1], self.part)
+            for column, values in zip(out, told, strict=True):
+                column[where] = values
+
+    def _adjusted(self, logits: Tensor, row_ids: Tensor, where: Tensor, adjusts: bool) -> Tensor:
+        """The logits that these rows are drawn from, float32."""
+        raw = logits[where].to(torch.float32)
+        if not adjusts:
+            return raw
+        asks = (self.rows.wants[row_ids[where].to(torch.int64)] & WANTS_ADJUST) != 0
+        return torch.where(asks[:, None], self.scratch.adjusted[where], raw)

@@ -1,0 +1,71 @@
+"""How many GPUs to hold one model together, and how many replicas of that: the smallest tensor parallelism that holds
+weights and KV, then data parallelism over what is left. It knows a model's shapes and bytes; no running engine.
+
+Sums between ranks cost a step what replicas don't pay, so ranks are for what doesn't fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.config import Config
+from penstock.errors import UsageError
+from penstock.status_line import size_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.models.model_config import ModelConfig
+
+STEP_SHARE = 0.05  # of a GPU: what a step's own tensors and graphs take, about
+
+
+def bytes_a_rank(
+    config: Config, model_config: ModelConfig, dtype: torch.dtype, most: int
+) -> dict[int, tuple[int, int]]:
+    """Returns, for each number of ranks up to `most` that divides the model, bytes of a rank's weights and of the K and
+    V of one sequence of full length."""
+    import torch
+
+    from penstock.execute.kv_cache import token_bytes
+    from penstock.execute.kv_fit import narrowest
+    from penstock.models.build_model import build_model
+    from penstock.parallel.layout import Layout
+    from penstock.quant.choose import choose_schemes
+
+    schemes = choose_schemes(config.model.quantization, model_config.quantization)
+    length = config.memory.max_model_len or model_config.context
+    found = {}
+    for ranks in range(1, most + 1):
+        try:
+            share = build_model(model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes)
+        except UsageError:
+            continue  # heads, groups or sizes that so many don't divide
+        token = token_bytes(narrowest(share.kv_forms, config.model.kv_cache_dtype))
+        found[ranks] = share.weights_bytes + share.rope_bytes, token * length
+    return found
+
+
+def recommend(needs: Mapping[int, tuple[int, int]], rooms: Sequence[int], length: int) -> str:
+    """Returns which options to take, and why. needs: `bytes_a_rank`'s. rooms: bytes of each GPU that are ours to take.
+    length: tokens of a sequence of full length."""
+    room = int(min(rooms) * (1 - STEP_SHARE))
+    fits = [ranks for ranks, (weights, kv) in needs.items() if ranks <= len(rooms) and weights + kv <= room]
+    least = max(ranks for ranks in needs if ranks <= len(rooms))
+    weights, kv = needs[least]
+    if not fits:
+        return (
+            f"none: {least} ranks take {size_of(weights)} of weights and {size_of(kv)} for a sequence of {length:,} "
+            f"tokens each, and {size_of(room)} are there: fewer bits (--quantization fp8), a shorter --max-model-len, "
+            "or more GPUs"
+        )
+    ranks = fits[0]
+    (weights, kv), (replicas, left) = needs[ranks], divmod(len(rooms), ranks)
+    told = [f"{size_of(weights)} of weights leave room for {(room - weights) * length // kv:,} tokens of KV on each"]
+    if smaller := [each for each in needs if each < ranks]:
+        size = size_of(needs[smaller[-1]][0])
+        told.append(f"{smaller[-1]} would not hold {size} and a sequence of {length:,} tokens")
+    if left:
+        told.append(f"{left} of {len(rooms)} GPUs are left over")
+    return f"--tensor-parallel-size {ranks} --data-parallel-size {replicas}: {'; '.join(told)}"

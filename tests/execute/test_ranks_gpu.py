@@ -1,0 +1,67 @@
+"""Two ranks on two GPUs: the tokens of one, with every sampling number, by graphs and without; and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import corpus
+import pytest
+import torch
+from corpus import make_model
+from execute_drive import Ask, Host
+from record import Differences, _compare
+
+from penstock.config import Config
+from penstock.errors import EngineError
+from penstock.execute.rank_runner import RankRunner, open_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 0.03), ("bfloat16", 0.25)])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # qwen2's one key head stands on both ranks
+def test_two_ranks_give_the_tokens_of_one(name: str, dtype: str, most: float, tmp_path: Path) -> None:
+    """most: the share of samples that may part, at near-ties."""
+    folder, found = make_model(name, tmp_path), Differences()
+    alone = corpus.run(folder, "1 ahead", device="cuda", dtype=dtype)
+    several = corpus.run(folder, "1 ahead", device="cuda", dtype=dtype, tensor_parallel_size=2)
+    for setting, times in alone.items():
+        for old, new in zip(times, several[setting], strict=True):
+            _compare(found, setting, old, new)
+    print(f"{len(found.parted)} of {found.samples} samples part, logprobs within {found.furthest:.4f}")
+    assert found.samples > 40 and len(found.parted) <= found.samples * most, found.parted
+    assert found.furthest < (2e-3 if dtype == "float32" else 0.15)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[RankRunner]:
+    config = Config.of(device="cuda", dtype="bfloat16", max_num_seqs=8, max_model_len=128, kv_cache_tokens=2048)
+    runner = open_ranks(config, make_model("llama", tmp_path), 2)
+    print(runner.describe()["all_reduce"], runner.describe().get("graphs"))
+    yield runner
+    runner.close()
+    (other,) = runner.others
+    assert other.process is not None and other.process.returncode is not None, "its process lives"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_ends_or_hangs_is_told_soon(how: signal.Signals, two: RankRunner) -> None:
+    host = Host(two, two.vocab_size)
+    rows = [host.row(0, list(range(8, 28)), 100, Ask(temperature=1.0, seed=1))]
+    assert (host.run(rows, 3, ahead=1) >= 0).all()
+    (other,) = two.others
+    assert other.process is not None
+    os.kill(other.process.pid, how)
+    begun = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        for _ in range(50):
+            host.launch(rows).fetch()
+    print(f"told after {time.monotonic() - begun:.2f} s: {caught.value}")
+    assert time.monotonic() - begun < 30

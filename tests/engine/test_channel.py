@@ -191,18 +191,18 @@ def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
                 assert_same(await client.receive(), Ready(FACTS))
             engine.send_up(StepOutputs(None, [Refused(22, "UsageError", "no", None)], None))
             engine.send_up(StepOutputs(None, [], {"a": 1.0}))
-            assert await clients[0].receive() == StepOutputs(None, [], {"a": 1.0})
-            assert await clients[1].receive() == StepOutputs(None, [Refused(7, "UsageError", "no", None)], None)
+            assert await clients[0].receive() == StepOutputs(None, [], {"a": 1.0}, 1)
+            assert await clients[1].receive() == StepOutputs(None, [Refused(7, "UsageError", "no", None)], None, 1)
             clients[0].close()
             assert await hear(engine, 1) == [Left(0)] and engine.clients == 2
             clients[1].send_down(Close())
             assert await hear(engine, 1) == [Left(1)] and engine.clients == 1
             clients[1].close(flush=True)
-            assert await clients[2].receive() == StepOutputs(None, [], {"a": 1.0})
+            assert await clients[2].receive() == StepOutputs(None, [], {"a": 1.0}, 1)
             engine.send_up(
                 StepOutputs(None, [Refused(22, "UsageError", "no", None)], {"b": 2.0})
             )  # of one who has gone
-            assert await clients[2].receive() == StepOutputs(None, [], {"b": 2.0})
+            assert await clients[2].receive() == StepOutputs(None, [], {"b": 2.0}, 1)
             assert engine.receive(0) == []
         finally:
             engine.close()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from penstock import LLM, SamplingParams
 from penstock.artifact.manifest import BuiltOn, read_manifest
 from penstock.config import Config
 from penstock.engine import fitted
-from penstock.engine.fitted import differences, fit
+from penstock.engine.fitted import differences, fit, ranks_of
 from penstock.errors import CheckpointError, EngineError, UsageError
 from penstock.execute import open_runner
 from penstock.jobs.doctor import print_doctor
@@ -45,6 +46,27 @@ def test_what_was_left_alone_is_the_artifacts_and_what_was_named_is_the_users(fo
     assert found.config.memory.max_model_len is None, "it bounds no request"
     again = Config.of(**found.config.told())
     assert again.batching.max_num_seqs == 48 and fit_of(folder, max_num_seqs=7).config.batching.max_num_seqs == 7
+
+
+def test_an_artifact_is_for_so_many_ranks(tmp_path: Path) -> None:
+    """Opened as it was built, elsewhere too; another number is refused with the way out."""
+    two = make_artifact(tmp_path / "two", built={"processor": "another"}, tensor_parallel_size=2)
+    found = fit_of(two)
+    assert found.config.parallel.tensor_parallel_size == 2
+    assert fit_of(two, tensor_parallel_size=2).config.parallel.tensor_parallel_size == 2
+    assert ranks_of(Config.of(model=str(two))) == 2 and ranks_of(Config.of(model="demo", tensor_parallel_size=4)) == 4
+    with pytest.raises(UsageError, match="built for tensor_parallel_size 2, not 4: leave the option out, or"):
+        fit_of(two, tensor_parallel_size=4)
+    one = make_artifact(tmp_path / "one")
+    with pytest.raises(UsageError, match=r"built for tensor_parallel_size 1, not 2: .* --tensor-parallel-size 2"):
+        fit_of(one, tensor_parallel_size=2)
+    answers = []
+    for folder in (one, two):
+        with LLM(str(folder), dtype="float32", **SMALL) as llm:
+            assert llm.facts.about.get("ranks", 1) == (2 if folder == two else 1)
+            outs = llm.generate("1 + 1 =", SamplingParams(n=4, max_tokens=8, ignore_eos=True, seed=3))
+            answers.append([out.token_ids for out in outs[0].outputs])
+    assert answers[0] == answers[1]
 
 
 def test_an_engine_takes_them(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +185,7 @@ def test_other_faults_of_an_artifact_are_one_line(folder: Path) -> None:
 def test_binaries_are_read_while_the_engine_is_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels are compiled. A kernel that isn't there ends a sealed start with one line."""
     binaries = Binaries()
-    monkeypatch.setattr(open_runner, "find_binaries", lambda config: binaries)
+    monkeypatch.setattr(open_runner, "find_ops", lambda config: SimpleNamespace(binaries=binaries))
     config = Config.of(model=str(folder), sealed=True, **SMALL)
     llm = LLM(**config.told())
     assert binaries.folders == binaries.sealed == [folder / "kernels"]
@@ -189,6 +211,9 @@ def test_the_doctor_tells_of_it(folder: Path, capsys: pytest.CaptureFixture[str]
     print_doctor(Config.of(model=str(folder), steps_ahead=1, **SMALL))
     said = capsys.readouterr().out
     assert "its choices         max_num_seqs 48, prefix_groups off\n" in said and "built on a 486, opened on" in said
+    edit(folder, engine={})
+    print_doctor(Config.of(model=str(folder)))
+    assert "its choices         none: defaults hold\n" in capsys.readouterr().out
     assert "48 sequences at once" in said
 
 

@@ -62,8 +62,8 @@ def test_what_scripts_for_vllm_say_is_taken(folder: Path, capsys: pytest.Capture
         assert out.error is None
         with pytest.raises(UsageError, match="lora_request='x' is not served: merge an adapter into its model"):
             llm.generate([PROMPTS[0]], greedy(), lora_request="x")
-    with pytest.raises(UsageError, match=r"tensor_parallel_size=2 is not served \(only 1\)"):
-        open_llm(folder, tensor_parallel_size=2)
+    with pytest.raises(UsageError, match=r"pipeline_parallel_size=2 is not served \(only 1\)"):
+        open_llm(folder, pipeline_parallel_size=2)
 
 
 # --- against transformers ---------------------------------------------------------------------------------------------

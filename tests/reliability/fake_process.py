@@ -48,6 +48,7 @@ def open_fake(config: Config) -> tuple[Engine, EngineFacts]:
         max_num_seqs=shape.rows,
         vocab_size=shape.vocab_size,
         eos_token_ids=(),
+        cached_blocks=shape.num_blocks if config.memory.enable_prefix_caching else 0,
     )
     limit = RooflineGauge(MODEL, MACHINE)
     return Engine(scheduler, FakeRunner(folder, shape), config.schedule.steps_ahead, limit), facts

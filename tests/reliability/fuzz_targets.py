@@ -249,7 +249,7 @@ def heard(messages: Sequence[bytes], last: bytes) -> list[str]:
 
     async def listen() -> list[str]:
         ends = Ends()
-        client = AsyncClient(facts, None, ends, SharedEngine())  # type: ignore[arg-type]
+        client = AsyncClient(facts, None, ends, SharedEngine(lambda: None))  # type: ignore[arg-type]
         sampling = SamplingParams(n=2, max_tokens=9, detokenize=False, logprobs=1)
         streams = [client.submit([1, 2], sampling, stream=each) for each in (True, False)]
         waiting = asyncio.gather(*map(end, streams))

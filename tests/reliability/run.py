@@ -36,6 +36,7 @@ import deaths
 import flood
 import fuzz_schema
 import large_batch
+import replica_kills
 import slow_readers
 import soak
 
@@ -196,6 +197,10 @@ PARTS = (
     Part(
         "faults survived", "hangs, two servers", "the same behind two servers",
         dies(1, *deaths.HANGS, servers=2, **HUNG),
+    ),
+    Part(
+        "faults survived", "replicas", "kill -9 and SIGSTOP of two replicas at 20 random moments, 3 rolling restarts",
+        part(lambda folder, size: replica_kills.run(folder, max(2, int(20 * size)), max(1, int(3 * size)))),
     ),
     Part(
         "faults survived", "one request fails", "our own code raises at it",

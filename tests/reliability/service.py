@@ -33,6 +33,9 @@ from penstock.errors import PenstockError
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.serve import serve
 said = json.loads(sys.argv[2])
+if said["short_pauses"]:
+    from penstock.engine import supervisor
+    supervisor.FIRST_PAUSE, supervisor.LONGEST_PAUSE = 0.1, 0.5
 try:
     config = Config.of(model=said["folder"], **said["knobs"])
     limits = HttpLimits(**said["limits"])
@@ -67,12 +70,17 @@ class Serving:
         limits: dict[str, Any] | None = None,
         knobs: dict[str, Any] | None = None,
         port: int = 0,
+        short_pauses: bool = False,
         **more: Any,
     ) -> None:
+        """short_pauses: before a replica that ended is started again."""
         self.folder = folder
         self._serial = msgspec.json.decode((folder / "orders.json").read_bytes(), type=Orders).serial
         more["api_server_count"] = servers
-        said = {"folder": str(folder), "limits": limits or {}, "knobs": knobs or {}, "port": port, "more": more}
+        said = {
+            "folder": str(folder), "limits": limits or {}, "knobs": knobs or {}, "port": port, "more": more,
+            "short_pauses": short_pauses,
+        }  # fmt: skip
         command = [sys.executable, "-c", SERVE, str(HERE), msgspec.json.encode(said).decode()]
         self.err = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.err, text=True)
@@ -82,14 +90,24 @@ class Serving:
             self.process.kill()
             raise AssertionError(f"the service said {line!r} and {self.stderr()!r}")
         self.url = line.split()[-1].removesuffix("/v1")
-        named = {
+        named = self._named()
+        self.engine, *others = self.engines
+        self.workers = [pid for pid, words in named.items() if "server.process.worker" in words]
+        assert len(self.workers) == (servers if servers > 1 else 0)
+        assert len(others) + 1 == (knobs or {}).get("data_parallel_size", 1)
+        assert len(named) == len(self.workers) + 1 + len(others)
+
+    def _named(self) -> dict[int, str]:
+        return {
             pid: words
             for pid, words in commands().items()
             if parent_of(pid) == self.process.pid and "text.sandbox_process" not in words
         }
-        (self.engine,) = (pid for pid, words in named.items() if "fake_process" in words)
-        self.workers = [pid for pid, words in named.items() if "server.process.worker" in words]
-        assert len(self.workers) == (servers if servers > 1 else 0) and len(named) == len(self.workers) + 1
+
+    @property
+    def engines(self) -> list[int]:
+        """Those that run now."""
+        return sorted(pid for pid, words in self._named().items() if "fake_process" in words)
 
     def __enter__(self) -> Serving:
         return self
@@ -110,7 +128,7 @@ class Serving:
 
     @property
     def children(self) -> list[int]:
-        return [self.engine, *self.workers]
+        return [*self.engines, *self.workers]
 
     def order(self, **orders: Any) -> None:
         """New orders; a fault gets a serial of its own."""
@@ -131,10 +149,11 @@ class Serving:
         return read_metrics(httpx.get(self.url + "/metrics", timeout=30).text)
 
     def at_rest(self) -> bool:
-        """The engine's own numbers say that nothing runs or waits and that all blocks are free."""
+        """The engines' own numbers say that nothing runs or waits and that all blocks are free."""
         said = self.metrics()
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        return all(said.get(f"penstock:{name}", 1.0) == 0.0 for name in names)
+        names = tuple(f"penstock:{n}" for n in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"))
+        found = [value for name, value in said.items() if name.startswith(names)]
+        return len(found) == len(names) * len(self.engines) and not any(found)
 
 
 def read_metrics(page: str) -> dict[str, float]:

@@ -20,6 +20,7 @@ import uvicorn
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from penstock.engine.async_client import ReplicaState
 from penstock.errors import ContextLengthError, EngineError
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.server.batch.manager import BatchManager
@@ -31,8 +32,9 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.app import build_app
 from penstock.server.process.http_protocol import http_protocol
 from penstock.text.chat_template import render
+from penstock.text.grammar import check_grammar
 from penstock.text.sandbox import SandboxPool
-from penstock.text.sandbox_process import ChatJob, Job, Reply, TextJob
+from penstock.text.sandbox_process import ChatJob, GrammarJob, Job, Reply, TextJob
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (
@@ -129,6 +131,7 @@ class FakeEngine:
         self.step_age = 0.0
         self.fail_with: str | None = None
         self.step_seconds = 0.0
+        self.restarts = 0
         self.going = asyncio.Event()
         self.going.set()
         self.open: set[FakeStream] = set()
@@ -171,6 +174,16 @@ class FakeEngine:
         names += " completed_steps tokens_per_second expected_seconds_left jit_compiles jit_loads"
         return {"running": len(self.open), "waiting": 0, "kv_usage": 0.25, **dict.fromkeys(names.split(), 7)}
 
+    def restart(self) -> None:
+        self.restarts += 1
+
+    @property
+    def gone(self) -> bool:
+        return not self.alive
+
+    def each(self) -> list[ReplicaState]:
+        return [ReplicaState(self.alive, 0, self.stats())]
+
     async def close(self, hurry: asyncio.Event | None = None) -> None:
         self.alive = False
 
@@ -185,6 +198,9 @@ class SandboxesHere:
         return [await asyncio.to_thread(self._do, job) for job in jobs]
 
     def _do(self, job: Job) -> Reply:
+        if isinstance(job, GrammarJob):
+            check_grammar(job.asked)
+            return Reply()
         texts, text = (job.texts, "") if isinstance(job, TextJob) else ([self._render(job)], "")
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
         ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]

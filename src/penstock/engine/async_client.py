@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import Ask, Cancel, ClientEnd, Close, Failed, StepOutputs
@@ -18,7 +18,7 @@ from penstock.engine.client import Client, PendingRequest, error_of
 from penstock.engine.engine import Refused
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.engine.watchdog import STEP_TIMEOUT
-from penstock.errors import EngineError, FaultError, PenstockError
+from penstock.errors import EngineError, FaultError, PenstockError, UsageError
 from penstock.request import Delta, Request, SamplingParams
 from penstock.schedule.deltas import Deltas
 
@@ -122,6 +122,14 @@ def _join(delta: Delta | None, parts: list[LazyLogprobs]) -> None:
         delta.logprobs = LazyLogprobs.joined(parts)
 
 
+class ReplicaState(NamedTuple):
+    """What is known of one replica: whether requests go to it, how often it was started again, what it said last."""
+
+    ready: bool
+    restarts: int
+    stats: dict[str, float]
+
+
 class EngineProcess(Protocol):
     """The engine's process: asyncio's own where we are its parent, else what the parent says of it."""
 
@@ -134,11 +142,13 @@ class EngineProcess(Protocol):
 
 
 class SharedEngine:
-    """The process of an engine that another one started for several clients: it ends with the last of them."""
+    """The process of an engine that another one started for several clients: it ends with the last of them. ask_kill:
+    has that one kill it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask_kill: Callable[[], None]) -> None:
         self.returncode: int | None = None
         self._ended = asyncio.Event()
+        self.kill = ask_kill
 
     def ended(self, code: int) -> None:
         """Told by the parent."""
@@ -149,9 +159,6 @@ class SharedEngine:
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
-
-    def kill(self) -> None:
-        """Not ours to kill."""
 
 
 class AsyncClient:
@@ -167,13 +174,16 @@ class AsyncClient:
         end: ClientEnd,
         process: EngineProcess,
         step_timeout: float = STEP_TIMEOUT,
+        on_stats: Callable[[dict[str, float], int], None] | None = None,
     ) -> None:
+        """on_stats: takes each stats that come, and how many of our requests are in them."""
         self.facts, self.tokenizer, self.step_timeout = facts, tokenizer, step_timeout
         self._end, self._process = end, process
         self._progress = time.monotonic()  # when a step was last heard of, or work began where there was none
         self._client = Client(facts, tokenizer, self._send, self._fault)
         self._streams: dict[int, Stream] = {}
         self._stats: dict[str, float] = {}
+        self._on_stats = on_stats
         self._closing = False
         self._dead: PenstockError | None = None
         self._since_cut = CUT_KNOWN  # stats heard since
@@ -189,9 +199,19 @@ class AsyncClient:
         return self._dead is None and self._process.returncode is None
 
     @property
+    def gone(self) -> bool:
+        """Whether it will never be alive again."""
+        return not self.alive
+
+    @property
     def death(self) -> str | None:
         """Why the engine is gone, in one line, or None where it is not."""
         return None if self._dead is None or self._closing else str(self._dead)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._streams
 
     @property
     def step_age(self) -> float:
@@ -201,6 +221,15 @@ class AsyncClient:
     def stats(self) -> dict[str, float]:
         """The engine's latest gauges and counters."""
         return dict(self._stats)
+
+    def each(self) -> list[ReplicaState]:
+        """Returns it as the only one of its replicas."""
+        return [ReplicaState(self.alive, 0, self._stats)]
+
+    def restart(self) -> None:
+        """Raises UsageError: there is nobody to serve meanwhile."""
+        rule = "one engine cannot restart beside another: start the server again, or give it --data-parallel-size"
+        raise UsageError(rule)
 
     def submit(
         self,
@@ -212,9 +241,10 @@ class AsyncClient:
         background: bool = False,
         tenant: int = 0,
         salt: int = 0,
+        make: Callable[[PendingRequest, Callable[[PendingRequest], None]], Stream] = Stream,
     ) -> Stream:
-        """Sends a request; request.Request says what the last three are. Raises UsageError where it can never be
-        served, EngineError where the engine is gone."""
+        """Sends a request; request.Request says what the three before the last are. make: its stream. Raises UsageError
+        where it can never be served, EngineError where the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         asked = self._client.submit(
@@ -222,7 +252,7 @@ class AsyncClient:
         )
         if not self._streams:
             self._progress = time.monotonic()
-        self._streams[asked.request_id] = made = Stream(asked, self._cancel)
+        self._streams[asked.request_id] = made = make(asked, self._cancel)
         return made
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:
@@ -298,6 +328,8 @@ class AsyncClient:
                 self._progress = time.monotonic()
             self._stats = word.stats
             self._since_cut += 1
+            if self._on_stats is not None:
+                self._on_stats(word.stats, word.heard)
         if word.deltas is not None:
             self._progress = time.monotonic()
         for refused in word.refused:
@@ -322,8 +354,8 @@ class AsyncClient:
                 continue
             stream.push(deltas)
             if not stream.asked.remaining:
+                self._streams.pop(request_id, None)  # its reader may have left at what was pushed
                 stream.end()
-                del self._streams[request_id]
 
     async def _watch(self) -> None:
         """Waits for the process's end: whoever still waits for an answer is told."""
@@ -356,6 +388,6 @@ class AsyncClient:
             self._dead = error
             self.open_at_death = frozenset(self._streams.values())
             self.cut_before_death = self._since_cut < CUT_KNOWN
-        for stream in self._streams.values():
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
             stream.end(self._dead)
-        self._streams.clear()

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.engine import Engine
 from penstock.engine.fitted import fit, open_fitted
+from penstock.engine.grammars import Grammars
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
+from penstock.execute.wake_gpu import wake_gpu
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
@@ -33,6 +35,7 @@ class EngineFacts:
     max_num_seqs: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    cached_blocks: int = 0  # blocks that its prefix cache may hold; 0: it keeps none
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)  # the runner's description
 
@@ -53,19 +56,24 @@ def model_folder(config: Config) -> Path:
 def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
     """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already. Of
     an artifact, what differs from where it was built is told on standard error."""
-    from penstock.execute.open_runner import open_runner
-
     config.check()
+    wake_gpu(config.model.device)
+    from penstock.execute.rank_runner import open_parallel
+
     folder = folder or model_folder(config)
     if (fitted := fit(config, folder)) is None:
-        runner = open_runner(config, folder)
+        runner = open_parallel(config, folder)
     else:
         config = fitted.config
         for note in fitted.notes:
             print(f"penstock: artifact {folder}: {note}", file=sys.stderr)
-        runner = open_fitted(fitted, open_runner)
+        runner = open_fitted(fitted, open_parallel)
+    if slow := runner.describe().get("slow"):
+        print(f"penstock: {slow}", file=sys.stderr)
     try:
         engine = engine_over(runner, config)
+        if not config.model.skip_tokenizer_init:
+            engine.grammars = Grammars(folder, runner.vocab_size, tuple(runner.eos_token_ids))
     except BaseException:
         runner.close()
         raise
@@ -76,6 +84,7 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         max_num_seqs=runner.max_rows,
         vocab_size=runner.vocab_size,
         eos_token_ids=tuple(runner.eos_token_ids),
+        cached_blocks=runner.num_blocks if config.memory.enable_prefix_caching else 0,
         sampling_defaults=dict(runner.sampling_defaults),
         about=runner.describe() | ({"artifact": fitted.taken} if fitted is not None else {}),
     )

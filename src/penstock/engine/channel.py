@@ -57,11 +57,13 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 
 class StepOutputs(msgspec.Struct, tag="news", frozen=True):
-    """Up: what one step brought, and the engine's stats now and then."""
+    """Up: what one step brought, and the engine's stats now and then. heard: how many requests of this client are in
+    those."""
 
     deltas: Deltas | None
     refused: list[Refused]
     stats: dict[str, float] | None
+    heard: int = 0
 
 
 Down = Ask | Cancel | Close
@@ -89,6 +91,7 @@ class EngineEnd:
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._clients: dict[zmq.Socket[bytes], int] = {}  # by socket, and by the monitor that tells of its end
         self.owners = ClientIds(len(addresses))
+        self._heard = [0] * len(addresses)  # requests, a client
         for client, address in enumerate(addresses):
             self._connect(client, address)
 
@@ -110,6 +113,8 @@ class EngineEnd:
     def send_up(self, word: Up) -> None:
         """To all clients; of news, to each what is its own."""
         if not isinstance(word, StepOutputs) or self.owners.count == 1:
+            if isinstance(word, StepOutputs):
+                word = msgspec.structs.replace(word, heard=self._heard[0])
             data = UP.encode(word)
             for socket in self._sockets.values():
                 socket.send(data, copy=False)
@@ -117,7 +122,7 @@ class EngineEnd:
         deltas = self.owners.deltas(word.deltas)
         refused = self.owners.refused(word.refused)
         for client, socket in self._sockets.items():
-            part = StepOutputs(deltas.get(client), refused.get(client, []), word.stats)
+            part = StepOutputs(deltas.get(client), refused.get(client, []), word.stats, self._heard[client])
             if part.deltas is not None or part.refused or part.stats is not None:
                 socket.send(UP.encode(part), copy=False)
 
@@ -145,6 +150,7 @@ class EngineEnd:
         if isinstance(word, Close):
             return self._left(client)
         if isinstance(word, Ask):
+            self._heard[client] += 1
             if self.owners.count == 1:
                 return [word]
             return [Ask(replace(word.request, request_id=self.owners.engine_id(client, word.request.request_id)))]

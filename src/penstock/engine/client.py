@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 
+_NOT_FINITE = "the model's logits were not finite: try another dtype"
+_UNFIT = (
+    "no token could follow: the grammar passed its limits, another parameter barred what it left, or the model's "
+    "logits were not finite"
+)
+
+
 @dataclass(slots=True, eq=False)
 class PendingRequest:
     """A request that has not been answered in full."""
@@ -194,7 +201,7 @@ class Client:
             if finish == STOP and stop_id >= 0:
                 delta.stop_reason = stop_id
             if finish == ERROR:
-                delta.error = "the model's logits were not finite: try another dtype"
+                delta.error = _UNFIT if asked.params.structured_outputs else _NOT_FINITE
         if delta.finish_reason is None:
             return
         asked.over.add(delta.index)

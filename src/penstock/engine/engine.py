@@ -11,6 +11,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from penstock.engine.grammars import Grammars
+from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import EngineError, FaultError, PenstockError
 from penstock.request import Request
@@ -30,14 +32,21 @@ class Refused:
 
 
 class Engine:
-    """A scheduler and a runner, turned by step(). `limit`: where it is known what the hardware can do at most."""
+    """A scheduler and a runner, turned by step(). `limit`: where it is known what the hardware can do at most.
+    grammars: makes constraints of structured outputs; without them such a request is refused."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, steps_ahead: int = 1, limit: RooflineGauge | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        steps_ahead: int = 1,
+        limit: RooflineGauge | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
+        self.grammars = grammars
         self.scheduler, self.runner, self.steps_ahead, self.limit = scheduler, runner, steps_ahead, limit
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
-        self._rate = _Rate()
+        self._rate, self._pace = _Rate(), StepPace()
         self.completed = 0  # steps that were launched and read
         self.broken = False  # an exception left the middle of a step: the columns are not to be trusted any more
 
@@ -49,8 +58,12 @@ class Engine:
         """Takes a request, or says why it can never run."""
         if self.limit is not None and not self.has_work:
             self.limit.rest()
+        form = request.sampling.structured_outputs
         try:
-            self.scheduler.submit(request)
+            if form is None:
+                self.scheduler.submit(request)
+            else:
+                self.scheduler.submit(request, Grammars.factory(self.grammars, request.sampling))
         except PenstockError as error:
             return Refused(request.request_id, type(error).__name__, str(error), error.param)
         except Exception:
@@ -75,6 +88,7 @@ class Engine:
         if plan is not None:
             if self.limit is not None:
                 self.limit.launching(plan)
+            self._pace.launched(time.monotonic())
             self.flights.append((plan, self.runner.launch(plan)))
         elif not self.flights and self.scheduler.has_work and self.scheduler.plan_is_stuck():
             raise EngineError(f"the scheduler has work that it cannot place: {self.scheduler.stats()}")
@@ -83,6 +97,8 @@ class Engine:
             return None
         oldest, flight = self.flights[0]
         result = flight.fetch()
+        prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
+        self._pace.read(oldest.rows.size, prompt_tokens, time.monotonic())
         self.broken = True
         self.flights.popleft()
         if self.limit is not None:
@@ -104,6 +120,9 @@ class Engine:
         return {
             **stats,
             **self.runner.counts(),
+            **self._pace.stats(),
+            "tokens_left": left,
+            "prompt_tokens_left": self.scheduler.admission.prompt_tokens_left(),
             "completed_steps": self.completed,
             "tokens_per_second": rate,
             "expected_seconds_left": left / rate if rate and left else 0.0,

@@ -60,7 +60,10 @@ def fit(config: Config, folder: Path) -> Fitted | None:
     then = manifest.built_on
     holds = (then.device == "cpu", then.capability) == (here.device == "cpu", here.capability)
     notes = differences(folder, manifest, here)
+    _check_ranks(config, manifest, folder)
     fitted, taken, more = _with_choices(config, manifest if holds else None, folder)
+    fitted.parallel.tensor_parallel_size = _ranks_of(manifest)
+    fitted.kv_scales = manifest.kv_scales
     return Fitted(folder, manifest, fitted, taken, holds, notes + more)
 
 
@@ -72,9 +75,9 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
     if (folder / KERNELS).is_dir():
         verify_files(folder, kernels)
         _refuse_strangers(folder, kernels.keys())
-    from penstock.execute.open_runner import find_binaries
+    from penstock.execute.open_runner import find_ops
 
-    binaries = find_binaries(fitted.config)
+    binaries = find_ops(fitted.config).binaries
     let_go: Callable[[], object] = partial(binaries.close, folder / KERNELS) if binaries is not None else lambda: None
     with ThreadPoolExecutor(1, "penstock-verify") as beside:
         checking = beside.submit(verify_files, folder, {n: told for n, told in files.items() if n not in kernels})
@@ -142,6 +145,30 @@ def _with_choices(config: Config, manifest: Manifest | None, folder: Path) -> tu
     except UsageError as error:
         raise CheckpointError(f"{folder / MANIFEST}: engine: {error}") from error
     return fitted, list(taken), notes
+
+
+def ranks_of(config: Config) -> int:
+    """Returns how many ranks a model is opened on: an artifact says so. CheckpointError for an unfinished one."""
+    folder = Path(config.model.model).expanduser()
+    manifest = find_manifest(folder) if folder.is_dir() else None
+    return config.parallel.tensor_parallel_size if manifest is None else _ranks_of(manifest)
+
+
+def _ranks_of(manifest: Manifest) -> int:
+    """How many ranks an artifact is for."""
+    found = manifest.engine.get("tensor_parallel_size", 1)
+    return found if isinstance(found, int) else 1
+
+
+def _check_ranks(config: Config, manifest: Manifest, folder: Path) -> None:
+    """Raises UsageError where the user names another number of ranks than the artifact was built for."""
+    ranks, built = config.parallel.tensor_parallel_size, _ranks_of(manifest)
+    if "tensor_parallel_size" in config.named and ranks != built:
+        raise UsageError(
+            f"artifact {folder} is built for tensor_parallel_size {built}, not {ranks}: leave the option out, or "
+            f"make another by penstock build --tensor-parallel-size {ranks}",
+            param="tensor_parallel_size",
+        )
 
 
 def _refuse_strangers(folder: Path, listed: Collection[str]) -> None:

@@ -1,18 +1,20 @@
 """launch: starts an engine in a process of its own and gives a client for this event loop once it is ready.
 
-Where several processes share an engine, one of them starts it and each joins it. It knows processes and the channel's
-addresses; not what crosses.
+Where there are several engines, or several processes that share one, supervisor.py starts them and each process joins
+(replica_set.py), by the parts that are here. It knows processes and the channel's addresses; not what crosses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,8 +24,12 @@ from penstock.engine.build_engine import EngineFacts
 from penstock.engine.channel import ClientEnd, Failed, Ready, Up
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
+from penstock.engine.placement import Place
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import CapacityError, EngineError
+
+if TYPE_CHECKING:
+    from penstock.text.tokenizer import Tokenizer
 
 ENGINE = (sys.executable, "-m", "penstock.engine.process")
 
@@ -62,41 +68,49 @@ def addresses(clients: int) -> Iterator[list[str]]:
 
 
 async def start(
-    config: Config, addresses: Sequence[str], engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT
+    config: Config,
+    addresses: Sequence[str],
+    engine: Sequence[str] = ENGINE,
+    step_timeout: float = STEP_TIMEOUT,
+    place: Place = Place(),  # noqa: B008  it is frozen
 ) -> asyncio.subprocess.Process:
-    """Starts the engine's process for a client at each address; it loads from now on. Raises CapacityError."""
+    """Starts the engine's process for a client at each address, in its place; it loads from now on. Raises
+    CapacityError."""
+    environment = None if place.visible is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.visible}
     try:
-        process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE, env=environment)
     except OSError as error:
         raise CapacityError(
             f"the engine's process could not be started: {error.strerror}: free memory or raise the process limit"
         ) from error
     # The line on standard input, which stays open: its end would be the engine's.
     assert process.stdin is not None
-    said = {"addresses": list(addresses), "knobs": config.told(), "step_timeout": step_timeout}
+    knobs = {name: value for name, value in config.told().items() if name != "data_parallel_size"}  # it is one of them
+    said = {"addresses": list(addresses), "knobs": knobs, "step_timeout": step_timeout, "cores": place.cores}
     process.stdin.write(msgspec.json.encode(said) + b"\n")
     return process
 
 
-async def join(
-    end: ClientEnd, process: EngineProcess, tokenizer: bool, step_timeout: float = STEP_TIMEOUT
-) -> AsyncClient:
+async def join(end: ClientEnd, process: EngineProcess, tokenizer: bool, step_timeout: float) -> AsyncClient:
     """Waits until the engine is ready and gives its client. Raises what the engine raised while it loaded, or
     TokenizerError; `end` is closed then."""
     try:
-        facts = await _ready(end, process)
-        loaded = None
-        if tokenizer:
-            from penstock.text.tokenizer import Tokenizer
-
-            loaded = Tokenizer.load(Path(facts.folder), vocab_size=facts.vocab_size)
+        facts = await facts_of(end, process)
+        loaded = load_tokenizer(facts) if tokenizer else None
     except BaseException:
         end.close()
         raise
     return AsyncClient(facts, loaded, end, process, step_timeout)
 
 
-async def _ready(end: ClientEnd, process: EngineProcess) -> EngineFacts:
+def load_tokenizer(facts: EngineFacts) -> Tokenizer:
+    """The tokenizer of an engine's model. Raises TokenizerError."""
+    from penstock.text.tokenizer import Tokenizer
+
+    return Tokenizer.load(Path(facts.folder), vocab_size=facts.vocab_size)
+
+
+async def facts_of(end: ClientEnd, process: EngineProcess) -> EngineFacts:
     """Waits for Ready; Failed, or the process's end, is raised."""
     word = asyncio.ensure_future(end.receive())
     gone = asyncio.ensure_future(process.wait())

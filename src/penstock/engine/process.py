@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,10 +22,12 @@ from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
 from penstock.engine.channel import Ask, EngineEnd, Failed, Left, Ready, StepOutputs
 from penstock.engine.engine import Engine, Refused
+from penstock.engine.grammars import CompileQueue
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import EngineError, PenstockError
 from penstock.parent_death import begin_child
 
+COMPILE_LOOK = 1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do
 STATS_EVERY = 0.1  # seconds between stats on the way up
 
 
@@ -34,6 +37,7 @@ class Start(msgspec.Struct):
     addresses: list[str]
     knobs: dict[str, Any]
     step_timeout: float = STEP_TIMEOUT
+    cores: list[int] = []  # that it is pinned to; none: it runs where its parent may
 
 
 def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) -> int:
@@ -44,6 +48,8 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
         return 1  # the parent was gone before it said anything
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if start.cores:
+        os.sched_setaffinity(0, start.cores)
     end = EngineEnd(start.addresses)
     try:
         engine, facts = open(Config.of(**start.knobs))
@@ -69,19 +75,25 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
     """The loop: words down, a step, news up; it sleeps on the channel where there is no work."""
     told = 0.0
     idle = False
+    compiling = CompileQueue(engine.grammars)
     while True:
         refused: list[Refused] = []
-        for word in end.receive(-1 if idle else 0):
+        for word in end.receive((COMPILE_LOOK if compiling.waiting else -1) if idle else 0):
             if isinstance(word, Ask):
-                refusal = engine.submit(word.request)
-                refused += [refusal] if refusal is not None else []
+                if not compiling.put(word.request):
+                    refusal = engine.submit(word.request)
+                    refused += [refusal] if refusal is not None else []
             elif isinstance(word, Left):
+                compiling.drop(partial(end.owners.owns, word.client))
                 for request_id in [n for n in engine.scheduler.live if end.owners.owns(word.client, n)]:
                     engine.cancel(request_id)
-            else:
+            elif not compiling.cancel(word.request_id, word.sample):
                 engine.cancel(word.request_id, word.sample)
         if not end.clients:
             return
+        for request in compiling.ready():
+            refusal = engine.submit(request)
+            refused += [refusal] if refusal is not None else []
         deltas = None
         if engine.has_work:
             watchdog.began()
@@ -92,7 +104,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         if idle:
             watchdog.idle()
         now = time.monotonic()
-        stats = engine.stats() if idle or now - told > STATS_EVERY else None
+        stats = engine.stats() if (idle and not compiling.waiting) or now - told > STATS_EVERY else None
         told = now if stats is not None else told
         if stats is not None or refused or (deltas is not None and (deltas.count or deltas.prompts)):
             end.send_up(StepOutputs(deltas, refused, stats))

@@ -1,4 +1,5 @@
 """LLM: the Python API over lists, its engine in the caller's process: scripts without a main guard and notebooks work.
+Several engines (data_parallel_size) are processes beside it: replicas.py.
 
     llm = LLM("folder-or-hub-id")
     outs = llm.generate(prompts, SamplingParams(n=64, temperature=0.6, max_tokens=256, stop=["Question:"]))
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config import Config
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
-from penstock.llm.inputs import AnyPrompt, Message, TextOrIds, as_list, params_for, token
+from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, TextOrIds, as_list, params_for, token
 from penstock.request import CompletionOutput, Delta, Request, RequestOutput, SamplingParams
 from penstock.status_line import Bar
 from penstock.text.chat import check_messages, check_options
@@ -35,34 +36,11 @@ from penstock.vllm_arguments import check_call, engine_knobs
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
     from penstock.engine.engine import Engine
+    from penstock.llm.replicas import ReplicaEngines
     from penstock.text.tokenizer import Tokenizer
 
+__all__ = ["LLM", "Finished", "Prompt"]
 _AHEAD = 2  # prompts are pulled until this many times the rows have work
-
-
-@dataclass(slots=True, kw_only=True)
-class Prompt:
-    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last three are
-    told in `text.chat`, and belong to messages."""
-
-    key: Any
-    prompt: TextOrIds | None = None
-    messages: list[Message] | None = None
-    params: SamplingParams
-    samples: Sequence[int] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Finished:
-    """One finished sample of a Prompt, or (`output` None) why the prompt could not run; the others go on."""
-
-    key: Any
-    output: CompletionOutput | None
-    error: str | None
-    prompt_tokens: int
 
 
 class LLM:
@@ -70,13 +48,23 @@ class LLM:
     vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
-        from penstock.engine.build_engine import build_engine, model_folder
-        from penstock.engine.client import Client
-
         own, told = engine_knobs(str(model), knobs)
         for line in told:
             print(f"penstock: {line}", file=sys.stderr)
         self.config = Config.of(**own)
+        self._replicas: ReplicaEngines | None = None
+        if self.config.parallel.data_parallel_size == 1:
+            self._open_here()
+        else:
+            self._open_replicas()
+        self._process = os.getpid()
+        self._sandbox: Sandbox | None = None
+        self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
+
+    def _open_here(self) -> None:
+        from penstock.engine.build_engine import build_engine, model_folder
+        from penstock.engine.client import Client
+
         folder = model_folder(self.config)
         with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
             skip = self.config.model.skip_tokenizer_init
@@ -88,11 +76,15 @@ class LLM:
             self._engine.runner.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
-        self._process = os.getpid()
-        self._sandbox: Sandbox | None = None
-        self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
         # An LLM that is dropped without close() gives its memory back too; so does the end of the interpreter.
         self._finalizer = weakref.finalize(self, self._engine.runner.close)
+
+    def _open_replicas(self) -> None:
+        from penstock.llm.replicas import ReplicaEngines
+
+        self._replicas = ReplicaEngines(self.config)
+        self.facts, self._tokenizer = self._replicas.replicas.facts, self._replicas.replicas.tokenizer
+        self._finalizer = weakref.finalize(self, self._replicas.close)
 
     # --- generate and chat --------------------------------------------------------------------------------------------
 
@@ -177,16 +169,21 @@ class LLM:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters since the start; prompt tokens of a group are counted once (`prefilled_tokens`)."""
-        return self._engine.stats()
+        return self._engine.stats() if self._replicas is None else self._replicas.stats()
 
     @property
     def generation_tokens(self) -> int:
         """Output tokens made so far. Unlike `stats`, which walks the queues, it may be read from any thread."""
+        if self._replicas is not None:
+            return int(self._replicas.stats().get("generation_tokens", 0))
         return int(self._engine.scheduler.counts["generation_tokens"])
 
     @property
     def engine(self) -> Engine:
-        """The engine below, for who measures it (`benchmarks/shapes.py` watches its runner)."""
+        """The engine below, for who measures it (`benchmarks/shapes.py` watches its runner). Raises UsageError where
+        there are several."""
+        if self._replicas is not None:
+            raise UsageError("several engines run in processes of their own: leave data_parallel_size out")
         return self._engine
 
     def close(self) -> None:
@@ -259,6 +256,13 @@ class LLM:
             raise EngineError("this LLM is closed: make a new one")
         if not self._turning.acquire(blocking=False):
             raise UsageError("this LLM is at work: end or close its other generate, chat or stream first")
+        if self._replicas is not None:
+            try:
+                with closing(self._replicas.deltas(prompts, self._ids, after_step)) as deltas:
+                    yield from deltas
+            finally:
+                self._turning.release()
+            return
         source = iter(prompts)
         known: dict[int, tuple[PendingRequest, Prompt]] = {}
         room = _AHEAD * self.facts.max_num_seqs

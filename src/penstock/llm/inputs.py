@@ -1,17 +1,44 @@
-"""What `LLM.generate` and `chat` are given, as vLLM's users do, made into lists of one form. It knows no engine."""
+"""What `LLM.generate` and `chat` are given, as vLLM's users do, made into lists of one form; what `LLM.stream` is
+given, and gives. It knows no engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.request import SamplingParams
+from penstock.request import CompletionOutput, SamplingParams
 
 TextOrIds = str | Sequence[int]
 AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
 Message = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Prompt:
+    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. The last three are
+    told in `text.chat`, and belong to messages."""
+
+    key: Any
+    prompt: TextOrIds | None = None
+    messages: list[Message] | None = None
+    params: SamplingParams
+    samples: Sequence[int] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Finished:
+    """One finished sample of a Prompt, or (`output` None) why the prompt could not run; the others go on."""
+
+    key: Any
+    output: CompletionOutput | None
+    error: str | None
+    prompt_tokens: int
 
 
 def as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:

@@ -150,6 +150,10 @@ class Admission:
         _, remaining = self._running()
         return waiting + float(remaining.sum())
 
+    def prompt_tokens_left(self) -> int:
+        """Prompt tokens of what waits that no step has taken up; what the cache has of them isn't known yet."""
+        return sum(g.target - g.stored for line in self._lines for g in line)
+
     def _capacity(self, group: ForkGroup) -> int:
         """Blocks that may be in use once this group's tails have ended."""
         return self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE - self._kept_blocks(group)

@@ -140,7 +140,7 @@ def test_the_client_tells_who_was_there_when_the_engine_died(before: str, heard:
 
     async def main() -> None:
         channel, params = Channel(), SamplingParams(max_tokens=9)
-        client = AsyncClient(Facts(), None, channel, SharedEngine())  # type: ignore[arg-type]
+        client = AsyncClient(Facts(), None, channel, SharedEngine(lambda: None))  # type: ignore[arg-type]
         done = client.submit([1], params, stream=False)
         streams = [client.submit([1], params, stream=False) for _ in range(2)]
         if before == "a cut":

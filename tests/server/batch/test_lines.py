@@ -98,7 +98,12 @@ BAD = {
     "long stops": (body(stop=["a" * 1_024, "b" * 1_025]), "invalid_request", "body.stop"),
     "max_tokens": (body(max_tokens=0), "invalid_request", "body.max_tokens"),
     "unknown field": (body(colour="red"), "unknown_parameter", "body.colour"),
-    "tools": (body(response_format={"type": "json_object"}), "unsupported_parameter", "body.response_format"),
+    "tools": (body(guided_json={"type": "object"}), "unsupported_parameter", "body.guided_json"),
+    "two forms": (
+        body(structured_outputs={"regex": "a", "json_object": True}),
+        "invalid_request",
+        "body.structured_outputs",
+    ),
     "too long": (body(user="x" * 5_000), "line_too_long", None),
 }
 

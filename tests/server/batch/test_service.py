@@ -84,6 +84,22 @@ def test_a_batch_outlives_its_server(tmp_path: Path, end: Callable[[Serving], No
         assert wait_until(second.at_rest, 5) is not None
 
 
+def test_a_batch_goes_on_through_a_replicas_death(tmp_path: Path) -> None:
+    """Its lines there are run again on the other, and each once for whoever reads them."""
+    words = make_folder(tmp_path, Orders(step_seconds=0.01), rows=16)
+    requests(tmp_path / "in.jsonl")
+    with Serving(tmp_path, state_dir=str(tmp_path / "state"), knobs={"data_parallel_size": 2}) as serving:
+        remote = Remote(serving.url)
+        batch_id = submit(remote, tmp_path / "in.jsonl", None)
+        assert wait_until(lambda: done(remote, batch_id) > 20, 60) is not None
+        os.kill(serving.engines[0], signal.SIGKILL)
+        with open(os.devnull, "w") as nowhere:
+            assert watch(remote, batch_id, nowhere, 0.1)["status"] == "completed"
+        fetch(remote, batch_id, tmp_path / "out.jsonl")
+        check(tmp_path / "out.jsonl", words)
+        assert set(points(tmp_path / "state", batch_id).values()) <= {1}
+
+
 def _zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
 

@@ -48,6 +48,16 @@ def gate(access: AccessPolicy) -> AuthMiddleware:
     return AuthMiddleware(nothing, access)
 
 
+def test_replicas_are_restarted_by_an_operators_key_alone(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[key]]\nname = "a"\nkey = "plain"\n[[key]]\nname = "b"\nkey = "operator"\nadmin = true\n')
+    access = AccessPolicy(keys=gather_keys(["on the line"], file, {}))
+    with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:
+        for key, status in (("plain", 403), ("nobody's", 401), ("operator", 200), ("on the line", 200)):
+            assert http.post("/admin/restart", headers=bearer(key)).status_code == status, key
+        assert server.engine.restarts == 2
+
+
 def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
     access = AccessPolicy(keys=gather_keys(["one-key", "other-key"], None, {}))
     with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:

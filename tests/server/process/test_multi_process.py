@@ -118,6 +118,12 @@ def test_each_server_tells_the_sums_of_all(serving: Serving) -> None:
     assert {httpx.get(serving.url + "/health").status_code for _ in range(8)} == {200}
 
 
+def test_a_single_engine_is_not_restarted(serving: Serving) -> None:
+    answer = httpx.post(serving.url + "/admin/restart")
+    assert answer.status_code == 400 and "--data-parallel-size" in answer.json()["error"]["message"]
+    assert httpx.get(serving.url + "/health").json() == {"ready": True}
+
+
 def test_a_shared_port_is_shared_with_nobody_else() -> None:
     with share_port("127.0.0.1", 0, 3) as listeners:
         (address,) = {listener.getsockname() for listener in listeners}

@@ -19,6 +19,8 @@ from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.app_state import AppState
 from penstock.server.openai.http_errors import ShuttingDownError
 
+LOOK_EVERY = 0.1  # seconds between looks whether a replica is ready
+
 
 class BatchManager:
     """Runs the batches of one state folder."""
@@ -97,8 +99,12 @@ class BatchManager:
             try:
                 await job.run()
                 return
-            except (EngineError, ShuttingDownError):
-                return  # the server ends and says why; the batch goes on with the next one
+            except ShuttingDownError:
+                return  # the batch goes on with the next server
+            except EngineError:
+                if not await self._engines_go_on():
+                    return  # the server ends and says why; the batch goes on with the next one
+                continue
             except NO_FAULTS:
                 raise
             except BaseException as error:  # noqa: BLE001 - said, and the server goes on
@@ -113,6 +119,13 @@ class BatchManager:
                 pause = min(2 * pause, self.limits.longest_pause) if job.held_up else self.limits.first_pause
                 job.hold_up(error)
             await asyncio.sleep(pause)
+
+    async def _engines_go_on(self) -> bool:
+        """Whether engines are left, one of which died, or will be again: then once one is ready."""
+        client = self.shared.lines.service.client
+        while not (client.alive or client.gone or self._ending):
+            await asyncio.sleep(LOOK_EVERY)
+        return client.alive and not self._ending
 
     def _forget(self, batch_id: str) -> None:
         self._jobs.pop(batch_id, None)

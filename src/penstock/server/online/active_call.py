@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from starlette.types import Receive
 
+from penstock.errors import UsageError
 from penstock.request import Delta
 from penstock.server.online.app_state import AppState
 from penstock.server.online.metrics import CallMetrics
@@ -89,6 +90,8 @@ class ActiveCall:
         self.call_metrics.note(at, deltas)
         for delta in deltas:
             if delta.error is not None:
+                if self.call.sampling.structured_outputs is not None:  # of what was asked, as far as anyone can tell
+                    raise UsageError(delta.error, param="structured_outputs")
                 raise SampleError(delta.error)
             if delta.finish_reason is not None and self.ticket is not None:
                 self.ticket.ended(1)

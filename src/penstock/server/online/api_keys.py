@@ -27,13 +27,15 @@ MOST = 10_000  # keys: each is looked at for each request, about 1 us
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One key. `name`: what its files and batches belong to, and what logs say. `digest`: SHA-256 of its UTF-8, in hex.
-    The limits are as request_limits.py's, of this key alone; None: only those hold."""
+    The limits are as request_limits.py's, of this key alone; None: only those hold. admin: whether it may have the
+    service's replicas restarted."""
 
     name: str
     digest: str
     number: int = 0  # from 1 on, in the order of the keys
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
+    admin: bool = False
 
 
 class _FileKey(msgspec.Struct, forbid_unknown_fields=True):
@@ -44,6 +46,7 @@ class _FileKey(msgspec.Struct, forbid_unknown_fields=True):
     sha256: Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")] | None = None
     max_num_queued_reqs: Annotated[int, Meta(ge=1)] | None = None
     max_num_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
+    admin: bool = False
 
 
 _FIELDS = _FileKey.__struct_fields__
@@ -77,7 +80,8 @@ def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[st
 
 def read_key_file(path: Path) -> list[Key]:
     """Keys of a TOML file, a `[[key]]` each: `name`, `key` or `sha256` (hex, of the key), and the key's own
-    max_num_queued_reqs and max_num_queued_tokens where it has some. Raises UsageError; no message says a key."""
+    max_num_queued_reqs and max_num_queued_tokens where it has some, `admin = true` for an operator's. Raises
+    UsageError; no message says a key."""
     try:
         found = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -117,7 +121,7 @@ def _file_key(entry: Any, place: int) -> Key:
         raise UsageError(f"{where} needs either key or sha256")
     digest = (read.sha256 or _plain_key(read.key, where).digest).lower()
     reqs, tokens = read.max_num_queued_reqs, read.max_num_queued_tokens
-    return Key(name=read.name, digest=digest, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens)
+    return Key(name=read.name, digest=digest, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens, admin=read.admin)
 
 
 def _plain_key(key: Any, source: str) -> Key:
@@ -130,4 +134,4 @@ def _plain_key(key: Any, source: str) -> Key:
     if key != key.strip():
         raise UsageError(f"an API key begins or ends with a space: check {source}", param="api_key")
     digest = hashlib.sha256(key.encode()).hexdigest()
-    return Key(name=f"key-{digest[:NAMED_BY]}", digest=digest)
+    return Key(name=f"key-{digest[:NAMED_BY]}", digest=digest, admin=True)

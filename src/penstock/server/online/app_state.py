@@ -24,7 +24,7 @@ from penstock.server.openai.logprobs_json import TokenSpellings
 from penstock.text.sandbox import SandboxPool
 
 if TYPE_CHECKING:
-    from penstock.engine.async_client import AsyncClient
+    from penstock.engine.replica_set import EngineClient
 
 MOST_SANDBOXES = 8  # processes; a third of a core tokenises what an H200 prefills of a 1B model
 NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
@@ -35,7 +35,7 @@ class AppState:
     """What every route is handed. `closing` is set, by `close`, when running requests have to end. `servers`: how many
     processes share the engine; `keys`: the API keys that share it, and its limits."""
 
-    client: AsyncClient
+    client: EngineClient
     model: str
     metrics: Metrics
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -88,6 +88,12 @@ class AppState:
         """Ends their processes, when nobody is left who waits for one."""
         if self.sandbox_pool is not None:
             self.sandbox_pool.close()
+
+    def readiness(self) -> dict[str, Any]:
+        """Whether it serves; of several replicas, how many do."""
+        each = self.client.each()
+        several = {"replicas": len(each), "replicas_ready": sum(one.ready for one in each)} if len(each) > 1 else {}
+        return {"ready": self.ready, **several}
 
     def engine_state(self) -> tuple[dict[str, Any], bool]:
         """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""

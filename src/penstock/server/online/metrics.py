@@ -22,7 +22,8 @@ from penstock.request import FINISH_REASONS, Delta
 from penstock.server.openai.translate import Call
 
 if TYPE_CHECKING:
-    from penstock.engine.async_client import AsyncClient, Stream
+    from penstock.engine.async_client import ReplicaState, Stream
+    from penstock.engine.replica_set import EngineClient
 
 _SECONDS = (*(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5)), 1000.0)
 _TOKENS = tuple(a * 10.0**b for b in range(6) for a in (1, 2, 5))
@@ -118,7 +119,7 @@ class Board:
 class Metrics:
     """All metrics of one server; a collector of its own registry. `board`: where it is one of several processes."""
 
-    def __init__(self, client: AsyncClient, model: str, board: Board | None = None) -> None:
+    def __init__(self, client: EngineClient, model: str, board: Board | None = None) -> None:
         self._client = client
         self._board = board
         self._labels = {"model_name": model}
@@ -143,17 +144,8 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Every metric."""
+        yield from self._of_engines()
         names, values = list(self._labels), list(self._labels.values())
-        stats = self._client.stats()  # empty until the engine has first spoken, and then whole
-        known = {key: told for key, told in _LIMIT_GAUGES.items() if key in stats}
-        for key, (name, help) in {**_GAUGES, **known}.items() if stats else ():
-            gauge = GaugeMetricFamily("penstock:" + name, help, labels=names)
-            gauge.add_metric(values, stats[key])
-            yield gauge
-        for key, (name, help) in _COUNTERS.items() if stats else ():
-            counter = CounterMetricFamily("penstock:" + name, help, labels=names)
-            counter.add_metric(values, stats[key])
-            yield counter
         success = CounterMetricFamily(
             "penstock:request_success", "Samples that ended, by reason.", labels=[*names, "finished_reason"]
         )
@@ -163,6 +155,33 @@ class Metrics:
         yield success
         for histogram in self._histograms:
             yield histogram.metric(self._labels, list(islice(numbers, len(histogram.numbers))))
+
+    def _of_engines(self) -> Iterator[Metric]:
+        """What engines say of themselves; of several, each with its number as a label, while it lives."""
+        each = self._client.each()
+        names, values = list(self._labels), list(self._labels.values())
+        if len(each) > 1:
+            ready = GaugeMetricFamily("penstock:replicas_ready", "Replicas that take requests.", labels=names)
+            ready.add_metric(values, sum(one.ready for one in each))
+            yield ready
+            names.append("replica")
+            yield self._restarts(each, names)
+        # A replica's are empty until its engine has first spoken, and then whole.
+        told = [(_labelled(values, number, len(each)), one.stats) for number, one in enumerate(each) if one.stats]
+        for families, family in ((_GAUGES | _LIMIT_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
+            for key, (name, help) in families.items():
+                known = [(labels, stats[key]) for labels, stats in told if key in stats]
+                if known:
+                    made = family("penstock:" + name, help, labels=names)
+                    for labels, value in known:
+                        made.add_metric(labels, value)
+                    yield made
+
+    def _restarts(self, each: Sequence[ReplicaState], names: Sequence[str]) -> Metric:
+        restarts = CounterMetricFamily("penstock:replica_restarts", "Times that a replica came up again.", labels=names)
+        for number, one in enumerate(each):
+            restarts.add_metric(_labelled([*self._labels.values()], number, len(each)), one.restarts)
+        return restarts
 
     def share(self) -> list[float]:
         """Puts this process's numbers on the board, and gives those of all processes added up."""
@@ -181,6 +200,10 @@ class Metrics:
     def text(self) -> bytes:
         """The page of /metrics."""
         return generate_latest(self._registry)
+
+
+def _labelled(values: list[str], replica: int, count: int) -> list[str]:
+    return values if count == 1 else [*values, str(replica)]
 
 
 class CallMetrics:

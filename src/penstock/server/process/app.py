@@ -93,12 +93,22 @@ async def get_live(service: AppState, request: Request) -> Response:
 
 
 async def get_ready(service: AppState, request: Request) -> Response:
-    return _json({"ready": service.ready}, 200 if service.ready else 503)
+    return _json(service.readiness(), 200 if service.ready else 503)
 
 
 async def get_engine(service: AppState, request: Request) -> Response:
     state, well = service.engine_state()
     return _json(state, 200 if well else 503)
+
+
+async def post_restart(service: AppState, request: Request) -> Response:
+    """POST /admin/restart: all replicas, one at a time. Raises UsageError where there is one alone, HttpError."""
+    key = key_of(request.scope)
+    if key is not None and not key.admin:
+        message = "this key may not restart replicas: give it `admin = true` in the API key file"
+        raise HttpError(message, status=403, code="not_an_admin")
+    service.client.restart()
+    return _json({"restarting": len(service.client.each())})
 
 
 async def get_version(service: AppState, request: Request) -> Response:
@@ -120,6 +130,7 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "GET /health/ready": (get_ready, Told(("Ready",), again=True)),
     "GET /health": (get_ready, Told(("Ready",), again=True)),
     "GET /health/engine": (get_engine, Told(("EngineState",), again=True)),
+    "POST /admin/restart": (post_restart, Told(("Restart",))),
     "GET /version": (get_version, Told(("Version",))),
     "GET /metrics": (get_metrics, Told((CONTENT_TYPE_LATEST.partition(";")[0],))),
 }

@@ -1,6 +1,6 @@
-"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one engine. This process
-starts, tells and ends them, and takes no connection; one that ends unasked ends the service. It knows processes; no
-routes.
+"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one engine or several. This
+process starts, tells and ends them, keeps the engines, and takes no connection; a server that ends unasked ends the
+service, and so does an only engine. It knows processes; no routes.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, TextIO
 
 import msgspec
 
 from penstock.config import Config
-from penstock.engine.async_client import HURRIED
 from penstock.engine.channel import Failed
 from penstock.engine.client import error_of
 from penstock.engine.engine import Refused
-from penstock.engine.launch import addresses, start
+from penstock.engine.replica_words import WordDown, WordUp
+from penstock.engine.supervisor import Supervisor
 from penstock.errors import CapacityError, EngineError, PenstockError, UsageError
 from penstock.server.online.metrics import Board
 from penstock.server.process.port import bind, port_error
 from penstock.server.process.shutdown import StopSignals, signals, unless_stopped
 from penstock.server.process.site import LAST_WORDS, Site, engine_died, line, tell_drain
-from penstock.server.process.worker import Down, EngineEnded, ServerDrain, ServerStart, Up
+from penstock.server.process.worker import Down, ServerDrain, ServerStart, Serves, Up
 
 MOST = 64  # server processes
 WORKER = (sys.executable, "-m", "penstock.server.process.worker")
-ENGINE_PATIENCE = 10.0  # seconds that the engine gets to end after its last client
 
 
 async def serve_processes(
@@ -42,14 +42,12 @@ async def serve_processes(
     if sys.platform != "linux":
         raise UsageError("more than one API server needs Linux: leave --api-server-count out", param="api_server_count")
     config.check()
-    with signals() as stop, share_port(host, port, count) as listeners, contextlib.ExitStack() as joining:
+    with signals() as stop, share_port(host, port, count) as listeners:
         said = line(site, listeners[0])
-        places = joining.enter_context(addresses(count))
-        service = _Service(site, stop, await start(config, places, engine, site.limits.step_timeout))
+        service = _Service(config, site, stop, count, engine)
         try:
-            await service.start_servers(listeners, places, tokenizer=not config.model.skip_tokenizer_init)
+            await service.start_servers(listeners)
             if await unless_stopped(service.ready(), stop):
-                joining.close()
                 print(said, file=out, flush=True)
                 await service.run()
         finally:
@@ -80,10 +78,13 @@ def share_port(host: str, port: int, count: int) -> Iterator[list[socket.socket]
 
 
 class _Worker:
-    """A server process, as its parent sees it."""
+    """A server process, as its parent sees it. hear: takes its words of engines."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process) -> None:
-        self.number, self.process = number, process
+    def __init__(self, number: int, process: asyncio.subprocess.Process, hear: Callable[[WordUp], None]) -> None:
+        self.number, self.process, self._hear = number, process, hear
+        self._serves = asyncio.Event()
+        self.why: PenstockError | None = None  # it ended, where it could say that
+        self._reading = asyncio.create_task(self._read())
 
     def say(self, word: Down | ServerStart) -> None:
         if self.process.returncode is None and self.process.stdin is not None:
@@ -91,22 +92,29 @@ class _Worker:
 
     async def ready(self) -> None:
         """Returns once it serves; raises what it raised."""
-        word = await self._hear()
-        if word is None:
-            raise EngineError(f"API server {self.number} ended with code {await self.process.wait()} while it started")
-        if isinstance(word, Failed):
-            raise _error_of(word)
+        serves = asyncio.ensure_future(self._serves.wait())
+        await asyncio.wait((serves, self._reading), return_when=asyncio.FIRST_COMPLETED)
+        serves.cancel()
+        if not self._serves.is_set():
+            ended = f"API server {self.number} ended with code {await self.process.wait()} while it started"
+            raise self.why or EngineError(ended)
 
     async def last_words(self) -> PenstockError | None:
         """What one that has ended was ended by; None where it could not say."""
-        word = await self._hear()
-        return _error_of(word) if isinstance(word, Failed) else None
+        await self._reading
+        return self.why
 
-    async def _hear(self) -> Up | None:
+    async def _read(self) -> None:
         assert self.process.stdout is not None
-        heard = await self.process.stdout.readline()
-        word: Up | None = msgspec.json.decode(heard, type=Up) if heard.endswith(b"\n") else None
-        return word
+        decoder: msgspec.json.Decoder[Up] = msgspec.json.Decoder(Up)
+        while (heard := await self.process.stdout.readline()).endswith(b"\n"):
+            word = decoder.decode(heard)
+            if isinstance(word, Serves):
+                self._serves.set()
+            elif isinstance(word, Failed):
+                self.why = _error_of(word)
+            else:
+                self._hear(word)
 
 
 def _error_of(word: Failed) -> PenstockError:
@@ -114,73 +122,81 @@ def _error_of(word: Failed) -> PenstockError:
 
 
 class _Service:
-    """The engine's process and the servers'."""
+    """The servers' processes and, by their supervisor, the engines'."""
 
-    def __init__(self, site: Site, stop: StopSignals, engine: asyncio.subprocess.Process) -> None:
-        self._site, self._stop, self._engine = site, stop, engine
+    def __init__(self, config: Config, site: Site, stop: StopSignals, count: int, engine: Sequence[str]) -> None:
+        self._config, self._site, self._stop, self._count = config, site, stop, count
         self._workers: list[_Worker] = []
-        self._telling = asyncio.create_task(self._tell_end())
+        fronts = [partial(self._tell, number) for number in range(count)]
+        self._engines = Supervisor(config, fronts, engine, site.limits.step_timeout)
 
-    async def start_servers(self, listeners: list[socket.socket], places: list[str], *, tokenizer: bool) -> None:
+    async def start_servers(self, listeners: list[socket.socket]) -> None:
         """Raises CapacityError. The sockets are the servers' alone from here on: one that is kept by nobody who
         accepts would swallow connections."""
-        count = len(listeners)
-        board = Board.make(count)
+        model, replicas = self._config.model, self._config.parallel.data_parallel_size
+        board = Board.make(self._count)
         try:
-            for number, (listener, address) in enumerate(zip(listeners, places, strict=True)):
+            for number, listener in enumerate(listeners):
                 descriptors = (listener.fileno(), board)
-                worker = _Worker(number, await _start_process(descriptors))
+                worker = _Worker(number, await _start_process(descriptors), partial(self._engines.hear, number))
                 self._workers.append(worker)
-                worker.say(ServerStart(address, *descriptors, number, count, self._site, tokenizer))
+                tokenizer = not model.skip_tokenizer_init
+                start = ServerStart(*descriptors, number, self._count, self._site, tokenizer, replicas, model.seed)
+                worker.say(start)
                 listener.close()
         finally:
             os.close(board)
 
+    def _tell(self, number: int, word: WordDown) -> None:
+        self._workers[number].say(word)
+
     async def ready(self) -> bool:
-        """True once all serve. Raises what one of them, or the engine, raised."""
-        await asyncio.gather(*(worker.ready() for worker in self._workers))
+        """True once all serve. Raises what one of them, or the engines, raised."""
+        await asyncio.gather(self._engines.start(), *(worker.ready() for worker in self._workers))
         return True
 
     async def run(self) -> None:
         """Until there is a reason to end, and running requests have ended. Raises EngineError for a bad one."""
-        reasons = [asyncio.ensure_future(self._stop.first.wait()), asyncio.ensure_future(self._engine.wait())]
+        over = asyncio.ensure_future(self._engines.wait())
+        reasons: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stop.first.wait()), over]
         reasons += [asyncio.ensure_future(worker.process.wait()) for worker in self._workers]
         await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
-        for each in reasons:
-            each.cancel()
         if self._stop.first.is_set():
             tell_drain("running requests", self._site.limits.drain_seconds)
             await self._drain()
-            if self._engine.returncode:  # amid the drain; else it ends after its last client, with 0
-                raise engine_died(f"its process ended with code {self._engine.returncode}")
-            return
-        # Servers end soon after their engine; heard of in either order, it is the engine that died.
-        if not await _ended([self._engine], LAST_WORDS / 2):
-            dead = next(worker for worker in self._workers if worker.process.returncode is not None)
-            why = await dead.last_words()
-            if isinstance(why, EngineError):  # it saw the engine hang, which dies with us
-                await _kill(self._engine)
-                await self._drain()
-                raise why
+        else:
+            # Servers end soon after their engine; heard of in either order, it is the engine that died.
+            died, _ = await asyncio.wait((over,), timeout=LAST_WORDS / 2)
+            dead = next((worker for worker in self._workers if worker.process.returncode is not None), None)
             await self._drain()
-            raise EngineError(
-                f"API server {dead.number} of {len(self._workers)} ended with code {dead.process.returncode} while "
-                "serving, and the service with it: start it again"
-            )
-        await self._drain()
-        raise engine_died(f"its process ended with code {self._engine.returncode}")
+            if not died and dead is not None:
+                raise await self._end_of(dead)
+        for each in reasons:
+            each.cancel()
+        if self._engines.death:  # amid the drain, too; else it ends after its last client
+            raise engine_died(self._engines.death)
+
+    async def _end_of(self, dead: _Worker) -> PenstockError:
+        """What the service ends with, whose server ended while its engines serve."""
+        why = await dead.last_words()
+        if isinstance(why, EngineError):  # it saw the only engine fail in a way that only it could see
+            return why
+        return EngineError(
+            f"API server {dead.number} of {len(self._workers)} ended with code {dead.process.returncode} while "
+            "serving, and the service with it: start it again"
+        )
 
     async def end(self) -> None:
         """Leaves no process behind."""
         for worker in self._workers:
             await _kill(worker.process)
-        if self._workers and all(worker.process.returncode == 0 for worker in self._workers):
-            await self._engine_ended()
-        await _kill(self._engine)
-        await self._telling
+        if not self._workers or any(worker.process.returncode != 0 for worker in self._workers):
+            self._engines.kill()
+        await self._engines.end(self._stop.second)
 
     async def _drain(self) -> None:
         """Tells all servers to end and waits for them, no longer than they may take."""
+        self._engines.retire()
         for worker in self._workers:
             worker.say(ServerDrain())
         processes = [worker.process for worker in self._workers]
@@ -191,24 +207,12 @@ class _Service:
                 worker.say(ServerDrain())
         await gone
 
-    async def _engine_ended(self) -> None:
-        """It ends after its last client; a second signal shortens the wait for that."""
-        ended = await self._until_second(_ended([self._engine], ENGINE_PATIENCE))
-        if not ended.done():
-            await asyncio.wait((ended,), timeout=HURRIED)
-        ended.cancel()
-
     async def _until_second(self, work: Coroutine[Any, Any, bool]) -> asyncio.Future[bool]:
         """Waits for work to end, no longer than for a second signal."""
         going, second = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.second.wait())
         await asyncio.wait((going, second), return_when=asyncio.FIRST_COMPLETED)
         second.cancel()
         return going
-
-    async def _tell_end(self) -> None:
-        code = await self._engine.wait()
-        for worker in self._workers:
-            worker.say(EngineEnded(code))
 
 
 async def _start_process(descriptors: Sequence[int]) -> asyncio.subprocess.Process:

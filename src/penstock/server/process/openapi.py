@@ -207,7 +207,11 @@ ANSWERS: dict[str, Json] = {
     "Batch": _OBJECTS["BatchObject"],
     "Batches": _list("Batch", **_PAGE),
     "Live": _object(live={"const": True}),
-    "Ready": _object(ready=_FLAG),
+    "Ready": {
+        **_object(ready=_FLAG),
+        "properties": {"ready": _FLAG, "replicas": _WHOLE, "replicas_ready": _WHOLE},  # those of several replicas
+    },
+    "Restart": _object(restarting=_WHOLE),
     "EngineState": _object(alive=_FLAG, seconds_since_step=_REAL, step_timeout=_REAL),
     "Version": _object(version=_TEXT),
 }

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import uvloop
 
@@ -27,6 +27,9 @@ from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.process.port import bind
 from penstock.server.process.shutdown import fast_exit, signals, unless_stopped
 from penstock.server.process.site import Site, line, serve_engine
+
+if TYPE_CHECKING:
+    from penstock.engine.replica_set import EngineClient
 
 
 def serve(
@@ -83,6 +86,14 @@ def serve(
             runner.run(serve_processes(config, host, port, site, api_server_count, out or sys.stdout, engine))
 
 
+async def _launch(config: Config, engine: Sequence[str], step_timeout: float) -> EngineClient:
+    if config.parallel.data_parallel_size == 1:
+        return await launch(config, engine, step_timeout)
+    from penstock.engine.launch_replicas import launch_replicas
+
+    return await launch_replicas(config, engine, step_timeout)
+
+
 async def _serve(
     config: Config,
     listener: socket.socket,
@@ -93,7 +104,7 @@ async def _serve(
     ending: contextlib.AbstractContextManager[None],
 ) -> None:
     with signals() as stop:
-        client = await unless_stopped(launch(config, engine, site.limits.step_timeout), stop)
+        client = await unless_stopped(_launch(config, engine, site.limits.step_timeout), stop)
         if client is None:
             return
         with ending:

@@ -1,4 +1,4 @@
-"""One server over one engine's client, from its first connection to its last, whatever ends it: a signal, a dead
+"""One server over its engines' client, from its first connection to its last, whatever ends it: a signal, a dead
 engine, a fault of uvicorn's. It knows uvicorn; routes and bodies are app's.
 """
 
@@ -31,7 +31,7 @@ from penstock.server.process.port import port_error, url_of
 from penstock.server.process.shutdown import StopSignals
 
 if TYPE_CHECKING:
-    from penstock.engine.async_client import AsyncClient
+    from penstock.engine.replica_set import EngineClient
 
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
@@ -50,7 +50,7 @@ class Site:
 
 
 async def serve_engine(
-    client: AsyncClient,
+    client: EngineClient,
     listener: socket.socket,
     site: Site,
     stop: StopSignals,
@@ -168,7 +168,7 @@ def _uvicorn_config(app: Any, protocol: type[asyncio.Protocol]) -> uvicorn.Confi
 
 async def _watch(service: AppState, serving: asyncio.Task[None], stop: StopSignals) -> None:
     """Returns when there is a reason to end: a signal, a dead engine, a server that stopped."""
-    while service.client.alive and not serving.done() and not stop.first.is_set():
+    while not service.client.gone and not serving.done() and not stop.first.is_set():
         service.metrics.share()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.first.wait(), LOOK_EVERY)
@@ -179,7 +179,7 @@ async def _end(
 ) -> None:
     """Lets running requests end, tells the others, and stops the server; batches stop meanwhile, so that neither waits
     for the other. Raises EngineError if the engine died, by now or meanwhile, and what the server's own task raised."""
-    died = not service.client.alive
+    died = service.client.gone
     server.should_exit = True
     open_requests = len(server.server_state.tasks)
     if stop.first.is_set() and not stop.second.is_set() and open_requests and service.servers == 1:
@@ -197,7 +197,7 @@ async def _end(
     if batches is not None:
         await batches
     fault = serving.exception() if serving.done() and not serving.cancelled() else None
-    if not service.client.alive:
+    if service.client.gone:
         raise engine_died(service.client.death) from fault
     if fault is not None:
         raise fault

@@ -1,6 +1,6 @@
 """One of several server processes: `python -m penstock.server.process.worker`, started by multi_process.py alone. The
 parent speaks on standard input, a line of JSON a word, and its end is ours; what we say goes to standard output. It
-knows serve's parts, and how to join an engine.
+knows serve's parts, and how to join engines.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 import msgspec
 import uvloop
 
-from penstock.engine.async_client import SharedEngine
-from penstock.engine.channel import ClientEnd, Failed
-from penstock.engine.launch import join
+from penstock.engine.channel import Failed
+from penstock.engine.replica_set import ReplicaSet
+from penstock.engine.replica_words import WordDown, WordUp
 from penstock.errors import PenstockError
 from penstock.parent_death import begin_child
 from penstock.server.online.metrics import Board
@@ -24,33 +24,29 @@ from penstock.server.process.site import Site, serve_engine
 
 
 class ServerStart(msgspec.Struct):
-    """The first line down. `listener` and `board` are descriptors; this is server `number` of `count`."""
+    """The first line down. `listener` and `board` are descriptors; this is server `number` of `count`, over `replicas`
+    engines of this `seed`."""
 
-    address: str
     listener: int
     board: int
     number: int
     count: int
     site: Site
     tokenizer: bool
+    replicas: int
+    seed: int
 
 
 class ServerDrain(msgspec.Struct, tag="drain"):
     """Down: end as on a signal; the second time, now."""
 
 
-class EngineEnded(msgspec.Struct, tag="engine_ended"):
-    """Down: the engine's process has ended."""
-
-    code: int
-
-
 class Serves(msgspec.Struct, tag="serves"):
     """Up: connections are taken. (Else Failed comes up, with what was raised.)"""
 
 
-Down = ServerDrain | EngineEnded
-Up = Serves | Failed
+Down = ServerDrain | WordDown
+Up = Serves | Failed | WordUp
 
 
 def main() -> int:
@@ -72,29 +68,31 @@ async def _work() -> None:
     if not first:
         return  # the parent was gone before it said anything
     start = msgspec.json.decode(first, type=ServerStart)
-    engine, stop = SharedEngine(), StopSignals()
-    hearing = asyncio.create_task(_hear(lines, engine, stop))
-    joining = join(ClientEnd(start.address), engine, start.tokenizer, start.site.limits.step_timeout)
-    client = await unless_stopped(joining, stop)
-    if client is not None:
-        board = Board(start.board, start.number, start.count)
-        try:
+    stop = StopSignals()
+    client = ReplicaSet(
+        start.replicas, _say, number=start.number, seed=start.seed, tokenizer=start.tokenizer,
+        step_timeout=start.site.limits.step_timeout,
+    )  # fmt: skip
+    hearing = asyncio.create_task(_hear(lines, client, stop))
+    try:
+        if await unless_stopped(client.began(), stop):
+            board = Board(start.board, start.number, start.count)
             with socket.socket(fileno=start.listener) as listener:
                 await serve_engine(client, listener, start.site, stop, lambda: _say(Serves()), board)
-        finally:
-            await client.close()
+    finally:
+        await client.close()
     hearing.cancel()
 
 
-async def _hear(lines: asyncio.StreamReader, engine: SharedEngine, stop: StopSignals) -> None:
+async def _hear(lines: asyncio.StreamReader, client: ReplicaSet, stop: StopSignals) -> None:
     """What the parent says. Its end leaves nobody to serve for."""
     decoder = msgspec.json.Decoder(Down)
     while heard := await lines.readline():
         word = decoder.decode(heard)
-        if isinstance(word, EngineEnded):
-            engine.ended(word.code)
-        else:
+        if isinstance(word, ServerDrain):
             stop()
+        else:
+            client.hear(word)
     os._exit(1)
 
 

@@ -1,0 +1,71 @@
+"""The words between who keeps engines running (supervisor.py) and who sends requests to them (replica_set.py): handed
+over by a call where both are one process, as lines of JSON where they are two. A life is one process of a replica's,
+numbered over all of them. It knows words; no process, no engine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engine.client import error_of
+from penstock.engine.engine import Refused
+from penstock.errors import PenstockError
+
+
+class Join(msgspec.Struct, tag="join", frozen=True):
+    """Down: an engine is about to start, and will look for you at this address."""
+
+    replica: int
+    life: int
+    address: str
+
+
+class Leave(msgspec.Struct, tag="leave", frozen=True):
+    """Down: send it nothing more, and close once it has nothing of yours."""
+
+    life: int
+
+
+class Ended(msgspec.Struct, tag="ended", frozen=True):
+    """Down: its process has ended."""
+
+    life: int
+    code: int
+
+
+class Joined(msgspec.Struct, tag="joined", frozen=True):
+    """Up: it is ready, and requests go to it."""
+
+    life: int
+
+
+class JoinFailed(msgspec.Struct, tag="join_failed", frozen=True):
+    """Up: it will never be ready. `kind` is the error's class name."""
+
+    life: int
+    kind: str
+    message: str
+    param: str | None
+
+    @classmethod
+    def of(cls, life: int, error: PenstockError) -> JoinFailed:
+        return cls(life, type(error).__name__, str(error), error.param)
+
+    @property
+    def error(self) -> PenstockError:
+        return error_of(Refused(-1, self.kind, self.message, self.param))
+
+
+class Hung(msgspec.Struct, tag="hung", frozen=True):
+    """Up: it completes no step though it has work, and is to be killed. why: in a line."""
+
+    life: int
+    why: str
+
+
+class RestartAll(msgspec.Struct, tag="restart_all", frozen=True):
+    """Up: restart all replicas, one after the other."""
+
+
+WordDown = Join | Leave | Ended
+WordUp = Joined | JoinFailed | Hung | RestartAll

@@ -1,0 +1,264 @@
+"""The engines of an LLM with data_parallel_size above 1: processes beside the caller's, and a thread that talks to
+them.
+
+    prompts --pulled--> backlog --a replica wants more--> ReplicaSet.submit --news--> queue --> the caller's generator
+
+A replica takes more when little of what it has waits for rows. Of the last prompts the longest go first, and samples of
+the very last are shared out. It knows the client of several engines; no outputs, no files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.config import Config
+from penstock.engine.launch_replicas import launch_replicas
+from penstock.engine.replica_set import ReplicaSet
+from penstock.engine.replica_stream import ReplicaStream, Seeds
+from penstock.errors import (
+    EngineError,
+    FaultError,
+    NoReplicaError,
+    PenstockError,
+    ReplicaError,
+    TokenizerError,
+    UsageError,
+)
+from penstock.llm.inputs import Prompt
+from penstock.request import Delta, check_request
+
+if TYPE_CHECKING:
+    from penstock.engine.client import PendingRequest
+
+Result = TypeVar("Result")
+LOOK_AHEAD = 8  # prompts, a replica, that are pulled before one wants them: the last ones are known as such
+TURN = 0.1  # seconds without news after which the caller's after_step has its turn
+NONE_READY = 120.0  # seconds without any replica after which a job is given up
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A prompt with its ids; params with a seed. suspect: it was at two replicas when they died."""
+
+    prompt: Prompt
+    ids: list[int]
+    suspect: bool = False
+
+    @property
+    def samples(self) -> int:
+        return self.prompt.params.n if self.prompt.samples is None else len(self.prompt.samples)
+
+
+@dataclass(slots=True)
+class _News:
+    """What came of one prompt: deltas; at its end, with nothing or with what ended it."""
+
+    number: int
+    deltas: list[Delta]
+    over: bool = False
+    error: PenstockError | None = None
+
+
+class _Job:
+    """One generate, chat or stream. `submit_some` and what it calls run in the engines' thread."""
+
+    def __init__(self, replicas: ReplicaSet, seeds: Seeds) -> None:
+        self.replicas, self.seeds = replicas, seeds
+        self.news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self.backlog: deque[_Asked] = deque()
+        self.last = False  # whether the backlog is all that is left
+        self.suspects: deque[_Asked] = deque()  # they come behind all others, each by itself
+        self.open: dict[int, tuple[ReplicaStream | None, _Asked]] = {}  # None: it was refused
+        self.done: dict[int, set[int]] = {}  # samples that ended, of those open
+        self._count = 0
+        self._reading: set[asyncio.Task[None]] = set()
+
+    async def submit_some(self) -> None:
+        """Gives replicas that want more what is in the backlog."""
+        facts, router = self.replicas.facts, self.replicas.router
+        if self.last:
+            length = {
+                id(one): one.samples * router.expected_tokens(_limit(one, facts.max_model_len)) for one in self.backlog
+            }
+            self.backlog = deque(sorted(self.backlog, key=lambda one: -length[id(one)]))
+        while self.backlog and (wanting := self.replicas.wanting()):
+            whole = not self.last or len(self.backlog) >= self.replicas.count
+            one = self.backlog.popleft()
+            params, samples = one.prompt.params, one.prompt.samples
+            number, self._count = self._count, self._count + 1
+            self.open[number] = None, one
+            try:
+                stream = self.replicas.submit(
+                    one.ids, params, stream=False, samples=samples, whole=whole, among=wanting
+                )
+            except PenstockError as error:
+                self.news.put(_News(number, [], over=True, error=error))
+                continue
+            self.open[number] = stream, one
+            self._reading.add(task := asyncio.ensure_future(self._read(number, stream)))
+            task.add_done_callback(self._reading.discard)
+
+    async def _read(self, number: int, stream: ReplicaStream) -> None:
+        try:
+            async for deltas in stream:
+                self.news.put(_News(number, deltas))
+            self.news.put(_News(number, [], over=True))
+        except PenstockError as error:
+            self.news.put(_News(number, [], over=True, error=error))
+
+    async def cancel(self) -> None:
+        """Ends what is under way."""
+        for task in list(self._reading):
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+
+def _limit(one: _Asked, longest: int) -> int:
+    room = longest - len(one.ids)
+    return max(1, min(one.prompt.params.max_tokens or room, room))
+
+
+class ReplicaEngines:
+    """Engines of `config`, started by a thread of this process and ended with it."""
+
+    def __init__(self, config: Config) -> None:
+        self._seeds = Seeds(config.model.seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-replicas", daemon=True)
+        self._thread.start()
+        try:
+            self.replicas = self._run(launch_replicas(config))
+        except BaseException:
+            self._stop()
+            raise
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Runs it in the engines' thread. Where the caller's wait is broken off (Ctrl-C), it is cancelled."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stats(self) -> dict[str, float]:
+        """All replicas' gauges and counters as one engine's."""
+        return self.replicas.stats()
+
+    def close(self) -> None:
+        """Ends the engines and the thread. Idempotent."""
+        if self._thread.is_alive():
+            try:
+                self._run(self.replicas.close())
+            finally:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(_cancel_all())
+        self._loop.close()
+
+    def deltas(
+        self,
+        prompts: Iterable[Prompt],
+        ids_of: Callable[[Prompt], tuple[list[int], Prompt]],
+        after_step: Callable[[], object] | None = None,
+    ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
+        """Gives what LLM's own engine would, of these: deltas with their request and prompt. A prompt that cannot run
+        comes with no request."""
+        source, job = iter(prompts), _Job(self.replicas, self._seeds)
+        heard = time.monotonic()
+        try:
+            while True:
+                yield from self._pull(source, ids_of, job)
+                if job.last and job.suspects and not job.backlog and not job.open:
+                    job.backlog.append(job.suspects.popleft())
+                if job.backlog:
+                    self._run(job.submit_some())
+                if not job.open and not job.backlog:
+                    return
+                news = _next(job.news)
+                heard = time.monotonic() if news or self.replicas.alive else heard
+                if time.monotonic() - heard > NONE_READY:
+                    raise EngineError(f"no replica was ready for {NONE_READY:g} s: their last words are above")
+                for each in news:
+                    yield from _take(job, each)
+                if after_step is not None:
+                    after_step()
+        finally:
+            if self._thread.is_alive():
+                self._run(job.cancel())
+
+    def _pull(
+        self, source: Iterator[Prompt], ids_of: Callable[[Prompt], tuple[list[int], Prompt]], job: _Job
+    ) -> Iterator[tuple[Delta, None, Prompt]]:
+        """Fills the backlog; gives prompts that can never run."""
+        facts = self.replicas.facts
+        while not job.last and len(job.backlog) < LOOK_AHEAD * self.replicas.count:
+            prompt = next(source, None)
+            if prompt is None:
+                job.last = True
+                return
+            try:
+                ids, prompt = ids_of(prompt)
+                span = (min(ids), max(ids)) if ids else None
+                check_request(len(ids), span, prompt.params, facts.max_model_len, facts.vocab_size)
+            except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
+                yield _refused(error), None, prompt
+                continue
+            job.backlog.append(_Asked(replace(prompt, params=job.seeds.give(prompt.params)), ids))
+
+
+def _take(job: _Job, news: _News) -> Iterator[tuple[Delta, PendingRequest | None, Prompt]]:
+    stream, one = job.open[news.number]
+    done = job.done.setdefault(news.number, set())
+    for delta in news.deltas:
+        assert stream is not None
+        if delta.finish_reason is not None:
+            done.add(delta.index)
+        yield delta, stream.asked, one.prompt
+    if not news.over:
+        return
+    del job.open[news.number], job.done[news.number]
+    if news.error is None:
+        return
+    wanted = range(one.prompt.params.n) if one.prompt.samples is None else one.prompt.samples
+    left = replace(one.prompt, samples=[sample for sample in wanted if sample not in done])  # what it had drawn stays
+    if isinstance(news.error, NoReplicaError):
+        job.backlog.appendleft(_Asked(left, one.ids, one.suspect))
+    elif isinstance(news.error, ReplicaError) and not one.suspect:
+        job.suspects.append(_Asked(left, one.ids, suspect=True))
+    elif isinstance(news.error, (UsageError, FaultError, ReplicaError)):
+        yield _refused(news.error), None, one.prompt
+    else:
+        raise news.error
+
+
+def _refused(error: PenstockError) -> Delta:
+    return Delta(-1, -1, finish_reason="error", error=str(error))
+
+
+def _next(news: queue.SimpleQueue[_News]) -> list[_News]:
+    """What has come by now; waits a moment for the first."""
+    found: list[_News] = []
+    try:
+        found.append(news.get(timeout=TURN))
+        while True:
+            found.append(news.get_nowait())
+    except queue.Empty:
+        return found
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

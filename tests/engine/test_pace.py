@@ -1,0 +1,52 @@
+"""What tokens take, out of the lengths of steps: made-up steps of a known pace."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.engine.pace import StepPace
+
+BASE, ROW, PROMPT = 0.004, 2e-6, 1e-5  # seconds: of a step, of a row of it, of a prompt's token
+
+
+def run(pace: StepPace, steps: list[tuple[int, int]], now: float = 0.0, ahead: int = 1) -> float:
+    """Steps of (rows, prompt tokens), each launched while the `ahead` before it run."""
+    ends = [now]
+    for at, (rows, tokens) in enumerate(steps):
+        pace.launched(ends[max(0, at - ahead)])
+        ends.append(ends[-1] + BASE + ROW * rows + PROMPT * tokens)
+        pace.read(rows, tokens, ends[-1])
+    return ends[-1]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_known_pace_is_found(ahead: int) -> None:
+    pace = StepPace()
+    assert pace.stats() == dict.fromkeys(("token_seconds", "prompt_token_seconds", "step_seconds"), 0.0)
+    run(pace, [(1000, 0)] * 40 + [(1000, 500), (1000, 0)] * 40, ahead=ahead)
+    found = pace.stats()
+    assert found["step_seconds"] == pytest.approx(BASE + 1000 * ROW)
+    assert found["token_seconds"] == pytest.approx(BASE / 1000 + ROW)
+    assert found["prompt_token_seconds"] == pytest.approx(PROMPT)
+
+
+def test_few_rows_make_no_token_dear() -> None:
+    """What it does at its fullest is what a token takes, for thousands of steps after."""
+    pace = StepPace()
+    now = run(pace, [(1000, 0)] * 50)
+    run(pace, [(1, 0)] * 200, now)
+    assert pace.stats()["token_seconds"] < 1.2 * (BASE / 1000 + ROW)
+
+
+def test_rest_is_no_part_of_a_step() -> None:
+    pace = StepPace()
+    now = run(pace, [(10, 0)] * 20)
+    run(pace, [(10, 0)] * 20, now + 1000)
+    assert pace.stats()["step_seconds"] == pytest.approx(BASE + 10 * ROW)
+
+
+def test_prompts_alone_are_paced_too() -> None:
+    pace = StepPace()
+    run(pace, [(0, 2000)] * 10)
+    assert pace.stats()["prompt_token_seconds"] == pytest.approx(PROMPT + BASE / 2000)
+    assert pace.stats()["token_seconds"] == 0

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.build.step_table import lasting_rows, run_ahead
 from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.open_runner import open_runner
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
 from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY
-from penstock.schedule.step import JOIN_RECORD, Joins, StepPlan
+from penstock.schedule.step import Joins, StepPlan
 
 LLAMA_1B = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
@@ -39,7 +40,6 @@ PARTS = {
     "attention": ("_own", "_parts", "_prefix", "_prefill", "_attend", "_join"),
     "sampling": ("tile_sums", "draw_kernel", "filter_kernel", "_adjust", "_logprobs"),
 }
-NOTHING = np.zeros(0, np.int32)
 
 
 def main() -> None:
@@ -67,38 +67,21 @@ def _short(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _case(runner: TorchRunner, args: argparse.Namespace, rows: int, groups: int) -> dict[str, Any]:
-    host: list[float] = []
     plans = _Plans(args, rows, groups)
-    _run(runner, plans, 8, host)
-    host.clear()
+    run_ahead(runner, plans.next, 8)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    _run(runner, plans, args.steps, host)
+    host = run_ahead(runner, plans.next, args.steps)
     wall = (time.perf_counter() - start) / args.steps * 1e3
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        _run(runner, plans, args.profiled, [])
+        run_ahead(runner, plans.next, args.profiled)
         torch.cuda.synchronize()
     parts, gap, kernels = _parts(profile)
     print(kernels)
     return {
         "rows": rows, "groups": groups, "ms": round(wall, 3), "tok_s": round(rows / wall * 1e3),
-        **parts, "gap": gap, "host_ms": round(statistics.median(host), 3),
+        **parts, "gap": gap, "host_ms": round(1e3 * statistics.median(host), 3),
     }  # fmt: skip
-
-
-def _run(runner: TorchRunner, plans: _Plans, steps: int, host: list[float]) -> None:
-    """A step ahead, as the engine does."""
-    before = None
-    for _ in range(steps):
-        plan = plans.next()
-        start = time.perf_counter()
-        flight = runner.launch(plan)
-        host.append((time.perf_counter() - start) * 1e3)
-        if before is not None:
-            before.fetch()
-        before = flight
-    assert before is not None
-    before.fetch()
 
 
 def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
@@ -162,15 +145,11 @@ class _Plans:
         blocks = np.random.default_rng(0).permutation(mine).astype(np.int32).reshape(self.rows, own)
         if self.groups:
             blocks = np.concatenate((self._prefixes()[np.arange(self.rows) // size], blocks), axis=1)
-        records, args = np.zeros(self.rows, JOIN_RECORD), self.args
-        for name in ("row", "sample", "last_token", "seed"):
-            records[name] = np.arange(self.rows)
-        records["length"], records["limit"] = self.start, self.start + 10_000
-        records["prompt_length"] = records["min_length"] = self.start + 1
-        records["temperature"], records["top_p"], records["repetition"] = args.temperature, args.top_p, args.repetition
-        records["ignore_eos"], records["stop_ids"] = 1, -1
-        records["logprobs"], records["wants"] = args.logprobs, wants
-        return Joins(records, blocks, np.zeros(self.rows + 1, np.int32), NOTHING, np.zeros(0, np.float32))
+        args = self.args
+        return lasting_rows(
+            blocks, self.start, temperature=args.temperature, top_p=args.top_p, repetition=args.repetition,
+            logprobs=args.logprobs, wants=wants,
+        )  # fmt: skip
 
 
 def _arguments() -> argparse.Namespace:

@@ -389,7 +389,7 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
         return
     plain, few = stream_groups.pieces_of, pdl.FEW
     for ahead, early in ((0, few), (2, 0), (2, few), (4, few), (8, few)):
-        stream_groups.pieces_of = lambda m, n, k: replace(plain(m, n, k), ahead=ahead)
+        stream_groups.pieces_of = lambda *sizes: replace(plain(*sizes), ahead=ahead)
         pdl.FEW = early
         tell(f"  {ahead} turns ahead, kernels of {early} programs let the next in", timed([run], least=1), size)
     stream_groups.pieces_of, pdl.FEW = plain, few

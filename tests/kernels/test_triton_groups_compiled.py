@@ -40,7 +40,7 @@ told = []
 for target, kind, x, rows, zeros, gated in json.loads(sys.argv[1]):
     shape = {"GROUP": 128, "ZEROS": zeros, "BN": 64, "BK": 128}
     product = built(stream_groups._stream, target, kind, x, BM=rows, SPLIT=3, GATED=gated, EVEN_K=True,
-                    HAS_BIAS=True, STAGES=3, AHEAD=2, **shape)
+                    HAS_BIAS=True, STAGES=3, AHEAD=2, LATE=True, **shape)
     built(linear_groups._widened, target, kind, x, **shape)
     text = product.asm["ptx"]
     told.append([text.count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")), text.count("cvt.rn.f32.s32")])

@@ -45,6 +45,7 @@ def test_one_row(shape, eight):
     import triton_kernel_cases_kv as cases
 
     cases.check_one_row(GPU, torch.bfloat16, shape, eight)
+    cases.check_one_row(GPU, torch.bfloat16, shape, 0)
 
 
 def test_copies(eight):

@@ -27,8 +27,15 @@ def test_store(shape, eight):
     cases.check_store(CPU, F32, 5, shape, eight)
 
 
-def test_one_row(eight):
-    cases.check_one_row(CPU, F32, (4, 2, 16), eight)
+def test_one_row(eight, monkeypatch):
+    monkeypatch.setattr(cases.one_row_attention, "PARTS", 2)  # each is run, used or not
+    cases.check_one_row(CPU, F32, (4, 2, 16), eight, (3, 150))
+    cases.check_one_row(CPU, F32, (3, 1, 24), eight, (70,))
+
+
+def test_one_row_of_plain_kv(monkeypatch):
+    monkeypatch.setattr(cases.one_row_attention, "PARTS", 2)
+    cases.check_one_row(CPU, F32, (4, 2, 16), 0, (3, 150))
 
 
 def test_copies(eight):

@@ -61,10 +61,10 @@ def run(program: str, inputs: list[np.ndarray], outputs: int, dtype: torch.dtype
 def test_four_bits(dtype, zero):
     program = widen._FOUR_BF16 if dtype == torch.bfloat16 else widen._FOUR_F16
     numbers = torch.randint(0, 16, (1, 4096), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    words = widen.in_words(pack_four(numbers)).numpy().view(np.uint32)[0]
+    words = widen.in_halves(pack_four(numbers), 4).numpy().view(np.uint32)[0]
     magic = 128.0 if dtype == torch.bfloat16 else 1024.0
     less = torch.full((2 * len(words),), -magic - zero, dtype=dtype).view(torch.int16).numpy().view(np.uint32)
-    found = run(program.value, [words, less, less], 4, dtype)
+    found = run(program.value, [words, *[less] * 4], 4, dtype)
     assert torch.equal(found.flatten(), numbers[0].double() - zero)
 
 

@@ -15,7 +15,7 @@ from kernels_naive import assert_close, naive_rms_norm, naive_rotate, rotate
 from sampler_oracle import asked, some_rows
 from torch import Tensor
 
-from penstock.kernels.inputs import Queries, SamplerInputs
+from penstock.kernels.inputs import TILE, Queries, SamplerInputs, VocabularyPart
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference import logprobs as plain_logprobs
 from penstock.kernels.reference import noise as plain_noise
@@ -37,6 +37,7 @@ from penstock.kernels.triton import (
 )
 from penstock.kernels.triton import row_state as step_rows
 from penstock.kernels.triton import sample as fast_sample
+from penstock.parallel.layout import stretch
 from penstock.row_table import BAD_WORD_IDS, FIELDS, JOIN_WORDS, RANGES, WANTS_ADJUST
 from penstock.schedule.request_state import padded_words
 from penstock.schedule.step import JOIN_RECORD, Joins
@@ -412,8 +413,12 @@ def _bad_words(cols: SimpleNamespace, row: int, slot_token: Tensor, vocabulary: 
     return words
 
 
-def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, width: int, ends: bool = False) -> None:
-    """ends: penalties at the ends of what may be asked, over logits as large as no model's: none leaves float32."""
+def check_adjust(
+    device: str, dtype: torch.dtype, rows: int, vocabulary: int, width: int, ends: bool = False, ranks: int = 1,
+    adjust: Any = penalties.adjust,
+) -> None:  # fmt: skip
+    """ends: penalties at the ends of what may be asked, over logits as large as no model's: none leaves float32.
+    ranks: that share the vocabulary, each of which is tried."""
     cols = columns(rows, vocabulary, width, "cpu", seed=3)
     if ends:
         for place, name in enumerate(("repetition", "presence", "frequency")):
@@ -467,16 +472,23 @@ def check_adjust(device: str, dtype: torch.dtype, rows: int, vocabulary: int, wi
     off = (cols.wants & 2) == 0
     cols.repetition[off], cols.presence[off], cols.frequency[off] = 1.0, 0.0, 0.0
     there = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
-    adjusted = torch.full((rows + 2, vocabulary), 5.0, device=device)
-    penalties.adjust(
-        logits.to(device), ids.int().to(device), there.length[ids.to(device)], there, slot_token.to(device),
-        bias_ids.to(device), bias_values.to(device), masks.to(device), SimpleNamespace(adjusted=adjusted),
-    )  # fmt: skip
-    got = adjusted.cpu()
-    assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()
-    for i in range(rows):
-        want = wanted[i] if int(asks[i]) & WANTS_ADJUST else torch.full((vocabulary,), 5.0)
-        torch.testing.assert_close(got[i], want, rtol=1e-6, atol=1e-6)
+    there.end_ids = torch.nonzero(there.is_end)[:, 0]
+    for rank in range(ranks):
+        first, length = stretch(vocabulary, TILE, ranks, rank)
+        mine, part = slice(first, first + length), VocabularyPart(first, vocabulary, rank, lambda x: x[None])
+        scratch = SimpleNamespace(adjusted=torch.full((rows + 2, length), 5.0, device=device))
+        adjust(
+            logits[:, mine].to(device).contiguous(), ids.int().to(device), there.length[ids.to(device)], there,
+            slot_token.to(device), bias_ids.to(device), bias_values.to(device), masks.to(device), scratch,
+            part if ranks > 1 else None,
+        )  # fmt: skip
+        got = scratch.adjusted.cpu()
+        assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()
+        for i in range(rows):
+            if int(asks[i]) & WANTS_ADJUST:
+                torch.testing.assert_close(got[i], wanted[i, mine], rtol=1e-6, atol=1e-6)
+            elif adjust is penalties.adjust:
+                assert (got[i] == 5).all(), "a row was touched that asks for nothing"
 
 
 def check_linear(device: str, dtype: torch.dtype, m: int, n: int, k: int, cut: Any, bias: bool = False) -> None:

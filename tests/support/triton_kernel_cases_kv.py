@@ -14,6 +14,7 @@ from kernels_naive import assert_close, attend, in_form, make_case, rotate, stor
 from torch import Tensor
 from triton_kernel_cases import drawn
 
+from penstock.kernels.inputs import AttentionKind
 from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.reference import attention as plain_attention
 from penstock.kernels.triton import attention, blocks, one_row_attention, rotary
@@ -76,18 +77,28 @@ def same_numbers(got: LayerKv, wanted: LayerKv) -> None:
     assert float((a != b).float().mean()) < 0.02
 
 
-def check_one_row(device: str, dtype: torch.dtype, shape: tuple[int, int, int], eight: int) -> None:
-    """A row's store, then its attention: what it reads ahead is not its own new token."""
+def check_one_row(
+    device: str, dtype: torch.dtype, shape: tuple[int, int, int], eight: int, lengths: tuple[int, ...] = (3, 70, 300)
+) -> None:
+    """A row's store, then its attention: what it reads ahead is not its own new token. And both in one launch."""
     heads, kv_heads, width = shape
+    kind = AttentionKind(heads, kv_heads, width, 0, None, width**-0.5)
     qkv, angles = drawn(1, (heads + 2 * kv_heads) * width, dtype=dtype), drawn(400, width // 2, seed=3)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
-    for length in (3, 70, 300):
+    for length in lengths:
         case = make_case([length], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
         kv, there = moved(stored_in(case.kv, eight), device), on(case, device)
-        q = rotate(rotary, qkv.to(device), cos_sin.to(device), there.inputs, kv, heads, kv_heads, width)
+        q = rotate(rotary, qkv.clone().to(device), cos_sin.to(device), there.inputs, kv, heads, kv_heads, width)
         answer = one_row_attention.attend_one(q, kv, there.inputs, case.scale, None)
         naive = replace(case, q=q.cpu(), kv=worth(kv).cpu()).naive()
         assert_close(answer.cpu(), naive)
+        again = moved(stored_in(case.kv, eight), device)
+        for _ in range(2):  # the meeting place is left as it was
+            answer = one_row_attention.rotate_and_attend_one(
+                qkv.to(device), cos_sin.to(device), again, there.inputs, kind
+            )
+            assert_close(answer.cpu(), naive)
+            assert torch.equal(again.storage, kv.storage)
 
 
 def copied(device: str, eight: int) -> tuple[Tensor, Tensor]:

@@ -127,8 +127,8 @@ def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
     """The fused operations, where both products and attention are of their column."""
     if {why["linear"][0], why["attention"][0]} != {"triton"}:
         return None
-    products = _module("triton", "one_row")
-    return OneRowOps(products.norm_qkv, products.norm_gate)
+    products, attention = _module("triton", "one_row"), _module("triton", "one_row_attention")
+    return OneRowOps(products.norm_qkv, attention.rotate_and_attend_one, products.norm_gate)
 
 
 def _module(column: str, module: str) -> Any:
@@ -161,6 +161,11 @@ _ROW_OPS = {
     "join": "row_state", "grow": "row_state", "prepare": "row_state", "advance": "row_state",
     "adjust": "penalties", "sample_rows": "sample", "logprobs_rows": "logprobs",
 }  # fmt: skip
+
+
+def widens_fp8(ops: Ops) -> bool:
+    """Whether float8 weights are widened for each product, which is slower than bfloat16."""
+    return ops.why["linear_fp8"][0] == "reference"
 
 
 def choose_rows(ops: Ops) -> RowOps:

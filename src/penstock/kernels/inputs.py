@@ -6,10 +6,14 @@ chunks' tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
+
+TILE = 128  # tokens by which a vocabulary is drawn from, and cut over ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +119,36 @@ class SamplerInputs:
     position: Tensor  # [n] int32: position of the token to be drawn, counted from the prompt's first token
     any_filter: bool
     any_random: bool  # False: every row is greedy (temperature 0), so no exponential is needed
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyPart:
+    """Which tokens a rank's logits are of, where several ranks share a vocabulary: column 0 is token `first`, a
+    multiple of TILE. What they must know of each other goes through `gather`: x -> every rank's x, [ranks, *x.shape].
+    """
+
+    first: int
+    size: int  # of the whole vocabulary
+    rank: int
+    gather: Callable[[Tensor], Tensor]
+
+    def columns(self, tokens: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """tokens [...] -> their columns among this rank's `width`, 0 for those of others, and which are its own."""
+        column = tokens - self.first
+        mine = (column >= 0) & (column < width)
+        return torch.where(mine, column, 0), mine
+
+    def most(self, x: Tensor) -> Tensor:
+        """Returns the largest of every rank's x [...]: a NaN of any is one."""
+        return self.gather(x).amax(0)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Returns the sum of every rank's x [...], in the ranks' order."""
+        return self.gather(x).sum(0)
+
+    def best(self, score: Tensor, token: Tensor) -> Tensor:
+        """Returns the token [n] int64 of the rank with the largest score [n] float32, the first one among equals:
+        8 bytes a row."""
+        told = self.gather(torch.stack((score.view(torch.int32), token.to(torch.int32))))
+        who = told[:, 0].view(torch.float32).argmax(0, keepdim=True)
+        return told[:, 1].gather(0, who)[0].to(torch.int64)

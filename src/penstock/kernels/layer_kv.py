@@ -16,7 +16,7 @@ neighbours out of one register. (1,000 rows of 640 tokens, width 128, on an H200
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -79,6 +79,10 @@ class LayerKv:
     values: Tensor  # the same, or in eight bits [blocks, kv_heads, 2, width, 8]
     storage: Tensor  # [blocks, ...], contiguous
     scales: Tensor | None = None  # [2, kv_heads] float32: KvForm's
+    arrived: Tensor = field(init=False)  # [kv_heads] int32, zeros between launches: programs that share a row meet here
+
+    def __post_init__(self) -> None:
+        self.arrived = torch.zeros(self.kv_heads, dtype=torch.int32, device=self.keys.device)
 
     @classmethod
     def plain(cls, kv: Tensor) -> LayerKv:

@@ -65,6 +65,8 @@ class OneRowOps:
 
     # x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D; weight and KV plain
     norm_qkv: Callable[..., tuple[Tensor, Tensor]]  # -> q [1, H, D], rotated, k and v stored; the next residual
+    # the product of qkv [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, the attention's kind
+    rotate_and_attend: Callable[..., Tensor]  # k and v stored -> [1, H, D]
     # x, residual [1, d], norm's weight, eps, gate_up's weight
     norm_gate: Callable[..., tuple[Tensor, Tensor]]  # -> silu(gate) * up [1, F], the next residual
 
@@ -105,7 +107,8 @@ class Ops:
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     attention: Attention
     softcap: Callable[[Tensor, float], Tensor]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
-    embed: Callable[[Tensor, Tensor], Tensor]  # ids [T], table [vocabulary, d] -> [T, d]
+    # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it. None: all are
+    embed: Callable[..., Tensor]
     copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # storages of KV, src [c], dst [c]
     sample: Callable[[Tensor, SamplerInputs], Tensor]  # logits [n, vocabulary] -> tokens [n] int32; reference/sample.py
     token_logprobs: TokenLogprobs
@@ -129,8 +132,10 @@ class RowOps:
     prepare: Callable[..., None]  # row_ids, queries, rows, slot_token, dump block, -> token_ids, positions, slots
     advance: Callable[..., Tensor]  # row_ids, queries, drawn, rows, told -> told
     sample_scratch: Callable[..., Any]  # rows, vocabulary, device -> scratch of the three below
-    adjust: Callable[..., None]  # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, masks, scratch
-    sample_rows: Callable[..., Tensor]  # logits, row_ids, position, rows, scratch, tokens, filters=, adjusts= -> tokens
+    # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, masks, scratch, part (VocabularyPart or None)
+    adjust: Callable[..., None]
+    # logits, row_ids, position, rows, scratch, tokens, filters=, adjusts=, part= -> tokens
+    sample_rows: Callable[..., Tensor]
     logprobs_rows: Callable[..., None]  # logits, row_ids, rows, tokens, most, scratch, out
     block_copier: Callable[[list[Tensor]], Any]  # layers -> an object with copy(src [c], dst [c])
     compiled: bool  # kernels are compiled for few sizes, and steps may be captured: sizes are padded to those

@@ -41,7 +41,7 @@ TUNABLES = (
         "rows up to which a float8 product streams its weight; more: the library",
     ),
     Tunable(
-        "linear_int", "streamed_rows", 64, (64, 16, 32, 128),
+        "linear_int", "streamed_rows", 256, (256, 64, 128, 512),
         "rows up to which a product with integers streams its weight; more: widened, for the library",
     ),
     Tunable(

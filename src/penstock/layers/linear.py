@@ -59,6 +59,12 @@ class Linear:
         """Once, after the weights are filled: arranges the matrix as its operation wants it."""
         self.product = self.scheme.prepare(ops, self.loaded)
 
+    def reorder(self, rows: Tensor) -> None:
+        """Puts the matrix's rows in another order, once they are filled and before they are prepared: row n becomes
+        what was row rows[n]."""
+        for weight in self.weights():
+            weight.reorder(rows.to(weight.value.device))
+
     @property
     def is_summed(self) -> bool:
         """Whether ranks add up their answers."""

@@ -45,7 +45,11 @@ class OneRowLayer:
             x = at.out(ops, ops.attention(q, kv, step, kind, step.plans[kind]).view(1, -1))
         else:  # more launches with less in each: an 8B's in eight bits take 14 us so, 20 in one
             rows, residual = self.attention_norm(ops, x, residual, at.qkv)
-            x = at(ops, rows, step, kv)
+            if at.is_rotation_alone:
+                seen = fused.rotate_and_attend(at.qkv(ops, rows), at.cos_sin, kv, step, kind)
+                x = at.out(ops, seen.view(1, -1))
+            else:
+                x = at(ops, rows, step, kv)
         norm, gate_up = self.mlp_norm, _matrix(mlp.gate_up)
         gated, residual = fused.norm_gate(x, residual, norm.weight.value, norm.eps, gate_up)
         return mlp.down(ops, gated), residual
@@ -68,7 +72,7 @@ def fits_gate(mlp: Mlp) -> bool:
 
 def fits_qkv(attention: Attention) -> bool:
     """Returns whether the fused norm, qkv, rotary and store compute what this part, prepared, does with plain KV."""
-    return _streams(attention.qkv) and _matrix(attention.qkv).scale is None and attention.q_norm is None
+    return _streams(attention.qkv) and _matrix(attention.qkv).scale is None and attention.is_rotation_alone
 
 
 def _streams(linear: Linear) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference.tile_draw import TILE, Drawable, draw, tile_sums
+from penstock.kernels.inputs import TILE
+from penstock.kernels.reference.tile_draw import Drawable, draw, tile_sums
 
 ATTEMPTS = 8
 _SCANS = 3  # attempts that are looked at without a sort

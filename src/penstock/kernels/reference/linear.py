@@ -38,6 +38,8 @@ def prepare_linear(weight: Tensor) -> Tensor | PackedWeight:
     """weight [out, in] as `linear` takes it. The weight itself isn't needed afterwards."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available() or weight.numel() == 0:
         return weight.contiguous()
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return weight.contiguous()  # a processor that has AVX2 at most: oneDNN refuses bf16 there, F.linear takes it
     for name, number in KEPT_KERNELS.items():
         os.environ.setdefault(name, number)  # read when the first product is made
     wide = weight.float() if weight.dtype == torch.float16 else weight

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference.tile_draw import TILE, tile_logits, tile_sums
+from penstock.kernels.inputs import TILE, VocabularyPart
+from penstock.kernels.reference.tile_draw import tile_logits, tile_sums
 from penstock.kernels.row_state import RowState
 
 _PIECE = 1 << 22
@@ -46,6 +47,28 @@ def logprobs_rows(
         found = token_logprobs(logits.index_select(0, place), tokens[place], most)
     for column, values in zip(out, found, strict=True):
         column.index_copy_(0, place, values)
+
+
+def rank_logprobs(
+    logits: Tensor, tokens: Tensor, k: int, part: VocabularyPart
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`token_logprobs` where ranks share a vocabulary, on any device: raw logits [m, some of it], tokens [m] of all of
+    it. Round go the top, then what each has of the sum, the token's logit and its own k most likely, then how many are
+    above: 16 bytes a row, and 8 for each of the k."""
+    m = logits.shape[0]
+    peak, top, mass = tile_sums(logits, torch.ones(m, device=logits.device), agree=part.most)
+    assert mass is not None
+    column, mine = part.columns(tokens.to(torch.int64).clamp(min=0), logits.shape[1])
+    raw = torch.where(mine, logits.gather(1, column[:, None])[:, 0].to(torch.float32), -torch.inf)
+    ids, values = _largest(logits, peak, k)
+    ids = torch.where(ids >= 0, ids + part.first, ids)
+    told = part.gather(torch.cat((mass.sum(-1)[:, None], raw[:, None], values, ids.view(torch.float32)), 1))
+    total, raw = top + told[:, :, 0].sum(0).log(), told[:, :, 1].amax(0)
+    rank = 1 + part.total((logits > raw[:, None].to(logits.dtype)).sum(-1))
+    values = told[:, :, 2 : 2 + k].transpose(0, 1).reshape(m, -1)  # by rank, so the lower id first among equals
+    ids = told[:, :, 2 + k :].contiguous().view(torch.int32).transpose(0, 1).reshape(m, -1)
+    values, order = values.sort(dim=-1, descending=True, stable=True)
+    return raw - total, rank.to(torch.int32), ids.gather(1, order[:, :k]), values[:, :k] - total[:, None]
 
 
 def _piece(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -57,17 +57,17 @@ def keys(rows: Tensor, position: Tensor, attempt: int, stream: int) -> Tensor:
     return _mix((rows ^ (position * 32 + (attempt * 2 + stream))) + _GOLDEN)
 
 
-def bits(key: Tensor, lanes: int) -> Tensor:
-    """key [2, n] -> [n, lanes] int32, all 32 bits of each random."""
-    lane = torch.arange(lanes, dtype=torch.int32, device=key.device) * _GOLDEN
+def bits(key: Tensor, lanes: int, first: int = 0) -> Tensor:
+    """key [2, n] -> [n, lanes] int32, all 32 bits of each random: of the lanes from `first` on."""
+    lane = torch.arange(first, first + lanes, dtype=torch.int32, device=key.device) * _GOLDEN
     return _mix(_mix(key[0][:, None] + lane) ^ key[1][:, None])
 
 
-def uniform(key: Tensor, lanes: int) -> Tensor:
+def uniform(key: Tensor, lanes: int, first: int = 0) -> Tensor:
     """[n, lanes] float32 in (0, 1), neither end ever."""
-    return (bits(key, lanes) >> 9).bitwise_and_(0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
+    return (bits(key, lanes, first) >> 9).bitwise_and_(0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
 
 
-def gumbel(key: Tensor, lanes: int) -> Tensor:
+def gumbel(key: Tensor, lanes: int, first: int = 0) -> Tensor:
     """[n, lanes] float32 of the standard Gumbel distribution."""
-    return uniform(key, lanes).log_().neg_().log_().neg_()
+    return uniform(key, lanes, first).log_().neg_().log_().neg_()

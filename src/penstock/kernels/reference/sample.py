@@ -32,29 +32,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import SamplerInputs
+from penstock.kernels.inputs import SamplerInputs, VocabularyPart
 from penstock.kernels.reference.filters import filtered
 from penstock.kernels.reference.noise import row_keys
 from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE, Drawable, draw, tile_sums
 from penstock.kernels.row_state import RowState
 
 
-def sample(logits: Tensor, inputs: SamplerInputs) -> Tensor:
-    """logits [n, vocabulary] of any float type -> tokens [n] int32, BAD_LOGITS where a row's logits are not finite."""
-    rows = _read(logits, inputs)
+def sample(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = None) -> Tensor:
+    """logits [n, vocabulary] of any float type -> tokens [n] int32, BAD_LOGITS where a row's logits are not finite.
+
+    part: which tokens the logits are of; rows are not filtered then (`rank_filters` does it)."""
+    rows = read_rows(logits, inputs, part)
     tokens = draw(rows, 0)
     if inputs.any_filter and inputs.any_random:
         filtered(rows, inputs.top_p, inputs.top_k, inputs.min_p, tokens)
     return torch.where(torch.isfinite(rows.top), tokens, BAD_LOGITS).to(torch.int32)
 
 
-def _read(logits: Tensor, inputs: SamplerInputs) -> Drawable:
+def read_rows(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = None) -> Drawable:
+    """Reads the logits once, of a part of a vocabulary twice -> what is drawn from."""
     greedy = (inputs.temperature <= 0) | (inputs.top_k == 1)
     scale = inputs.temperature.clamp(min=MIN_TEMPERATURE).reciprocal()
-    peak, top, mass = tile_sums(logits, scale, masses=inputs.any_random)
+    peak, top, mass = tile_sums(logits, scale, inputs.any_random, None if part is None else part.most)
     place = torch.arange(logits.shape[0], device=logits.device)
     return Drawable(
-        logits, place, peak, top, mass, scale, greedy, row_keys(inputs.seed, inputs.sample), inputs.position
+        logits, place, peak, top, mass, scale, greedy, row_keys(inputs.seed, inputs.sample), inputs.position, part
     )
 
 
@@ -80,25 +83,33 @@ def sample_rows(
     *,
     filters: bool,
     adjusts: bool,
+    part: VocabularyPart | None = None,
 ) -> Tensor:
     """logits [n, vocabulary] of rows row_ids [n] int32 at position [n] -> tokens [n] int32, BAD_LOGITS where they
     are not finite.
 
     The token is that of position + 1. adjusts: they are drawn from what `penalties.adjust` has left. filters,
-    adjusts: False only where the host knows that no row asks.
+    adjusts: False only where the host knows that no row asks. part: as in `sample`.
     """
+    random = bool((rows.temperature[row_ids.to(torch.int64)] > 0).any())
+    inputs = inputs_of(row_ids, position, rows, any_filter=filters, any_random=random)
+    drawn = scratch.adjusted if adjusts and scratch.adjusted is not None else logits
+    return tokens.copy_(sample(drawn, inputs, part))
+
+
+def inputs_of(
+    row_ids: Tensor, position: Tensor, rows: RowState, *, any_filter: bool, any_random: bool
+) -> SamplerInputs:
+    """What rows row_ids [n] at position [n] ask of the token behind it."""
     row = row_ids.to(torch.int64)
-    temperature = rows.temperature[row]
-    inputs = SamplerInputs(
-        temperature=temperature,
+    return SamplerInputs(
+        temperature=rows.temperature[row],
         top_p=rows.top_p[row],
         top_k=rows.top_k[row],
         min_p=rows.min_p[row],
         seed=rows.seed[row],
         sample=rows.sample[row],
         position=position.to(torch.int32) + 1,
-        any_filter=filters,
-        any_random=bool((temperature > 0).any()),
+        any_filter=any_filter,
+        any_random=any_random,
     )
-    drawn = scratch.adjusted if adjusts and scratch.adjusted is not None else logits
-    return tokens.copy_(sample(drawn, inputs))

@@ -5,14 +5,15 @@ It knows rows of logits and their noise; no filters.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.inputs import TILE, VocabularyPart
 from penstock.kernels.reference.noise import LANES, TILES, gumbel, keys
 
-TILE = 128
 BAD_LOGITS = -2
 MIN_TEMPERATURE = 1e-6
 
@@ -33,12 +34,13 @@ class Drawable:
     greedy: Tensor  # [n] bool
     key: Tensor  # [2, n] int32
     position: Tensor  # [n] int32
+    part: VocabularyPart | None = None  # which tokens the logits are of; None: all
 
     def take(self, rows: Tensor) -> Drawable:
         """Some rows; their logits are not copied. rows [m] int64."""
         return Drawable(
             self.logits, self.place[rows], self.peak[rows], self.top[rows], self.masses()[rows], self.scale[rows],
-            self.greedy[rows], self.key[:, rows], self.position[rows],
+            self.greedy[rows], self.key[:, rows], self.position[rows], self.part,
         )  # fmt: skip
 
     def masses(self) -> Tensor:
@@ -54,43 +56,64 @@ class Drawable:
         return logit.sub_(self.top[row, None]).mul_(self.scale[row, None]).exp_()
 
 
-def tile_sums(logits: Tensor, scale: Tensor, masses: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
+def tile_sums(
+    logits: Tensor, scale: Tensor, masses: bool = True, agree: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """One pass: peak [n, tiles], top [n], and sums of exp((l - top) * scale) [n, tiles] if asked, all float32.
 
     The adding goes by tile and then over tiles, so that a row's sums don't depend on how many rows there are.
+    agree: where the logits are a part of a vocabulary, its top [n] -> that of the whole; sums take a second pass then.
     """
     n, vocabulary = logits.shape
     tiles = -(-vocabulary // TILE)
     peak = torch.empty((n, tiles), dtype=torch.float32, device=logits.device)
+    top = torch.empty(n, dtype=torch.float32, device=logits.device)
     mass = torch.empty_like(peak) if masses else None
     step = max(1, min(n, _PIECE // (tiles * TILE)))
     buffer = torch.empty((step, tiles * TILE), dtype=torch.float32, device=logits.device)
-    for first in range(0, n, step):
-        piece = buffer[: min(step, n - first)]
-        last = first + piece.shape[0]
-        piece[:, :vocabulary] = logits[first:last]
-        piece[:, vocabulary:] = -torch.inf
-        tiled = piece.view(-1, tiles, TILE)
-        torch.amax(tiled, -1, out=peak[first:last])
-        if mass is not None:
-            piece.sub_(peak[first:last].amax(-1, keepdim=True)).mul_(scale[first:last, None]).exp_()
-            torch.sum(tiled, -1, out=mass[first:last])
-    return peak, peak.amax(-1) if n else peak.new_empty(0), mass
+
+    def one_pass(peaks: bool, masses: bool) -> None:
+        for first in range(0, n, step):
+            piece = buffer[: min(step, n - first)]
+            some = slice(first, first + piece.shape[0])
+            piece[:, :vocabulary] = logits[some]
+            piece[:, vocabulary:] = -torch.inf
+            tiled = piece.view(-1, tiles, TILE)
+            if peaks:
+                torch.amax(tiled, -1, out=peak[some])
+                torch.amax(peak[some], -1, out=top[some])
+            if masses:
+                piece.sub_(top[some, None]).mul_(scale[some, None]).exp_()
+                torch.sum(tiled, -1, out=mass[some])
+
+    one_pass(True, masses and agree is None)
+    if agree is not None:
+        top = agree(top)
+        if masses:
+            one_pass(False, True)
+    return peak, top, mass
 
 
 def draw(rows: Drawable, attempt: int) -> Tensor:
     """-> [n] int64. Rows that are bad get any token."""
+    score, token = draw_here(rows, attempt)
+    return token if rows.part is None else rows.part.best(score, token)
+
+
+def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
+    """The tile's score [n] float32, by which ranks find whose draw it is, and the token [n] int64."""
+    first = 0 if rows.part is None else rows.part.first
     score = rows.peak
     if rows.mass is not None:
-        noise = gumbel(keys(rows.key, rows.position, attempt, TILES), rows.peak.shape[1])
+        noise = gumbel(keys(rows.key, rows.position, attempt, TILES), rows.peak.shape[1], first // TILE)
         score = torch.where(rows.greedy[:, None], rows.peak, noise.add_(rows.mass.log()))
-    tile = score.argmax(-1)
+    best, tile = score.max(-1)
     score = tile_logits(rows.logits, rows.place, tile)
     if rows.mass is not None:
         noise = gumbel(keys(rows.key, rows.position, attempt, LANES), TILE)
         z = (score - rows.top[:, None]).mul_(rows.scale[:, None])
         score = torch.where(rows.greedy[:, None], score, noise.add_(z))
-    return tile * TILE + score.argmax(-1)
+    return best, first + tile * TILE + score.argmax(-1)
 
 
 def tile_logits(logits: Tensor, row: Tensor, tile: Tensor) -> Tensor:

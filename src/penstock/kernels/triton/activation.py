@@ -22,8 +22,8 @@ def _gated(
     gate_up, out, low, scales, width, stride, GELU: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < width

@@ -24,6 +24,7 @@ from penstock.kernels.triton.flash_loop import (
     walk_row,
     with_eight,
 )
+from penstock.kernels.triton.pdl import has_pdl, wait
 from penstock.kernels.triton.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
 
 MOST_SPLITS = 64  # programs that share a row
@@ -84,7 +85,9 @@ def _own(
     TOKENS: tl.constexpr,
     EIGHT: tl.constexpr,  # flash_loop.at_head's
     PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    wait(EARLY)
     RATIO: tl.constexpr = HEADS // KV_HEADS
     head = tl.program_id(0) % KV_HEADS
     item = (tl.program_id(0) // KV_HEADS).to(tl.int64)
@@ -234,14 +237,15 @@ def attend_rows(
     skips = skip is not None and prefix is not None
     step = (position, skip if skips else rows)
     sizes = (block_table.shape[1] * 16, window or 0)
-    pad = max(16, triton.next_power_of_2(width))
+    pad, early = max(16, triton.next_power_of_2(width)), has_pdl(q.device)
     _own[(count * kv_heads, splits)](
         q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, out, answer, lse, part, part_lse, block_table,
         rows, *step, *sizes, scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), out.stride(0),
         kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width, pad,
         least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
         PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, kv.eight,
-        "ieee" if q.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=stages,
+        "ieee" if q.dtype == torch.float32 else "tf32", early, num_warps=warps, num_stages=stages,
+        launch_pdl=bool(early),
     )  # fmt: skip
     if splits > 1:
         _join[(count * heads,)](

@@ -13,24 +13,27 @@ _BLOCK = 2048
 
 
 @triton.jit
-def _embed(ids, table, out, d, EARLY: tl.constexpr, BLOCK: tl.constexpr):
-    release(EARLY)
+def _embed(ids, table, out, first, rows, d, EARLY: tl.constexpr, BLOCK: tl.constexpr):
     wait(EARLY)
+    release(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(ids + row).to(tl.int64)
-    value = tl.load(table + token * d + column, mask=column < d)
+    token = tl.load(ids + row).to(tl.int64) - first
+    there = (token >= 0) & (token < rows)
+    value = tl.load(table + token * d + column, mask=(column < d) & there, other=0.0)
     tl.store(out + row * d + column, value, mask=column < d)
 
 
-def embed(ids: Tensor, table: Tensor) -> Tensor:
-    """ids [T] of any integer dtype, each in the vocabulary, table [vocabulary, d] contiguous -> [T, d]."""
+def embed(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
+    """ids [T] of any integer dtype, table [rows, d] contiguous -> [T, d]. first: the token of the table's first row,
+    where it is a stretch of the vocabulary (None: all of it); the tokens of others are 0."""
     out = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype, device=table.device)
     if ids.shape[0]:
         d = table.shape[1]
         block = min(_BLOCK, triton.next_power_of_2(d))
         early = has_pdl(table.device)
         _embed[(ids.shape[0], triton.cdiv(d, block))](
-            ids, table, out, d, EARLY=early, BLOCK=block, num_warps=4, launch_pdl=bool(early)
-        )
+            ids, table, out, first or 0, table.shape[0], d, EARLY=early, BLOCK=block, num_warps=4,
+            launch_pdl=bool(early),
+        )  # fmt: skip
     return out

@@ -210,8 +210,8 @@ def filter_kernel(
     TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program i: tokens[i] (of attempt 0) is drawn again if it doesn't stay."""
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, BY_ROW)
     live, use_adjusted = True, False
@@ -231,7 +231,7 @@ def filter_kernel(
             scale2 = scale * LOG2E
             line = i.to(tl.int64) * stride
             listed, inner = lists + i.to(tl.int64) * tiles, inners + i.to(tl.int64) * tiles
-            tile, peak, log_mass, top, _ = read_row(peaks, masses, i, tiles, scale, NT)
+            tile, peak, log_mass, top, _good = read_row(peaks, masses, masses, i, tiles, scale, False, NT)
             k_value, k_bound = tl.full((), float("-inf"), tl.float32), tl.full((), _ALL_IDS, tl.int32)
             if by_k:
                 k_value, k_bound = _top_k_bound(logits, adjusted, line, listed, tile, tiles, peak, top, k, scale2,
@@ -254,8 +254,8 @@ def filter_kernel(
             attempt, stays = 0, 0
             while (stays == 0) & (attempt < ATTEMPTS):
                 if attempt > 0:
-                    x, value = draw_once(logits, adjusted, line, tile, log_mass, top, scale, first, second, place,
-                                         attempt, vocabulary, use_adjusted, HAS_ADJUSTED, TILE)  # fmt: skip
+                    x, value, _ = draw_once(logits, adjusted, line, tile, log_mass, top, scale, first, second, place,
+                                            attempt, vocabulary, use_adjusted, 0, HAS_ADJUSTED, TILE)  # fmt: skip
                 inside = _inside(value, x, k_value, k_bound) & (tl.exp2((value - top) * scale2) >= floor)
                 inside = inside & ((value > no_value) | ((value == no_value) & (x < no_token)))
                 stays = inside.to(tl.int32)

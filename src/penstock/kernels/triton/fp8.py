@@ -32,8 +32,8 @@ def _quantize(
     x, numbers, low, scales, rows, stride, d, FP8: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, D)[None, :]
     there = (row < rows) & (column < d)

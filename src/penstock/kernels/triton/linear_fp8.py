@@ -20,10 +20,11 @@ from penstock.kernels.fp8_rows import Form, Fp8Rows, Rows
 from penstock.kernels.triton.fp8 import pointers
 from penstock.kernels.triton.linear_one import linear_one
 from penstock.kernels.triton.linear_small import SmallWeight, cut_of
-from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.pdl import fetch, has_pdl, wait
 from penstock.kernels.triton.split import joined
 
 MOST_PAIRED = 16  # rows
+AHEAD: tl.constexpr = tl.constexpr(512)  # bytes of an output's weights that are asked for ahead of `wait`
 MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
 
 
@@ -34,7 +35,6 @@ def _linear_fp8(
     EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The product turned round, [outputs, rows]: a program has BN outputs and BM rows, the rows being the few."""
-    release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = block * BN + tl.arange(0, BN)
@@ -43,6 +43,10 @@ def _linear_fp8(
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + lane[None, :]
     x_row = m[:, None].to(tl.int64) * K + lane[None, :]
     real = (m < M)[:, None]  # many programs that load one same row for what pads a tile wait for each other: 1.2 times
+    if EARLY > 0:
+        for line in tl.static_range(AHEAD // 128):
+            ahead = tl.minimum(part * each + line * 128, K - 1)
+            fetch(weight + tl.minimum(n, N - 1).to(tl.int64) * K + ahead)
     wait(EARLY)
     sums = tl.zeros((BN, BM), tl.float32)
     rest = tl.zeros((BN, BM), tl.float32)

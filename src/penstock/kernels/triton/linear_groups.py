@@ -11,10 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.pdl import has_pdl, wait
-from penstock.kernels.triton.stream_groups import GroupMatrix, group_of, streamed_groups, turn_of
-from penstock.kernels.triton.widen import FLOAT8, FOUR, in_words, widen_eight, widen_four
+from penstock.kernels.triton.stream_groups import GroupMatrix, group_of, streamed_groups, turn_of, zero_of
+from penstock.kernels.triton.widen import FLOAT8, FOUR, in_halves, widen_eight, widen_four
 
-MOST_STREAMED = 64  # rows
+MOST_STREAMED = 256  # rows; of an 8B's four products int4 takes 336 us, widened for the library 357
 WIDENED_AT_ONCE = 2**24  # numbers: 32 MB, which stay in the second-level cache until they are multiplied by
 FP8_GROUP = 128
 
@@ -24,8 +24,9 @@ def prepare_linear_int(numbers: Tensor, scale: Tensor, zero: Tensor | None, dtyp
     four = numbers.dtype == torch.uint8
     shape = (numbers.shape[0], numbers.shape[1] * (2 if four else 1))
     group = 0 if scale.shape[1] == 1 else shape[1] // scale.shape[1]
-    weight = in_words(numbers) if four else numbers.contiguous().view(torch.uint8)
-    return _matrix(weight, scale, zero, FOUR.value if four else 8, shape, group, dtype)
+    kind = FOUR.value if four else 8
+    weight = in_halves(numbers, turn_of(kind, shape[1], group)) if four else numbers.contiguous().view(torch.uint8)
+    return _matrix(weight, scale, zero, kind, shape, group, dtype)
 
 
 def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> GroupMatrix:
@@ -38,7 +39,7 @@ def _matrix(
     weight: Tensor, scale: Tensor, zero: Tensor | None, kind: int, shape: tuple[int, int], group: int,
     dtype: torch.dtype,
 ) -> GroupMatrix:  # fmt: skip
-    arrived = torch.zeros(triton.cdiv(shape[0], 16), dtype=torch.int32, device=weight.device)
+    arrived = torch.zeros(8 * triton.cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)  # of 512 rows
     zero = None if zero is None else zero.float().t().contiguous()
     return GroupMatrix(weight, scale.float().t().contiguous(), zero, kind, shape, group, dtype, arrived)
 
@@ -75,39 +76,34 @@ def _widened(
     BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    PACKED: tl.constexpr = 2 if KIND == FOUR else 1
-    row = tl.program_id(0) * BN + tl.arange(0, BN)
-    there = row < count
+    HALVES: tl.constexpr = 2 if KIND == FOUR else 1
+    row, turn = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
     n = tl.minimum(first + row, N - 1)
-    lane = tl.arange(0, BK // PACKED)
-    at = tl.program_id(1) * BK
-    group = group_of(tl.program_id(1), BK, GROUP)
-    of = tl.load(scale + group * N + n)[:, None]
-    less = tl.full((BN, 1), 8.0 if KIND == FOUR else 0.0, tl.float32)
-    if ZEROS:
-        less = tl.load(zero + group * N + n)[:, None]
-    kind = out.dtype.element_ty
-    byte = at // PACKED + lane
-    mask = there[:, None] & (byte < pitch)[None, :]
+    byte = turn * BK + tl.arange(0, BK)
+    mask = (row < count)[:, None] & (byte < pitch)[None, :]
     w = tl.load(weight + n[:, None].to(tl.int64) * pitch + byte[None, :], mask=mask, other=0)
-    to = out + row[:, None].to(tl.int64) * K + at
+    at = group_of(turn * HALVES, BK, GROUP) * N + n
+    of, less = tl.load(scale + at)[:, None], zero_of(zero, at, KIND, ZEROS, BN)
+    kind = out.dtype.element_ty
+    to = out + row[:, None].to(tl.int64) * K + (turn * HALVES * BK + tl.arange(0, BK))[None, :]
     if KIND == FOUR:
-        low, high = widen_four(w, less, kind)
-        k = (lane // 4 * 8 + lane % 4)[None, :]
-        tl.store(to + k, (low.to(tl.float32) * of).to(kind), mask=mask)
-        tl.store(to + k + 4, (high.to(tl.float32) * of).to(kind), mask=mask)
+        at = group_of(turn * 2 + 1, BK, GROUP) * N + n
+        low, high = widen_four(w, less, zero_of(zero, at, KIND, ZEROS, BN), kind)
+        tl.store(to, (low.to(tl.float32) * of).to(kind), mask=mask)
+        tl.store(to + BK, (high.to(tl.float32) * tl.load(scale + at)[:, None]).to(kind), mask=mask)
     else:
-        tl.store(to + lane[None, :], ((widen_eight(w, KIND, kind).to(tl.float32) - less) * of).to(kind), mask=mask)
+        tl.store(to, ((widen_eight(w, KIND, kind).to(tl.float32) - less) * of).to(kind), mask=mask)
 
 
 def widened(matrix: GroupMatrix, first: int, count: int) -> Tensor:
     """Returns what `count` of the matrix's rows are worth, [count, K] of its dtype."""
     n, k = matrix.shape
-    turn, early = min(turn_of(matrix), matrix.group or 128), has_pdl(matrix.weight.device)
+    turn, early = turn_of(matrix.kind, k, matrix.group), has_pdl(matrix.weight.device)
+    pitch = matrix.weight.shape[1]
     out = torch.empty((count, k), dtype=matrix.dtype, device=matrix.weight.device)
-    _widened[(triton.cdiv(count, 32), triton.cdiv(k, turn))](
+    _widened[(triton.cdiv(count, 32), triton.cdiv(pitch, turn))](
         matrix.weight, matrix.scale, matrix.scale if matrix.zero is None else matrix.zero, out, first, count, n, k,
-        matrix.weight.shape[1], GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, BN=32, BK=turn,
+        pitch, GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, BN=32, BK=turn,
         EARLY=early, num_warps=4, launch_pdl=bool(early),
     )  # fmt: skip
     return out

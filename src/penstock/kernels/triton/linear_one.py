@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.triton.pdl import has_pdl, wait
+from penstock.kernels.triton.pdl import has_pdl, release_late, wait
 
 
 @triton.jit
@@ -31,6 +31,7 @@ def _linear_one(
         up_row = w_row + N.to(tl.int64) * K
         ups = tl.load(up_row + lane[None, :], mask=(lane < K)[None, :], other=0.0)
     wait(EARLY)
+    release_late(EARLY)
     row = tl.load(x + lane, mask=lane < K, other=0.0).to(tl.float32)
     sums = tl.sum(w.to(tl.float32) * row[None, :], axis=1)
     if GATED:
@@ -98,7 +99,7 @@ def linear_one(
 def gate_one(x: Tensor, weight: Tensor, scale: Tensor, strip: Strip | None = None) -> Tensor:
     """x [1, K], weight [2 F, K] e4m3 (the gate's rows, then up's), scale [2 F] -> silu(gate) * up, [1, F]."""
     n, k = weight.shape
-    strip = strip or Strip(1, min(2048, max(16, triton.next_power_of_2(k))), 2)
+    strip = strip or Strip(2, min(4096, max(16, triton.next_power_of_2(k))), 4)
     out = torch.empty((1, n // 2), dtype=x.dtype, device=x.device)
     early = has_pdl(x.device)
     _linear_one[(triton.cdiv(n // 2, strip.outputs),)](

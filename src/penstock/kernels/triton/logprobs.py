@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.reference.tile_draw import TILE
+from penstock.kernels.inputs import TILE
 from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.tile_sums import row_of
@@ -27,8 +27,8 @@ def _logprobs(
     BY_ROW: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program i: row i. asked [rows]: how many of the most likely, -1: nothing at all; without it `most`."""
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     i = tl.program_id(0)
     k = most
     if BY_ROW:

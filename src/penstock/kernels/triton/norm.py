@@ -18,8 +18,8 @@ from penstock.kernels.triton.pdl import early_of, release, wait
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(x, residual, weight, out, low, scales, rows, stride, d, eps, ADD: tl.constexpr, FP8: tl.constexpr,
               EARLY: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr):  # fmt: skip
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, D)[None, :]
     there = (row < rows) & (column < d)

@@ -29,7 +29,7 @@ from penstock.kernels.triton.stream_groups import GroupMatrix, streamed_groups
 
 # Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
 # layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
-# 0.682, and 0.657 where 4,096 let the next in at once. QKV_EARLY must be 1: `_parts` reads ahead of its `wait`.
+# 0.682, and 0.657 where 4,096 let the next in at once. QKV_EARLY must be 1: attention reads ahead of its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
 GATE_PROGRAMS, GATE_EARLY = 4096, 2
 

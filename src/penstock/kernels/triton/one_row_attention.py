@@ -1,9 +1,8 @@
-"""Attention of one row, in two launches: its tokens in parts, then the parts joined.
+"""Attention of one row in a launch: its tokens in parts, which the last of a KV head's programs joins.
 
-`_parts` asks for what earlier steps stored (the row's length, its blocks, K and V) before the kernel ahead has ended;
-only the query and the new token's K and V wait for it. Joining by each program of the product behind it reads all parts
-as often as there are programs: 17 us a layer of an 8B, where a launch of its own and the product take 12. It knows a
-row and its blocks; no layer.
+A program asks for what is there already (the row's length, its blocks, K and V, angles) before the kernel ahead ends:
+only the query and the new token's K and V wait for it. Straight behind the product of qkv it rotates the queries
+itself, and the part with the new token rotates and stores K and V. It knows a row and its blocks; no layer.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.inputs import StepInputs
+from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton.decode import least_queries
 from penstock.kernels.triton.flash_loop import (
@@ -30,10 +29,11 @@ from penstock.kernels.triton.flash_loop import (
     with_eight,
 )
 from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.rotary import store_eight_v, store_kv, to_eight
 
 PARTS = 16  # programs that share a row and KV head, at most
 TOKENS = 64  # of a tile; a part has at least one
-EARLY = 2  # pdl.py; an 8B's step 3.002 ms, where the second is 1: 3.035
+EARLY = 2  # pdl.py
 
 
 @triton.jit
@@ -49,20 +49,68 @@ def _extent(rows, length, capacity, window, WINDOWED: tl.constexpr, TOKENS: tl.c
     return row, first, end, begin, tl.cdiv(tl.cdiv(end - begin, used), TOKENS) * TOKENS
 
 
+@triton.jit
+def _rotated(source, cos, sin, lane, inside, WIDTH: tl.constexpr):
+    """Numbers of heads at `source` [..., 1], rotated as `rotary.py` does it, in their dtype. cos, sin: of the lanes."""
+    HALF: tl.constexpr = WIDTH // 2
+    own = tl.load(source + lane, mask=inside, other=0.0).to(tl.float32)
+    beside = tl.load(source + (lane + HALF) % WIDTH, mask=inside, other=0.0).to(tl.float32)
+    return (own * cos + tl.where(lane < HALF, -beside, beside) * sin).to(source.dtype.element_ty)
+
+
+@triton.jit
+def _new_token(
+    qkv, cos, sin, slot, keys, values, scales, stride_block, head, lane, inside, stores,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, EIGHT: tl.constexpr,
+):  # fmt: skip
+    """The new token's K and V [WIDTH_PAD] of a KV head as they are stored, and, where `stores`, are from here on."""
+    k = _rotated(qkv + (HEADS + head) * WIDTH, cos, sin, lane, inside, WIDTH)
+    v = tl.load(qkv + (HEADS + KV_HEADS + head) * WIDTH + lane, mask=inside, other=0.0)
+    there = inside & stores
+    store_kv(keys, scales, slot, stride_block, head, lane < 0, lane, k, there, KV_HEADS, WIDTH, 16, EIGHT)
+    if EIGHT > 0:
+        store_eight_v(keys, values, scales, slot, stride_block, head, lane, v, there, KV_HEADS, WIDTH, 16)
+        v = to_eight(v, tl.load(scales + KV_HEADS + head))
+    else:
+        store_kv(keys, scales, slot, stride_block, head, lane >= 0, lane, v, there, KV_HEADS, WIDTH, 16, EIGHT)
+    if EIGHT == 2:
+        k = to_eight(k, tl.load(scales + head))
+    return k, v
+
+
+@triton.jit
+def _join(
+    part, part_lse, out, head, used, lane, inside, RATIO: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Writes the answers of a KV head's queries from what `used` parts have left of them."""
+    place = tl.arange(0, PARTS)
+    there = place < used
+    for query in tl.static_range(RATIO):
+        at = (head * RATIO + query) * PARTS + place
+        seen = tl.load(part_lse + at, mask=there, other=-1e30, cache_modifier=".cg")
+        mask = there[:, None] & inside[None, :]
+        each = tl.load(part + at[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+        share = tl.exp2(seen - tl.max(seen, 0))
+        mixed = tl.sum(each * share[:, None], 0) / tl.sum(share, 0)
+        tl.store(out + (head * RATIO + query) * WIDTH + lane, mixed.to(out.dtype.element_ty), mask=inside)
+
+
 @triton.jit(
     do_not_specialize=["capacity", "window", "stride_blocks"],
     do_not_specialize_on_alignment=["rows", "blocks", "length"],
 )
-def _parts(
-    q, keys, values, scales, part, part_lse, blocks, rows, length, capacity, window, scale, stride_block, stride_blocks,
+def _attend_one(
+    q, cos_sin, positions, slots, keys, values, scales, part, part_lse, arrived, out, blocks, rows, length, capacity,
+    window, scale, stride_block, stride_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr,
-    RATIO_PAD: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    RATIO_PAD: tl.constexpr, RAW: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
     EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    release(EARLY)
+    """RAW: q is the product of qkv, nothing is rotated, and the new token's K and V are stored nowhere yet."""
     RATIO: tl.constexpr = HEADS // KV_HEADS
     head, place = tl.program_id(0), tl.program_id(1)
     row, first, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
+    used = tl.cdiv(end - begin, span)
     begin += place * span
     last = tl.minimum(begin + span, end)
     lane = tl.arange(0, WIDTH_PAD)
@@ -83,26 +131,44 @@ def _parts(
         cell, beside = plain_cells(at_keys, block, where, stride_block, lane, WIDTH)
     if WINDOWED:
         stored &= where >= first
+    is_new = where == end - 1
     old = (stored & (where < end - 1))[:, None] & inside[None, :]
-    new = (stored & (where == end - 1))[:, None] & inside[None, :]
+    new = (stored & is_new)[:, None] & inside[None, :]
+    latest = is_new[None, :] & inside[:, None]
     old_k = tl.load(cell, mask=old, other=0.0)
     if EIGHT == 0:
         old_v = tl.load(beside, mask=old, other=0.0)
+    if RAW:
+        angles = cos_sin + tl.load(positions).to(tl.int64) * WIDTH + lane % (WIDTH // 2)
+        cos, sin = tl.load(angles), tl.load(angles + WIDTH // 2)
+        slot = tl.load(slots).to(tl.int64)
     wait(EARLY)
+    release(EARLY)
     if begin < end:
         query = tl.arange(0, RATIO_PAD)
         query_head = head * RATIO + query
         mask = (query < RATIO)[:, None] & inside[None, :]
-        queries = tl.load(q + query_head[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
+        if RAW:
+            queries = _rotated(q + query_head[:, None] * WIDTH, cos[None, :], sin[None, :], lane[None, :], mask, WIDTH)
+            new_k, new_v = _new_token(
+                q, cos, sin, slot, keys, values, scales, stride_block, head, lane, inside, last == end, HEADS, KV_HEADS,
+                WIDTH, EIGHT,
+            )  # fmt: skip
+            k = tl.where(new, new_k[None, :], old_k)
+            if EIGHT > 0:
+                v = tl.where(latest, new_v[:, None], old_v)
+            else:
+                v = tl.where(new, new_v[None, :], old_v)
+        else:
+            queries = tl.load(q + query_head[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
+            k = tl.where(new, tl.load(cell, mask=new, other=0.0), old_k)
+            if EIGHT > 0:
+                # Its bytes lie among older tokens' that were read before it came: not from this multiprocessor's cache.
+                v = tl.where(latest, tl.load(beside, mask=latest, other=0.0, cache_modifier=".cg"), old_v)
+            else:
+                v = tl.where(new, tl.load(beside, mask=new, other=0.0), old_v)
         queries, scale = with_eight(queries, scale, EIGHT)
         queries = turned(queries, EIGHT)
-        k = tl.where(new, tl.load(cell, mask=new, other=0.0), old_k)
-        if EIGHT > 0:
-            # Its bytes lie among older tokens' that were read before it came: not from this multiprocessor's cache.
-            latest = (where == end - 1)[None, :] & inside[:, None]
-            v = tl.where(latest, tl.load(beside, mask=latest, other=0.0, cache_modifier=".cg"), old_v)
-        else:
-            v = tl.where(new, tl.load(beside, mask=new, other=0.0), old_v)
         state_max, state_sum, mixed = nothing_seen(RATIO_PAD, WIDTH_PAD)
         state_max, state_sum, mixed = attend_tile(
             queries, state_max, state_sum, turned(mixed, EIGHT), k, v, stored, scale, EIGHT, PRECISION
@@ -117,55 +183,45 @@ def _parts(
         to = query_head * PARTS + place
         tl.store(part + to[:, None] * WIDTH + lane[None, :], mixed, mask=mask)
         tl.store(part_lse + to, state_max + tl.log2(state_sum), mask=query < RATIO)
-
-
-@triton.jit(do_not_specialize=["capacity", "window"], do_not_specialize_on_alignment=["rows", "length"])
-def _joined(
-    part, part_lse, rows, length, capacity, window, out,
-    WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, WINDOWED: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
-):  # fmt: skip
-    release(EARLY)
-    head = tl.program_id(0)
-    lane = tl.arange(0, WIDTH_PAD)
-    inside = lane < WIDTH
-    place = tl.arange(0, PARTS)
-    _, _, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
-    there = place < tl.cdiv(end - begin, span)
-    wait(EARLY)
-    seen = tl.load(part_lse + head * PARTS + place, mask=there, other=-1e30)
-    each = tl.load(
-        part + (head * PARTS + place)[:, None] * WIDTH + lane[None, :], mask=there[:, None] & inside[None, :], other=0.0
-    )
-    share = tl.exp2(seen - tl.max(seen, 0))
-    mixed = tl.sum(each * share[:, None], 0) / tl.sum(share, 0)
-    tl.store(out + head * WIDTH + lane, mixed.to(out.dtype.element_ty), mask=inside)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + head, 1, sem="acq_rel") == used - 1:
+            tl.store(arrived + head, 0)
+            _join(part, part_lse, out, head, used, lane, inside, RATIO, WIDTH, PARTS)
 
 
 def attend_one(q: Tensor, kv: LayerKv, inputs: StepInputs, scale: float, window: int | None) -> Tensor:
-    """q [1, H, D] over a layer's KV -> [1, H, D]. inputs.decode: the row, which stands alone; it sees length + 1 tokens
-    (its new one is stored), with a window the last `window` of them."""
+    """q [1, H, D], rotated, over a layer's KV -> [1, H, D]. inputs.decode: the row, which stands alone; it sees
+    length + 1 tokens (its new one is stored), with a window the last `window` of them."""
+    assert q.stride()[1:] == (q.shape[2], 1)
+    return _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window)
+
+
+def rotate_and_attend_one(qkv: Tensor, cos_sin: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind) -> Tensor:
+    """qkv [1, (H + 2 Hkv) * D], as the product leaves it -> [1, H, D]: `rotary_and_store` and `attend_one` at once."""
+    assert qkv.is_contiguous() and cos_sin.is_contiguous()
+    return _launch(qkv, cos_sin, kv, inputs, kind.heads, kind.width, kind.scale, kind.window)
+
+
+def _launch(
+    q: Tensor, cos_sin: Tensor | None, kv: LayerKv, inputs: StepInputs, heads: int, width: int, scale: float,
+    window: int | None,
+) -> Tensor:  # fmt: skip
     decode = inputs.decode
-    assert decode is not None and decode.groups is None and q.stride()[1:] == (q.shape[2], 1)
-    _, heads, width = q.shape
+    assert decode is not None and decode.groups is None
     kv_heads, device = kv.kv_heads, q.device
     part = torch.empty((heads, PARTS, width), dtype=torch.float32, device=device)
     lse = torch.empty((heads, PARTS), dtype=torch.float32, device=device)
     out = torch.empty((1, heads, width), dtype=q.dtype, device=device)
     can = has_pdl(device)
-    capacity, windowed = decode.table.shape[1] * 16, window is not None
-    tokens = TOKENS if width <= 128 else TOKENS // 2
-    wide = max(16, triton.next_power_of_2(width))
-    _parts[(kv_heads, PARTS)](
-        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, part, lse, decode.table, decode.rows,
-        decode.length, capacity, window or 0, scale * LOG2_E, kv.keys.stride(0), decode.table.stride(0), HEADS=heads,
-        KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=wide, RATIO_PAD=least_queries(heads // kv_heads, kv),
-        WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, EIGHT=kv.eight,
+    where = (lse, lse, lse) if cos_sin is None else (cos_sin, inputs.positions, inputs.slots)
+    _attend_one[(kv_heads, PARTS)](
+        q, *where, kv.keys, kv.values, lse if kv.scales is None else kv.scales, part, lse, kv.arrived, out,
+        decode.table, decode.rows, decode.length,
+        decode.table.shape[1] * 16, window or 0, scale * LOG2_E, kv.keys.stride(0), decode.table.stride(0), HEADS=heads,
+        KV_HEADS=kv_heads, WIDTH=width, WIDTH_PAD=max(16, triton.next_power_of_2(width)),
+        RATIO_PAD=least_queries(heads // kv_heads, kv), RAW=cos_sin is not None, WINDOWED=window is not None,
+        TOKENS=TOKENS if width <= 128 else TOKENS // 2, PARTS=PARTS, EIGHT=kv.eight,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", EARLY=EARLY * can, num_warps=4, num_stages=2,
         launch_pdl=bool(can),
-    )  # fmt: skip
-    _joined[(heads,)](
-        part, lse, decode.rows, decode.length, capacity, window or 0, out, WIDTH=width, WIDTH_PAD=wide,
-        WINDOWED=windowed, TOKENS=tokens, PARTS=PARTS, EARLY=EARLY * can, num_warps=4, launch_pdl=bool(can),
     )  # fmt: skip
     return out

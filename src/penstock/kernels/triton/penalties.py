@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import VocabularyPart
 from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.kernels.triton.sample import SampleScratch
@@ -45,13 +46,13 @@ def _penalized(logit, count, repetition, presence, frequency):
 def _adjust(
     logits, adjusted, counts, row_ids, position, done, wants, prompt_length, min_length, repetition, presence,
     frequency, block_table, table_width, slot_token, bias_start, bias_count, bias_ids, bias_values, is_end, stop_ids,
-    word_count, mask_slot, masks, mask_words, vocabulary, stride,
+    word_count, mask_slot, masks, mask_words, before, vocabulary, stride,
     ADJUSTS: tl.constexpr, PENALTY: tl.constexpr, BIAS: tl.constexpr, BARS: tl.constexpr, MASK: tl.constexpr,
     WORDS: tl.constexpr, WORD_IDS: tl.constexpr, FEW: tl.constexpr, SLOTS: tl.constexpr, STOPS: tl.constexpr,
     BLOCK: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, True)
     asks = tl.load(wants + row)
@@ -71,7 +72,8 @@ def _adjust(
                 place = first + tl.arange(0, SOME)
                 there = place <= stored
                 block = tl.load(block_table + row * table_width + place // SLOTS, mask=there, other=0)
-                token = tl.load(slot_token + block.to(tl.int64) * SLOTS + place % SLOTS, mask=there, other=0)
+                token = tl.load(slot_token + block.to(tl.int64) * SLOTS + place % SLOTS, mask=there, other=0) - before
+                there = there & (token >= 0) & (token < vocabulary)
                 tl.atomic_or(numbers + token, tl.full((SOME,), 1, tl.int32), mask=there, sem="relaxed")
                 tl.atomic_add(numbers + token, tl.full((SOME,), 2, tl.int32), mask=there & (place >= prompt),
                               sem="relaxed")  # fmt: skip
@@ -80,13 +82,14 @@ def _adjust(
             start, many = tl.load(bias_start + row), tl.load(bias_count + row)
             for first in range(0, many, SOME):
                 place = first + tl.arange(0, SOME)
-                ident = tl.load(bias_ids + start + place, mask=place < many, other=0)
-                logit = tl.load(line + ident, mask=place < many, other=0.0).to(tl.float32)
-                logit += tl.load(bias_values + start + place, mask=place < many, other=0.0)
-                count = tl.load(numbers + ident, mask=place < many, other=0)
+                ident = tl.load(bias_ids + start + place, mask=place < many, other=-1) - before
+                there = (place < many) & (ident >= 0) & (ident < vocabulary)
+                logit = tl.load(line + ident, mask=there, other=0.0).to(tl.float32)
+                logit += tl.load(bias_values + start + place, mask=there, other=0.0)
+                count = tl.load(numbers + ident, mask=there, other=0)
                 value = _penalized(logit, count, repeat, flat, rate)
                 value = tl.where(tl.abs(value) < 1.1754943508222875e-38, 1.1754943508222875e-38, value)
-                tl.store(values + ident, value, mask=place < many)
+                tl.store(values + ident, value, mask=there)
             tl.debug_barrier()
         barred = ((asks & BARS) != 0) & (stored + 1 < tl.load(min_length + row))
         slot = tl.load(mask_slot + row)
@@ -99,12 +102,12 @@ def _adjust(
             final = (count & 0x7FFFFFFF) >= 0x800000
             value = tl.where(final, count.to(tl.float32, bitcast=True), _penalized(logit, count, repeat, flat, rate))
             if barred:
-                bars = tl.load(is_end + ident, mask=there, other=0) != 0
+                bars = tl.load(is_end + before + ident, mask=there, other=0) != 0
                 for j in tl.static_range(STOPS):
-                    bars = bars | (ident == tl.load(stop_ids + row * STOPS + j))
+                    bars = bars | (before + ident == tl.load(stop_ids + row * STOPS + j))
                 value = tl.where(bars, float("-inf"), value)
             if masked:
-                word = tl.load(masks + slot.to(tl.int64) * mask_words + ident // 32, mask=there, other=0)
+                word = tl.load(masks + slot.to(tl.int64) * mask_words + (before + ident) // 32, mask=there, other=0)
                 value = tl.where(((word >> (ident % 32)) & 1) != 0, value, float("-inf"))
             tl.store(values + ident, value, mask=there)
         if (asks & WORDS) != 0:
@@ -122,6 +125,8 @@ def _adjust(
                     asked = tl.load(bias_ids + start + word * WORD_IDS + j, mask=word < many, other=-1)
                     fits = fits & ((asked < 0) | (asked == token))
                 last = tl.load(bias_ids + start + word * WORD_IDS + WORD_IDS - 1, mask=word < many, other=0)
+                last -= before
+                fits = fits & (last >= 0) & (last < vocabulary)
                 tl.store(values + last, tl.full((FEW,), float("-inf"), tl.float32), mask=fits)
 
 
@@ -135,6 +140,7 @@ def adjust(
     bias_values: Tensor,
     masks: Tensor,
     scratch: SampleScratch,
+    part: VocabularyPart | None = None,
 ) -> None:
     """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST, as
     of position [n]: tokens past it are none of theirs yet.
@@ -143,6 +149,7 @@ def adjust(
     bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which are a row's. Behind
     its biases lie the ids of its bad words, BAD_WORD_IDS each, padded in front with -1.
     masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1: none.
+    part: which tokens the logits are of, where ranks share a vocabulary; all ids and masks are of the whole of it.
     """
     (n, vocabulary), adjusted = logits.shape, scratch.adjusted
     assert adjusted is not None and adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
@@ -152,7 +159,8 @@ def adjust(
             logits, adjusted, adjusted.view(torch.int32), row_ids, position, rows.done, rows.wants,
             rows.prompt_length, rows.min_length, rows.repetition, rows.presence, rows.frequency, rows.block_table,
             rows.block_table.stride(0), slot_token, rows.bias_start, rows.bias_count, bias_ids, bias_values,
-            rows.is_end, rows.stop_ids, rows.word_count, rows.mask_slot, masks, masks.shape[1], vocabulary,
+            rows.is_end, rows.stop_ids, rows.word_count, rows.mask_slot, masks, masks.shape[1],
+            0 if part is None else part.first, vocabulary,
             logits.stride(0),
             ADJUSTS=ADJUSTS, PENALTY=WANTS_PENALTY, BIAS=WANTS_BIAS, BARS=WANTS_MIN_TOKENS, MASK=WANTS_MASK,
             WORDS=WANTS_WORDS, WORD_IDS=BAD_WORD_IDS, FEW=_FEW,

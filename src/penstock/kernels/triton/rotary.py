@@ -80,8 +80,8 @@ def _rotary_and_store(
     EIGHT: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     PIECE: tl.constexpr, OF_V: tl.constexpr,
 ):  # fmt: skip
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * PIECE + tl.arange(0, PIECE)[:, None]
     half = WIDTH // 2

@@ -26,8 +26,8 @@ def _prepare(
     row_ids, offset, draft, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots,
     count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < count
     row = tl.load(row_ids + i, mask=there, other=0).to(tl.int64)
@@ -76,8 +76,8 @@ def _advance(
     NONE: tl.constexpr, BAD: tl.constexpr, STOPS: tl.constexpr, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)  # a row's queries follow its first one
     row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)

@@ -17,8 +17,8 @@ import torch
 import triton
 from torch import Tensor
 
-from penstock.kernels.inputs import SamplerInputs
-from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE, TILE
+from penstock.kernels.inputs import TILE, SamplerInputs, VocabularyPart
+from penstock.kernels.reference.tile_draw import BAD_LOGITS, MIN_TEMPERATURE
 from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.draw import draw_kernel
 from penstock.kernels.triton.filters import filter_kernel
@@ -74,21 +74,23 @@ def sample_rows(
     *,
     filters: bool = True,
     adjusts: bool = False,
+    part: VocabularyPart | None = None,
 ) -> Tensor:
     """logits [n, vocabulary] of rows row_ids [n] int32 at position [n] -> tokens [n] int32: BAD_LOGITS where they
     are not finite, NO_TOKEN where the row is done.
 
     The token is that of position + 1. adjusts: rows whose `wants` have a bit of WANTS_ADJUST are drawn from
     scratch.adjusted, which `penalties.adjust` has filled. filters=False leaves that launch out. Both are False only
-    where the host knows that no row asks.
+    where the host knows that no row asks. part: which tokens the logits are of; rows are not filtered then.
     """
     n, vocabulary = logits.shape
     if tokens is None:
         tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
     assert n <= scratch.peaks.shape[0] and scratch.peaks.shape[1] == -(-vocabulary // TILE)
     assert not adjusts or (scratch.adjusted is not None and logits.stride(0) == vocabulary)
+    assert part is None or not filters
     if n:
-        _launch(logits, row_ids, rows, position, 1, rows.done, rows.wants, scratch, tokens, filters, adjusts)
+        _launch(logits, row_ids, rows, position, 1, rows.done, rows.wants, scratch, tokens, filters, adjusts, part)
     return tokens
 
 
@@ -104,6 +106,7 @@ def _launch(
     tokens: Tensor,
     filters: bool,
     adjusts: bool,
+    part: VocabularyPart | None = None,
 ) -> None:
     n, vocabulary = logits.shape
     tiles = scratch.peaks.shape[1]
@@ -128,11 +131,17 @@ def _launch(
         logits.stride(0), tiles, each, LOG2E=LOG2E, TILES=TILES, num_warps=SUM_WARPS, **same,
     )  # fmt: skip
     same |= {"ADDED": added, "NT": triton.next_power_of_2(tiles)}
+    tops = scores = scratch.masses
+    if part is not None:
+        tops, scores = part.most(_tops(scratch, n)), torch.zeros(n, dtype=torch.float32, device=logits.device)
     draw_kernel[(n,)](
         logits, adjusted, row_ids, asked.temperature, asked.top_k, asked.seed, asked.sample, position, done, wants,
-        scratch.peaks, scratch.masses, tokens, vocabulary, logits.stride(0), tiles,
-        BAD=BAD_LOGITS, NONE=NO_TOKEN, num_warps=DRAW_WARPS, **same,
+        scratch.peaks, scratch.masses, tokens, tops, scores, part.first // TILE if part is not None else 0,
+        vocabulary, logits.stride(0), tiles,
+        BAD=BAD_LOGITS, NONE=NO_TOKEN, SHARED=part is not None, num_warps=DRAW_WARPS, **same,
     )  # fmt: skip
+    if part is not None:
+        tokens.copy_(part.best(scores, tokens))
     if filters:
         filter_kernel[(n,)](
             logits, adjusted, row_ids, asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.seed,
@@ -140,3 +149,9 @@ def _launch(
             vocabulary, logits.stride(0), tiles, LOG2E=LOG2E, ATTEMPTS=ATTEMPTS,
             SHIFT=16 if logits.dtype == torch.bfloat16 else 0, SOME=SOME, num_warps=FILTER_WARPS, **same,
         )  # fmt: skip
+
+
+def _tops(scratch: SampleScratch, n: int) -> Tensor:
+    """Each row's top [n], NaN where a logit isn't finite; what rows that are done have there is of no use."""
+    peaks, masses = scratch.peaks[:n], scratch.masses[:n]
+    return torch.where(masses.isnan().any(1), torch.nan, peaks.amax(1))

@@ -7,6 +7,7 @@ It knows rows and a matrix; no layer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,20 +16,27 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import TakesWideRows
-from penstock.kernels.triton.pdl import fetch, has_pdl, release, wait
+from penstock.kernels.triton.pdl import fetch, has_pdl, release_late, wait
 from penstock.kernels.triton.split import joined
 from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four
-
-PROGRAMS = 800  # of two warps, about
 
 
 @triton.jit
 def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
-    """Returns the group that a turn's numbers are of."""
+    """Returns the group that the numbers turn * BK and the BK - 1 behind it are of."""
     group = turn * 0
     if GROUP > 0:
         group = turn // (GROUP // BK)
     return group
+
+
+@triton.jit
+def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constexpr):
+    """Returns what the numbers of a group count from, [BN], at places [BN] of the zeros."""
+    less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
+    if ZEROS:
+        less = tl.load(zero + place)
+    return less[:, None]
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -36,59 +44,55 @@ def _stream(
     x, weight, scale, zero, bias, out, parts, arrived, M, N, K, pitch, x_stride, each,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     ZEROS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The product turned round, [outputs, rows]. A turn takes BK numbers of a row, which are of one group,
-    or of two, for which the row is read twice with a half of it zeros.
+    """The product turned round, [outputs, rows]. A turn takes BK bytes of a row, which are numbers of one group or, of
+    four bits, BK of one in their low halves and BK behind these in the high ones.
     each: a part's turns. pitch: bytes of a row of the weight.
 
     GATED: output n is silu(n) * (n + N / 2), which have a half of a program's each."""
-    release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
+    tile = tl.program_id(2) * tl.num_programs(0) + block
     n = block * BN + tl.arange(0, BN)
     if GATED:
         n = block * (BN // 2) + tl.arange(0, BN) % (BN // 2) + tl.arange(0, BN) // (BN // 2) * (N // 2)
     m = tl.program_id(2) * BM + tl.arange(0, BM)
-    PACKED: tl.constexpr = 2 if KIND == FOUR else 1
-    lane = tl.arange(0, BK // PACKED)
-    k = lane // 4 * 8 + lane % 4 if KIND == FOUR else lane
+    HALVES: tl.constexpr = 2 if KIND == FOUR else 1
+    lane = tl.arange(0, BK)
     real_n = tl.minimum(n, N - 1)
     w_row = weight + real_n[:, None].to(tl.int64) * pitch + lane[None, :]
-    x_row = x + m[:, None].to(tl.int64) * x_stride + k[None, :]
+    x_row = x + m[:, None].to(tl.int64) * x_stride + lane[None, :]
     real = (m < M)[:, None]
-    first, end = part * each, tl.minimum(part * each + each, tl.cdiv(K, BK))
+    first, end = part * each, tl.minimum(part * each + each, tl.cdiv(K, HALVES * BK))
     if EARLY > 0:
         for turn in tl.static_range(AHEAD):
-            fetch(weight + real_n.to(tl.int64) * pitch + tl.minimum(first + turn, end - 1) * (BK // PACKED))
+            fetch(weight + real_n.to(tl.int64) * pitch + tl.minimum(first + turn, end - 1) * BK)
     wait(EARLY)
+    release_late(EARLY * LATE)
     sums = tl.zeros((BN, BM), tl.float32)
-    GROUPS: tl.constexpr = 1 if GROUP == 0 or GROUP >= BK else BK // GROUP  # of a turn
     for turn in tl.range(first, end, num_stages=STAGES):
-        w_at, x_at = w_row + turn * (BK // PACKED), x_row + turn * BK
-        inside = lane >= 0 if EVEN_K else turn * BK + lane < K
-        w = tl.load(w_at) if EVEN_K else tl.load(w_at, mask=inside[None, :], other=0)
-        for at in tl.static_range(GROUPS):
-            mine = inside if GROUPS == 1 else lane // (GROUP // PACKED) == at
-            of_group = (group_of(turn, BK, GROUP) if GROUPS == 1 else turn * GROUPS + at) * N + real_n
-            of = tl.load(scale + of_group)
-            less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
+        inside = (turn * BK + lane < pitch)[None, :]
+        w = tl.load(w_row + turn * BK) if EVEN_K else tl.load(w_row + turn * BK, mask=inside, other=0)
+        at = group_of(turn * HALVES, BK, GROUP) * N + real_n
+        held = real if EVEN_K else real & inside
+        rows = tl.load(x_row + turn * HALVES * BK, mask=held, other=0.0)
+        of = tl.load(scale + at)
+        less = zero_of(zero, at, KIND, ZEROS, BN)
+        if KIND == FOUR:
+            more_at = group_of(turn * 2 + 1, BK, GROUP) * N + real_n
+            more_rows = tl.load(x_row + (turn * 2 + 1) * BK, mask=held, other=0.0)
+            more_of = tl.load(scale + more_at)
+            low, high = widen_four(w, less, zero_of(zero, more_at, KIND, ZEROS, BN), x.dtype.element_ty)
+            sums += tl.dot(low, rows.T) * of[:, None]
+            sums += tl.dot(high, more_rows.T) * more_of[:, None]
+        else:
+            numbers = widen_eight(w, KIND, x.dtype.element_ty)
             if ZEROS:
-                less = tl.load(zero + of_group)
-            held = real if EVEN_K and GROUPS == 1 else real & mine[None, :]
-            rows = tl.load(x_at, mask=held, other=0.0)
-            if KIND == FOUR:
-                more = tl.load(x_at + 4, mask=held, other=0.0)
-                low, high = widen_four(w, less[:, None], x.dtype.element_ty)
-                now = tl.dot(high, more.T, tl.dot(low, rows.T))
-            else:
-                numbers = widen_eight(w, KIND, x.dtype.element_ty)
-                if ZEROS:
-                    numbers -= less[:, None].to(x.dtype.element_ty)
-                now = tl.dot(numbers, rows.T)
-            sums += now * of[:, None]
+                numbers -= less.to(x.dtype.element_ty)
+            sums += tl.dot(numbers, rows.T) * of[:, None]
     last = True
     if SPLIT > 1:
-        sums, last = joined(sums, parts, arrived, block, part, SPLIT, BN, BM)
+        sums, last = joined(sums, parts, arrived, tile, part, SPLIT, BN, BM)
     if last:
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -116,13 +120,17 @@ class Pieces:
     ahead: int = 0  # turns whose weights are asked for before the kernel ahead has ended
 
 
-def pieces_of(m: int, n: int, k: int) -> Pieces:
-    """Not measured yet; PROGRAMS are six a multiprocessor, and a part of K has at least four turns."""
-    rows = 8 if m <= 8 else 16 if m <= 16 else 32 if m <= 32 else 64
+def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
+    """Measured on an H200 over the products of an 8B model at 1, 16, 32, 64, 128 and 256 rows."""
+    four = kind == FOUR.value
+    rows = max(8, min(64 if four else 128, triton.next_power_of_2(m)))
     few = rows <= 16
-    programs = triton.cdiv(n, 64) * triton.cdiv(m, rows) * (1 if few else 2)
-    split = max(1, min(k // 512, round(PROGRAMS / programs))) if m <= rows else 1
-    return Pieces(rows, 64, split, 4, 2 if few else 4)
+    outputs = 32 if rows == 8 or (few and not four) else 64
+    warps = 4 if not few else 1 if four and rows == 8 and n * k > 1 << 25 else 2
+    tiles = triton.cdiv(n, outputs) * triton.cdiv(m, rows)
+    wanted = (25_600 if few else 16_384) // outputs / tiles  # programs along K
+    split = 1 << max(0, round(math.log2(wanted)))
+    return Pieces(rows, outputs, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps)
 
 
 @dataclass(slots=True, frozen=True)
@@ -151,13 +159,12 @@ class GroupMatrix(TakesWideRows):
         return self.weight.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
 
 
-def turn_of(matrix: GroupMatrix) -> int:
-    """Returns the numbers of a row that a program takes at once: a power of two, at most 128, that divides a group, and
-    of four bits a row, whose ends are not looked at. 32 numbers of four bits can't be copied asynchronously: it is 64
-    then, of two groups."""
-    size = matrix.group or (matrix.shape[1] if matrix.kind == FOUR.value else 128)
-    if matrix.kind == FOUR.value and matrix.group == 32 and matrix.shape[1] % 64 == 0:
-        return 64
+def turn_of(kind: int, k: int, group: int) -> int:
+    """Returns the bytes of a row that a program takes at once: a power of two, at most 128, that divides a group, and,
+    of four bits, half of a row, whose ends are not looked at."""
+    size = group or 128
+    if kind == FOUR.value:
+        size |= k // 2
     return min(128, size & -size)
 
 
@@ -170,22 +177,21 @@ def streamed_groups(
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:
         return out
-    cut = cut or pieces_of(m, n, k)
-    turn = turn_of(matrix)
-    turns = triton.cdiv(k, turn)
+    cut = cut or pieces_of(matrix.kind, m, n, k)
+    turn, pitch = turn_of(matrix.kind, k, matrix.group), matrix.weight.shape[1]
+    turns = triton.cdiv(pitch, turn)
     each = triton.cdiv(turns, cut.split)
-    splits, tiles = triton.cdiv(turns, each), triton.cdiv(n, cut.outputs)
-    of_rows = triton.cdiv(m, cut.rows)
+    splits, of_n, of_m = triton.cdiv(turns, each), triton.cdiv(n, cut.outputs), triton.cdiv(m, cut.rows)
     parts = out
     if splits > 1:
-        assert of_rows == 1, "a counter is of one tile of rows"
-        parts = torch.empty(tiles * splits * cut.outputs * cut.rows, dtype=torch.float32, device=device)
+        assert of_n * of_m <= len(matrix.arrived), "a tile has a counter"
+        parts = torch.empty(of_n * of_m * splits * cut.outputs * cut.rows, dtype=torch.float32, device=device)
     early = has_pdl(device)
-    _stream[(tiles, splits, of_rows)](
+    _stream[(of_n, splits, of_m)](
         x, matrix.weight, matrix.scale, x if matrix.zero is None else matrix.zero, x if bias is None else bias, out,
-        parts, matrix.arrived, m, n, k, matrix.weight.shape[1], x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=turn,
+        parts, matrix.arrived, m, n, k, pitch, x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=turn,
         GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=splits, GATED=gated,
-        EVEN_K=k % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, AHEAD=cut.ahead, EARLY=early,
-        num_warps=cut.warps, launch_pdl=bool(early),
+        EVEN_K=pitch % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, AHEAD=cut.ahead,
+        LATE=m == 1 and not gated, EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
     )  # fmt: skip
     return out

@@ -68,8 +68,8 @@ def tile_sums_kernel(
     TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (i, part): row i's tiles part * rounds * TILES and on. Rows that are done are left out."""
-    release(EARLY)
     wait(EARLY)
+    release(EARLY)
     i = tl.program_id(0)
     row = row_of(row_ids, i, BY_ROW)
     live, use_adjusted = state_of(done, wants, row, ADJUSTS, BY_ROW, HAS_ADJUSTED)

@@ -17,19 +17,19 @@ from penstock.kernels.int_matrix import unpack_four
 FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what a byte holds
 
 
-def in_words(packed: Tensor) -> Tensor:
-    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same size, each four bytes a word of eight
-    neighbours along K: byte b has number b in its low half and 4 + b in its high half."""
+def in_halves(packed: Tensor, turn: int) -> Tensor:
+    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same size: of every 2 * turn neighbours along K
+    the first are in the low halves of `turn` bytes, the others in the high ones."""
     n, size = packed.shape
-    low, high = unpack_four(packed).view(n, size // 4, 2, 4).unbind(2)
+    low, high = unpack_four(packed).view(n, size // turn, 2, turn).unbind(2)
     return (low | high << 4).view(n, size)
 
 
 # What is packed into a register for an instruction are four numbers that a thread has, which need not be neighbours (of
 # Hopper's tensor cores they lie in two rows): a result may depend on nothing but its own byte.
 def _four(magic: str, one: str, kind: str) -> tl.constexpr:
-    """$4: four bytes; $5, $6: what is added to those of the first two and of the others -> the numbers in their low
-    halves in $0 and $1, in their high ones in $2 and $3."""
+    """$4: four bytes; $5 to $8: what is added to $0 to $3 -> the numbers in their low halves in $0 and $1, in their
+    high ones in $2 and $3."""
     return tl.constexpr(f"""{{
         .reg .b32 m, o, a, b, c, d;
         mov.b32 m, {magic};
@@ -44,8 +44,8 @@ def _four(magic: str, one: str, kind: str) -> tl.constexpr:
         lop3.b32 d, d, 0x000F000F, m, 0xEA;
         fma.rn.{kind} a, a, o, $5;
         fma.rn.{kind} b, b, o, $6;
-        fma.rn.{kind} c, c, o, $5;
-        fma.rn.{kind} d, d, o, $6;
+        fma.rn.{kind} c, c, o, $7;
+        fma.rn.{kind} d, d, o, $8;
         mov.b32 $0, a;
         mov.b32 $1, b;
         mov.b32 $2, c;
@@ -106,22 +106,29 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 
 @triton.jit
-def widen_four(w, zero, kind: tl.constexpr):
-    """w [R, C] bytes in `in_words`' order, zero [R, 1] whole numbers in float32 -> the first four numbers of each word,
-    and the others, less the zero, [R, C]."""
+def widen_four(w, zero, more_zero, kind: tl.constexpr):
+    """w [R, C] bytes; zero, more_zero [R, 1] whole numbers in float32 -> the numbers in the bytes' low halves less
+    zero, and those in the high ones less more_zero, [R, C]."""
     if kind == tl.bfloat16:
-        less = (-128.0 - zero).to(kind).broadcast_to(w.shape)
+        less, more_less = _less(zero, 128.0, w, kind), _less(more_zero, 128.0, w, kind)
         low, high = tl.inline_asm_elementwise(
-            _FOUR_BF16, "=r,=r,=r,=r,r,r,r", [w, less], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+            _FOUR_BF16, "=r,=r,=r,=r,r,r,r,r,r", [w, less, more_less], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True,
+            pack=4,
         )  # fmt: skip
     elif kind == tl.float16:
-        less = (-1024.0 - zero).to(kind).broadcast_to(w.shape)
+        less, more_less = _less(zero, 1024.0, w, kind), _less(more_zero, 1024.0, w, kind)
         low, high = tl.inline_asm_elementwise(
-            _FOUR_F16, "=r,=r,=r,=r,r,r,r", [w, less], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+            _FOUR_F16, "=r,=r,=r,=r,r,r,r,r,r", [w, less, more_less], dtype=(tl.float16, tl.float16), is_pure=True,
+            pack=4,
         )  # fmt: skip
     else:
-        low, high = (w & 15).to(tl.float32) - zero, (w >> 4).to(tl.float32) - zero
+        low, high = (w & 15).to(tl.float32) - zero, (w >> 4).to(tl.float32) - more_zero
     return low, high
+
+
+@triton.jit
+def _less(zero, magic: tl.constexpr, w, kind: tl.constexpr):
+    return (-magic - zero).to(kind).broadcast_to(w.shape)
 
 
 @triton.jit

@@ -16,10 +16,12 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from quantized_forms import packed
 
 from penstock import LLM, SamplingParams
+from penstock.config import Quantization
 from penstock.errors import UsageError
 from penstock.kernels.choose import choose
 from penstock.kernels.int_matrix import unpack_four
 from penstock.layers.maker import Maker
+from penstock.models.decoder import Decoder
 from penstock.parallel.layout import Layout
 from penstock.quant.choose import choose_schemes
 from penstock.quant.int_forms import unpack_words
@@ -95,17 +97,19 @@ def test_a_tied_head_is_made_of_the_table_which_stays(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     ops = choose(CPU, torch.float32)
-    model = load_model(
-        tmp_path, load_format="dummy", dtype=torch.float32, device=CPU, ops=ops, seed=0, quantization="int8"
-    )
-    table = model.embedding.table.value
-    numbers, scale = to_int(table, 8, 64, torch.float32)
     hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(model.logits(hidden), hidden @ (numbers.float() * scale).T)
-    four = load_model(
-        tmp_path, load_format="dummy", dtype=torch.float32, device=CPU, ops=ops, seed=0, quantization="int4"
-    )
-    torch.testing.assert_close(four.logits(hidden), hidden @ table.T)  # four bits leave the head as it is
+
+    def loaded(kind: Quantization) -> Decoder:
+        return load_model(
+            tmp_path, load_format="dummy", dtype=torch.float32, device=CPU, ops=ops, seed=0, quantization=kind
+        )
+
+    for kind in ("int8", "int4"):
+        model = loaded(kind)
+        numbers, scale = to_int(model.embedding.table.value, 8, 64, torch.float32)
+        torch.testing.assert_close(model.logits(hidden), hidden @ (numbers.float() * scale).T)
+    model = loaded("fp8")
+    torch.testing.assert_close(model.logits(hidden), hidden @ model.embedding.table.value.T)  # float8 leaves the head
 
 
 def test_rows_that_groups_cannot_divide_are_refused() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from penstock import LLM, SamplingParams
 from penstock.demo import model_folder
 from penstock.errors import CheckpointError
+from penstock.execute.runner import SLOW_FP8
 from penstock.quant.write_compressed import MadeKind, pack_int32
 from penstock.weights.checkpoint import INDEX
 from penstock.weights.write_quantized import write_quantized
@@ -29,10 +30,13 @@ def answers(model: Path, **knobs: str) -> list[list[int]]:
         return [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int4"])
-def test_a_written_folder_answers_as_what_is_made_at_load(kind: MadeKind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+def test_a_written_folder_answers_as_what_is_made_at_load(
+    kind: MadeKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_quantized(model_folder(), tmp_path / "out", kind)
     assert answers(tmp_path / "out") == answers(model_folder(), quantization=kind)
+    assert capsys.readouterr().err.count(SLOW_FP8) == (2 if kind == "fp8" else 0)  # a CPU widens it, and says so
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
         p.name for p in model_folder().iterdir() if p.suffix in (".json", ".safetensors", ".jinja", ".txt")
     )

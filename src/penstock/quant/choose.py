@@ -11,16 +11,23 @@ from penstock.quant.fp8 import Fp8, Fp8Blocks, Fp8FromFloats
 from penstock.quant.integers import IntFromFloats, IntStored
 from penstock.quant.scheme import PLAIN, Scheme
 from penstock.quant.stored_quantization import StoredForm, StoredQuantization
+from penstock.quant.write_compressed import MadeKind
 
 SchemeOf = Callable[[str], Scheme]  # a matrix's name in the checkpoint, without `.weight` -> how it lies there
 
-# What stays as it is when a wide checkpoint is quantized at load: the head, whose errors nothing evens out, and the
-# router of experts, which is small and decides much.
-KEPT = ("lm_head", ".gate")
-# A head of int8 is a third of what a small model reads for a row, and costs little: on 24 of the demo's problems KL to
-# float32 is 3.6e-4 with it and 3.4e-4 without (bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2).
-KEPT_OF = {"int8": (".gate",)}
-MADE: dict[str, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
+MADE: dict[MadeKind, Scheme] = {"fp8": Fp8FromFloats(), "int8": IntFromFloats(8), "int4": IntFromFloats(4)}
+
+
+def made_kind(quantization: MadeKind, name: str) -> MadeKind | None:
+    """Returns what a wide checkpoint's matrix becomes at load; None: it stays as it is. The router of experts, which is
+    small and decides much, stays; so does the head, whose errors nothing evens out, but beside integers, where it is of
+    eight bits: a third of what a small model reads for a row, which costs little (on 24 of the demo's problems KL to
+    float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2)."""
+    if name.endswith(".gate"):
+        return None
+    if name == "lm_head":
+        return None if quantization == "fp8" else "int8"
+    return quantization
 
 
 def all_plain(name: str) -> Scheme:
@@ -44,9 +51,7 @@ def choose_schemes(quantization: Quantization, stored: StoredQuantization | None
             f"or have it made by {', '.join(MADE)}",
             param="quantization",
         )
-    made = MADE[quantization]
-    kept = KEPT_OF.get(quantization, KEPT)
-    return lambda name: PLAIN if name.endswith(kept) else made
+    return lambda name: MADE[made] if (made := made_kind(quantization, name)) else PLAIN
 
 
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:

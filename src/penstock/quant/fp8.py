@@ -59,7 +59,7 @@ class Fp8:
         if self.scales == "tensor":
             return Part(name, (1,))
         rows = part.shape[0]
-        return Part(name, (rows, 1), 0, part.shares, part.share) if part.cut == 0 else Part(name, (rows, 1))
+        return part.over(name, (rows, 1)) if part.cut == 0 else Part(name, (rows, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Fp8Blocks:
             _check_cut(part)
             rows, groups = (-(-size // BLOCK) for size in part.shape)
             on_disk.append(Part(f"{part.name}.{self.suffix}", (rows, groups)))
-            cut = None if groups == 1 and part.cut == 1 else part.cut
-            arrays.append(Part(part.name, (part.shape[0], groups), cut, part.shares, part.share))
+            shape = (part.shape[0], groups)
+            arrays.append(Part(part.name, shape) if groups == 1 and part.cut == 1 else part.over(part.name, shape))
         scale = Arranged(on_disk, arrays, torch.float32, device, stored=FLOATS, arrange=_rows_of_blocks, drawn=SCALES)
         numbers = _numbers([named(part, "weight") for part in parts], device)
         return {"weight": numbers, "scale": scale} | read_past(parts, device)

@@ -48,18 +48,19 @@ def array(part: Part, shape: tuple[int, ...]) -> Part:
     """The array [out, ...] that is made of it, cut as the matrix is: what has one column is every rank's."""
     if part.cut == 1 and shape[1] == 1:
         return Part(part.name, shape)
-    return Part(part.name, shape, part.cut, part.shares, part.share)
+    return part.over(part.name, shape)
 
 
-def cut_groups(part: Part, group: int) -> int:
-    """How many groups of a row this rank has."""
+def cut_groups(part: Part, group: int, instead: str = "the model's unquantized checkpoint") -> int:
+    """How many groups of a row this rank has. instead: of what ranks would cut through a group of, to be taken."""
     into = part.shape[1]
     if part.cut != 1 or group == into:
         return into // group
     if into % (part.shares * group):
         raise UsageError(
             f"{part.name} has {into // group} groups of {group} inputs, which {part.shares} ranks cannot divide: "
-            "take fewer, or the model's unquantized checkpoint"
+            f"take fewer, or {instead}",
+            param="tensor_parallel_size",
         )
     return into // part.shares // group
 

@@ -14,7 +14,7 @@ from penstock.errors import UsageError
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, pack_four
 from penstock.kernels.ops import Ops
 from penstock.quant.int_forms import FORMS, at, check_form, cut_groups, packed_shape
-from penstock.quant.scheme import Product
+from penstock.quant.scheme import Product, plain_product
 from penstock.quant.stored_quantization import StoredForm
 from penstock.quant.weight import MadeWeight, Part, Weight
 
@@ -31,6 +31,10 @@ class IntStored:
         for part in parts:
             check_form(part, self.form)
         return FORMS[self.form.packing](self.form, parts, dtype, device)
+
+    def made_of(self, ops: Ops, matrix: Tensor) -> Product:
+        """A tied head is on no disk: of eight bits it is made here, of four it stays as it is."""
+        return IntFromFloats(8).made_of(ops, matrix) if self.form.bits == 8 else plain_product(ops, matrix)
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
         zero = weights["zero"].take() if "zero" in weights else None
@@ -66,12 +70,12 @@ class MadeInt(MadeWeight):
         self.group = into if bits == 8 else made_group(parts[0])
         stored = [at(part, "weight", part.shape) for part in parts]
         self._wide = dict(zip(stored, parts, strict=True))
-        packed = [Part(p.name, packed_shape(p.shape, bits), p.cut, p.shares, p.share) for p in parts]
+        packed = [p.over(p.name, packed_shape(p.shape, bits)) for p in parts]
         super().__init__(packed, torch.int8 if bits == 8 else torch.uint8, device, counts=8 // bits)
         self.parts = tuple(stored)
         starts = [sum(self._rows[:number]) for number in range(len(stored))]
         self._starts = dict(zip(stored, starts, strict=True))
-        groups = cut_groups(parts[0], self.group)
+        groups = cut_groups(parts[0], self.group, "--quantization int8")
         self.scale = torch.empty((self.shape[0], groups), dtype=dtype, device=device)
 
     @property
@@ -122,4 +126,4 @@ def made_group(part: Part) -> int:
 
 
 def _share(part: Part, array: Tensor) -> Tensor:
-    return Part(part.name, tuple(array.shape), part.cut, part.shares, part.share).local(array)
+    return part.over(part.name, tuple(array.shape)).local(array)

@@ -13,7 +13,7 @@ GROUPS = (32, 64, 128)
 
 
 def read_compressed(told: ToldObject) -> StoredQuantization:
-    told.past("quantization_status", "global_compression_ratio", "version", "kv_cache_scheme")  # KV's: where KV is read
+    told.past("quantization_status", "global_compression_ratio", "version")
     form_name = told.text("format", "")
     sparse = told.take("sparsity_config", {})
     if isinstance(sparse, dict) and sparse.get("format", "dense") != "dense":
@@ -24,7 +24,7 @@ def read_compressed(told: ToldObject) -> StoredQuantization:
     targets = tuple(
         _group(group, f"{told.where}: config_groups {shown(name)}", form_name) for name, group in groups.items()
     )
-    return StoredQuantization("compressed-tensors", targets, told.names("ignore"))
+    return StoredQuantization("compressed-tensors", targets, told.names("ignore"), kv=told.take("kv_cache_scheme"))
 
 
 def _group(raw: Any, where: str, form_name: str) -> Targets:

@@ -68,7 +68,7 @@ def plain_product(ops: Ops, matrix: Tensor) -> Product:
 
 def named(part: Part, suffix: str) -> Part:
     """Returns the tensor of a checkpoint that holds a matrix under `suffix`."""
-    return Part(f"{part.name}.{suffix}", part.shape, part.cut, part.shares, part.share)
+    return part.over(f"{part.name}.{suffix}", part.shape)
 
 
 PLAIN = Plain()

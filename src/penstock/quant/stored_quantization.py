@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["fp8", "int8", "int4"]
 Scales = Literal["channel", "tensor", "block", "group"]
@@ -44,7 +44,7 @@ class StoredQuantization:
     """What a checkpoint says of its matrices.
 
     ignored: those left as they were. by_part: its entries are parts of a name between dots (HF's way), else they are as
-    targets are.   only: where not empty, ends of the names that are quantized.
+    targets are.   only: where not empty, ends of the names that are quantized.   kv: what it says of keys and values.
     """
 
     method: str
@@ -52,6 +52,7 @@ class StoredQuantization:
     ignored: tuple[str, ...] = ()
     by_part: bool = False
     only: tuple[str, ...] = ()
+    kv: Any = None
 
     def form_of(self, name: str) -> StoredForm | None:
         """Returns how a matrix lies there; None: unquantized. name: without `.weight`."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
+from penstock.parallel.layout import stretch
 
 FLOATS = frozenset({"F64", "F32", "BF16", "F16"})  # safetensors' names
 DUMMY_RANGE = 1e-3
@@ -23,6 +24,8 @@ class Part:
     """One tensor of a checkpoint, and the share of it that this rank holds.
 
     name, shape: the checkpoint's.   cut: the dimension that is divided into `shares`, None: every rank holds it whole.
+    unit: what no cut goes through, of that dimension; shares may differ by one.
+    fused: the matrices that stand one after the other in this tensor, each cut in its own way; of several ranks.
     """
 
     name: str
@@ -30,17 +33,40 @@ class Part:
     cut: int | None = None
     shares: int = 1
     share: int = 0
+    unit: int = 1
+    fused: tuple[Part, ...] = ()
+
+    @classmethod
+    def of_fused(cls, name: str, parts: Sequence[Part]) -> Part:
+        """Returns the tensor that holds these matrices `[out, in]`, cut by rows, one after the other."""
+        rows, shares = sum(part.shape[0] for part in parts), max(part.shares for part in parts)
+        return cls(name, (rows, *parts[0].shape[1:]), 0, shares, fused=tuple(parts) if shares > 1 else ())
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        return tuple(n // self.shares if d == self.cut else n for d, n in enumerate(self.shape))
+        if self.fused:
+            return (sum(part.local_shape[0] for part in self.fused), *self.shape[1:])
+        return tuple(self.bounds[1] if d == self.cut else n for d, n in enumerate(self.shape))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Returns (first, length) of this rank's share along `cut`."""
+        assert self.cut is not None, "every rank holds it whole"
+        return stretch(self.shape[self.cut], self.unit, self.shares, self.share)
 
     def local(self, tensor: Tensor) -> Tensor:
         """Returns this rank's share of the checkpoint's tensor, a view."""
         if self.cut is None or self.shares == 1:
             return tensor
-        size = self.shape[self.cut] // self.shares
-        return tensor.narrow(self.cut, self.share * size, size)
+        if self.fused:
+            pieces = torch.split(tensor, [part.shape[0] for part in self.fused])
+            return torch.cat([part.local(piece) for part, piece in zip(self.fused, pieces, strict=True)])
+        return tensor.narrow(self.cut, *self.bounds)
+
+    def over(self, name: str, shape: tuple[int, ...]) -> Part:
+        """Returns the share of another array that is cut as this one is."""
+        fused = tuple(part.over(name, (part.shape[0], *shape[1:])) for part in self.fused)
+        return Part(name, shape, self.cut, self.shares, self.share, self.unit, fused)
 
 
 class Weight:
@@ -50,10 +76,11 @@ class Weight:
     done to each before it is rounded (Gemma's norms are stored as w and used as 1 + w).   again: names under which a
     checkpoint may hold the same numbers a second time (a tied head).   counts: how many of the model's numbers an
     element stands for (a scale for none, a packed byte for two).   drawn: between what dummy numbers are drawn.
-    optional: a checkpoint may lack it.
+    optional: a checkpoint may lack it.   fills_by_share: what a rank holds comes of its share of a tensor alone.
     """
 
     optional = False
+    fills_by_share = True
 
     def __init__(
         self,
@@ -97,6 +124,16 @@ class Weight:
         value, self._value = self.value, None
         return value
 
+    def reorder(self, rows: Tensor) -> None:
+        """Row n becomes what was row rows[n], in every array that has so many rows."""
+        for array in self._arrays():
+            if array.shape[:1] == rows.shape:
+                numbers = array.view(torch.uint8) if array.dtype == torch.float8_e4m3fn else array
+                numbers.copy_(numbers.index_select(0, rows))
+
+    def _arrays(self) -> Iterator[Tensor]:
+        yield self.value
+
     def places(self) -> Iterator[tuple[Part, Tensor]]:
         """Yields each part with the view of the numbers that it fills."""
         flat, first = self.value.view(self._flat_shape), 0
@@ -105,8 +142,8 @@ class Weight:
             first += rows
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """Writes a checkpoint's tensor into its place, cut, transformed and rounded."""
-        local = part.local(tensor)
+        """Writes a checkpoint's tensor, or the share of it, into its place: cut, transformed and rounded."""
+        local = tensor if tuple(tensor.shape) == part.local_shape else part.local(tensor)
         place.copy_((local if self.transform is None else self.transform(local.float())).view(place.shape))
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
@@ -131,6 +168,12 @@ class Weight:
 class MadeWeight(Weight):
     """Numbers that are made of a checkpoint's wide ones while they are filled; dummy ones of wide dummy ones."""
 
+    fills_by_share = False  # a row's scale is that of the whole row
+    scale: Tensor
+
+    def _arrays(self) -> Iterator[Tensor]:
+        yield from (self.value, self.scale)
+
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
         for part, place in self.places():
             drawn = torch.empty(part.shape, dtype=wide, device=place.device)
@@ -143,6 +186,8 @@ class Arranged(Weight):
     stored_parts: those tensors, whole.   parts: the arrays that `arrange` makes of each, and this rank's share of them.
     A tensor is arranged whole, and cut then.
     """
+
+    fills_by_share = False
 
     def __init__(
         self,
@@ -183,6 +228,8 @@ class Expected(Weight):
 
     right: a tensor -> whether it says so; None: it may say anything.   wrong: the rest of the error where it doesn't.
     """
+
+    fills_by_share = False
 
     def __init__(
         self,

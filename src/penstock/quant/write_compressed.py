@@ -10,7 +10,7 @@ matrices and words; no files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -46,18 +46,24 @@ def pack_int32(numbers: Tensor, bits: int) -> Tensor:
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-def told_in_config(kind: MadeKind, group: int, ignored: Sequence[str]) -> dict[str, Any]:
-    """Returns config.json's `quantization_config`. ignored: names of matrices that stay wide."""
-    weights: dict[str, Any] = {"num_bits": _BITS[kind], "type": "float" if kind == "fp8" else "int"}
-    weights |= {"symmetric": True, "dynamic": False, "strategy": "group" if kind == "int4" else "channel"}
-    weights |= {"group_size": group} if kind == "int4" else {}
-    rows = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+def told_in_config(
+    kind: MadeKind, group: int, ignored: Sequence[str], others: Mapping[str, MadeKind]
+) -> dict[str, Any]:
+    """Returns config.json's `quantization_config`. ignored: names of matrices that stay wide.   others: those that are
+    of another kind."""
+    each = [([name], other) for name, other in others.items()] + [(["Linear"], kind)]
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized" if kind == "fp8" else "pack-quantized",
         "quantization_status": "compressed",
         "ignore": list(ignored),
-        "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": rows if kind == "fp8" else None}
-        },
+        "config_groups": {f"group_{n}": _group(targets, kind, group) for n, (targets, kind) in enumerate(each)},
     }
+
+
+def _group(targets: list[str], kind: MadeKind, group: int) -> dict[str, Any]:
+    weights: dict[str, Any] = {"num_bits": _BITS[kind], "type": "float" if kind == "fp8" else "int"}
+    weights |= {"symmetric": True, "dynamic": False, "strategy": "group" if kind == "int4" else "channel"}
+    weights |= {"group_size": group} if kind == "int4" else {}
+    rows = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+    return {"targets": targets, "weights": weights, "input_activations": rows if kind == "fp8" else None}

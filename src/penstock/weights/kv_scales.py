@@ -9,35 +9,31 @@ It knows a folder and names of attentions; what becomes of it is settled where t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.kernels.layer_kv import LEAST_KV_SCALE
-from penstock.models.keys import read_json
 from penstock.parallel.layout import ALONE, Layout
+from penstock.quant.stored_quantization import StoredQuantization
+from penstock.quant.told_object import shown
 from penstock.quant.weight import FLOATS
 from penstock.weights.checkpoint import Entry, read_entries, read_tensors
 
 SUFFIXES = (".k_scale", ".v_scale")
 
 
-def asks_for_eight_bits(folder: Path) -> bool:
-    """Whether config.json has a `kv_cache_scheme`. CheckpointError for one that isn't e4m3 with stored scales."""
-    path = folder / "config.json"
-    config = read_json(path) if path.is_file() else {}
-    quantized: Any = config.get("quantization_config")
-    scheme = quantized.get("kv_cache_scheme") if isinstance(quantized, dict) else None
-    if scheme is None:
+def asks_for_eight_bits(stored: StoredQuantization | None) -> bool:
+    """Whether a checkpoint has a `kv_cache_scheme`. CheckpointError for one that isn't e4m3 with stored scales."""
+    if stored is None or (scheme := stored.kv) is None:
         return False
     wanted = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
     if isinstance(scheme, dict) and all(scheme.get(key, value) == value for key, value in wanted.items()):
         return True
     raise CheckpointError(
-        f"{path}: kv_cache_scheme is not served, only such of 8 bits of type float, symmetric and not dynamic: "
-        "set it to null to have KV in the model's numbers"
+        f"config.json: kv_cache_scheme {shown(scheme)} is not served, only such of 8 bits of type float, symmetric and "
+        "not dynamic: set it to null to have KV in the model's numbers"
     )
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from penstock.disk import sync_folder, why_not_written, write_whole
 from penstock.errors import CheckpointError, UsageError
 from penstock.models.build_model import build_model
-from penstock.models.decoder import Decoder
+from penstock.models.decoder import HEAD, Decoder
 from penstock.models.read_config import read_model_config
-from penstock.quant.choose import choose_schemes
+from penstock.quant.choose import choose_schemes, made_kind
 from penstock.quant.integers import made_group
 from penstock.quant.weight import MadeWeight, Part
 from penstock.quant.write_compressed import MadeKind, store, told_in_config
@@ -52,20 +52,29 @@ def write_quantized(
         raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
     model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes(kind))
     made = {part.name.removesuffix(".weight"): part for part in _made_parts(model, keep_wide)}
-    group = min((made_group(part) for part in made.values()), default=0) if kind == "int4" else 0
+    kinds = {name: made_kind(kind, name) or kind for name in made}
+    group = min((made_group(made[name]) for name, of in kinds.items() if of == "int4"), default=0)
     shards: dict[Path, list[Entry]] = {}
+    if config.text_part is not None:
+        raise CheckpointError(
+            f"{folder} is a {config.text_part.architecture}, and quantized checkpoints are made of text alone: "
+            f"serve it with --quantization {kind}, which makes the numbers at load"
+        )
     for entry in read_entries(folder).values():
         shards.setdefault(entry.shard, []).append(entry)
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
-            stored = dict(_stored(entries, made, kind, group))
+            stored = dict(_stored(entries, kinds, group))
             _save(stored, out / shard.name)
         tell(f"shard {number} of {len(shards)}: {shard.name}")
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
     ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in made]
     raw = json.loads((folder / "config.json").read_text())
-    _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored)})
+    others = {name: of for name, of in kinds.items() if of != kind}
+    if config.tie_word_embeddings and (head := made_kind(kind, HEAD)):
+        others[HEAD] = head  # made of the embedding at load
+    _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored, others)})
     if len(shards) > 1:
         held = {entry.name: shard.name for shard in shards for entry in read_header(out / shard.name)}
         size = sum((out / shard.name).stat().st_size for shard in shards)
@@ -94,12 +103,12 @@ def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
         )
 
 
-def _stored(entries: list[Entry], made: dict[str, Part], kind: MadeKind, group: int) -> Iterator[tuple[str, Tensor]]:
+def _stored(entries: list[Entry], kinds: dict[str, MadeKind], group: int) -> Iterator[tuple[str, Tensor]]:
     """What the new shard holds of an old one's tensors."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
-        if name in made:
-            yield from ((f"{name}.{suffix}", new) for suffix, new in store(tensor, kind, group).items())
+        if name in kinds:
+            yield from ((f"{name}.{suffix}", new) for suffix, new in store(tensor, kinds[name], group).items())
         else:
             yield entry.name, tensor.clone()
 
